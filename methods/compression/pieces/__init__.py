@@ -1,0 +1,1 @@
+"""Pieces that codecs compose: sampling, error feedback, momentum correction, packing."""

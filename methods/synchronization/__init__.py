@@ -1,0 +1,131 @@
+"""When workers meet: policies that see times and counts, never tensors.
+
+The trainer (or a live engine) tells a policy what happened; the policy answers with decisions. So
+every policy can be tested on worked examples without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from methods import room
+
+
+@dataclass(frozen=True)
+class Finished:
+    """``worker`` computed its local iteration number ``iteration`` (from 1) at time ``t`` (s)."""
+
+    worker: int
+    iteration: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """What ``worker`` sent after ``iteration`` arrived at time ``t``."""
+
+    worker: int
+    iteration: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Synced:
+    """``members`` hold the new model since ``t``; answers an earlier :class:`Sync`."""
+
+    members: tuple[int, ...]
+    t: float
+
+
+@dataclass(frozen=True)
+class Joined:
+    worker: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Left:
+    worker: int
+    t: float
+
+
+@dataclass(frozen=True)
+class Timer:
+    name: str
+    t: float
+
+
+Event = Finished | Uploaded | Synced | Joined | Left | Timer
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Let ``worker`` compute its next local iteration."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """``worker`` idles until a later decision names it."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Aggregate what ``members`` hold and give them the result.
+
+    Attributes
+    ----------
+    members: workers, by rank.
+    level: 0 inside the innermost group, counting outwards; -1 for global.
+    weights: one weight a member in the aggregate; None for equal ones.
+    """
+
+    members: tuple[int, ...]
+    level: int = -1
+    weights: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    name: str
+    t: float
+
+
+Decision = Continue | Wait | Sync | SetTimer
+
+
+@dataclass
+class Policy:
+    """Base of every synchronization policy.
+
+    ``begin`` is called once with the group (site) of each worker; ``on`` once an event. After a
+    :class:`Synced`, the policy says which of the members go on.
+    """
+
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    travels: ClassVar[Literal["gradient", "delta"]] = "gradient"
+    """What a worker sends: its last gradient, or its change since the last synchronization."""
+    continues_after_upload: ClassVar[bool] = False
+    """Whether a worker goes on computing while what it sent is on its way."""
+    asynchronous: ClassVar[bool] = False
+    """Whether synchronizations of disjoint members run side by side, so that a server that keeps
+    the model must apply each as it comes."""
+
+    groups: tuple[int, ...] = field(default=(), init=False)
+
+    def begin(self, groups: Sequence[int]) -> list[Decision]:
+        """Start with ``groups[rank]`` the group of each worker; all workers compute first."""
+        self.groups = tuple(groups)
+        return [Continue(rank) for rank in range(len(self.groups))]
+
+    def on(self, event: Event) -> list[Decision]:
+        raise NotImplementedError
+
+
+names, load = room("methods.synchronization", Policy)

@@ -1,0 +1,1 @@
+"""What comes out: verdicts, figures, tables and the HTML report."""
