@@ -1,4 +1,4 @@
-"""Which tensors travel together: fusion plans over layer sizes, backward times and cost callables."""
+"""Which tensors travel together: groupings by layer sizes, backward times and cost callables."""
 
 from __future__ import annotations
 

@@ -117,6 +117,10 @@ class Policy:
     """Whether synchronizations of disjoint members run side by side, so that a server that keeps
     the model must apply each as it comes."""
 
+    clock_free: ClassVar[bool] = False
+    """Whether decisions are the same whatever the clock says, so that one training run serves
+    every network."""
+
     groups: tuple[int, ...] = field(default=(), init=False)
 
     def begin(self, groups: Sequence[int]) -> list[Decision]:

@@ -1,0 +1,35 @@
+# Two commands do everything: `make reproduce` and `make test`. Both set up what they need.
+SCALE ?= desk
+CORES ?= $(shell nproc)
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help env reproduce test lint clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
+
+env: $(VENV)/.installed  ## the environment, in .venv
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slowlink needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable .
+	touch $@
+
+reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the report is
+	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
+	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
+
+lint: env  ## formatters, linter and the one-way arrows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/lint-imports --no-cache
+
+test: lint  ## checks and tests
+	$(BIN)/python -m pytest
+
+clean:  ## results and reports, not the data
+	rm -rf results logs reports/html .snakemake

@@ -1,0 +1,20 @@
+# slowlink: which way of exchanging gradients is fastest, and do the papers hold up?
+#
+#   snakemake --cores                         everything, desk scale
+#   snakemake --cores 2 geomx_table2          one table or figure
+#   snakemake --cores --config scale=smoke    smoke | desk | paper
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/geomx.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        REPORT,
+        f"{RESULTS}/verdicts.csv",
+
+
+onsuccess:
+    print(f"report: {REPORT}")

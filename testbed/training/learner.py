@@ -1,0 +1,320 @@
+"""The learning half of a run: replicas, gradients, aggregation through codecs, evaluation.
+
+Knows no time. Every gradient is real, computed by torch on real data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from methods import compression, fusion
+from methods.compression import Compressor
+from methods.exchange import Exchange, Topology
+from testbed.training import models
+from testbed.training.augmentation import crop, flip
+from testbed.training.datasets import Dataset
+from testbed.training.recipe import Level, Part, Recipe
+from testbed.training.sampling import batches, split
+
+Sizes = dict[str, dict[int, float] | float]
+"""Bytes by message slot: by sender for ``push``, one number for ``pull``."""
+
+
+class Diverged(ArithmeticError):
+    """Training left the range of numbers."""
+
+
+@dataclass
+class Replica:
+    """A model's state as someone holds it. Immutable once shared: updating makes a new one."""
+
+    parameters: list[torch.Tensor]
+    buffers: list[torch.Tensor]
+    velocity: list[torch.Tensor] | None = None
+    version: int = 0
+
+
+@dataclass
+class Traffic:
+    """What one aggregation put on the wire: payload bytes, and bytes that went through codecs.
+
+    ``rounds`` has an entry for each round of communication; ``coded`` counts, by codec, the
+    float32 bytes that one party of each level encoded: the time-critical part of compression.
+    """
+
+    rounds: list[Sizes] = field(default_factory=list)
+    coded: dict[str, float] = field(default_factory=dict)
+
+
+def check_pair(exchange: Exchange, codec: Compressor) -> None:
+    """Refuse a pair of exchange and codec that makes no sense, with the reason."""
+    carries = exchange.combines | ({"merge"} if "gather" in exchange.combines else set())
+    if codec.combine not in carries:
+        name = type(exchange).__module__.rpartition(".")[2]
+        raise ValueError(
+            f"{name} cannot carry {codec.name}: its payloads combine by {codec.combine}, and "
+            f"{name} can only {', '.join(sorted(exchange.combines))}"
+        )
+
+
+class Learner:
+    """Workers with their data, replicas and codecs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        dataset: Dataset,
+        exchange: Exchange,
+        topology: Topology,
+    ) -> None:
+        self.recipe, self.exchange, self.topology = recipe, exchange, topology
+        cuda = recipe.accelerator != "cpu" and torch.cuda.is_available()
+        self.device = torch.device("cuda" if cuda else "cpu")
+        if recipe.accelerator == "cuda" and not cuda:
+            raise ValueError("accelerator: cuda asked for, but torch sees no CUDA device")
+        self.model = model.to(self.device)
+        self.data = _on(dataset, self.device)
+        self.nodes = [int(node) for node in topology.workers]
+        self.rank = {node: rank for rank, node in enumerate(self.nodes)}
+        self._streams = self._make_streams()
+        self._augmenters = [self._generator(f"augment {rank}") for rank in self.rank.values()]
+        travelling = models.gradient_shapes(model, norm=recipe.norm)
+        self.parameters = [model.get_parameter(name) for name in travelling]
+        parameters = self.parameters
+        # Backward produces the last layer's gradient first; fusion groups follow that order.
+        order = list(range(len(parameters)))[::-1]
+        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+        groups = grouping([parameters[i].numel() for i in order])
+        self.groups = [[order[i] for i in group] for group in groups]
+        initial = Replica(
+            [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
+        )
+        self.replicas = [initial] * len(self.nodes)
+        self.server = initial
+        self._codecs: dict[tuple, Compressor] = {}
+        self._check()
+
+    def _check(self) -> None:
+        depth = len(self.exchange.groups(self.topology))
+        if len(self.recipe.levels) != depth:
+            raise ValueError(
+                f"levels: {self.recipe.exchange.name} has {depth} levels, "
+                f"the recipe gives codecs for {len(self.recipe.levels)}"
+            )
+        outer = self._codec("up", depth - 1, -1, self.recipe.levels[-1].up)
+        check_pair(self.exchange, outer)
+        for level in range(depth - 1):
+            inner = self._codec("up", level, -1, self.recipe.levels[level].up)
+            if not inner.one_shot:
+                raise ValueError(f"{inner.name} needs several rounds: outermost level only")
+
+    def _make_streams(self):
+        shards = split(len(self.data.train_y), len(self.nodes), self._generator("split"))
+        return [
+            batches(
+                shard,
+                self.recipe.batch,
+                self.recipe.sampler,
+                self._generator(f"sampler {rank}"),
+            )
+            for rank, shard in enumerate(shards)
+        ]
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(fan_out(self.recipe.seed, name))
+
+    def _codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+        key = (direction, level, node)
+        if key not in self._codecs:
+            self._codecs[key] = compression.load(part.name, **part.parameters)
+        return self._codecs[key]
+
+    # Gradients and updates ---------------------------------------------------------------------
+
+    def gradient(self, worker: int) -> list[torch.Tensor]:
+        """The mean gradient of ``worker``'s next batch at its replica, one tensor a parameter."""
+        replica = self.replicas[worker]
+        self._load(replica)
+        self.model.train()
+        index = next(self._streams[worker])
+        images = self.data.train_x[index]
+        if self.recipe.augment:
+            images = crop(flip(images, self._augmenters[worker]), self._augmenters[worker])
+        images = self.data.prepare(images)
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss = nn.functional.cross_entropy(self.model(images), self.data.train_y[index])
+        if not torch.isfinite(loss):
+            raise Diverged(f"loss of worker {worker} is {loss.item()}; lower lr")
+        loss.backward()
+        # BatchNorm's running statistics follow the batches of everyone who holds the replica.
+        for held, seen in zip(replica.buffers, self.model.buffers(), strict=True):
+            held.copy_(seen)
+        return [parameter.grad for parameter in self.parameters]
+
+    def _load(self, replica: Replica) -> None:
+        for parameter, value in zip(self.parameters, replica.parameters, strict=True):
+            parameter.data = value
+        for buffer, value in zip(self.model.buffers(), replica.buffers, strict=True):
+            buffer.copy_(value)
+
+    def update(self, replica: Replica, gradient: Sequence[torch.Tensor]) -> Replica:
+        """SGD with momentum and weight decay (torch's form); returns a new replica."""
+        recipe = self.recipe
+        parameters, velocity = [], []
+        held = replica.velocity or [None] * len(replica.parameters)
+        for value, step, speed in zip(replica.parameters, gradient, held, strict=True):
+            if recipe.weight_decay:
+                step = step.add(value, alpha=recipe.weight_decay)
+            if recipe.momentum:
+                step = step.clone() if speed is None else speed.mul(recipe.momentum).add_(step)
+                velocity.append(step)
+            parameters.append(value.sub(step, alpha=recipe.lr))
+        return Replica(parameters, replica.buffers, velocity or None, replica.version + 1)
+
+    # Aggregation ---------------------------------------------------------------------------------
+
+    def aggregate(
+        self,
+        members: Sequence[int],
+        gradients: dict[int, list[torch.Tensor]],
+        weights: Sequence[float] | None = None,
+    ) -> tuple[list[torch.Tensor], Traffic]:
+        """The weighted mean of the members' gradients as every member decodes it.
+
+        Goes level by level through the codecs of the recipe, exactly as payloads would travel.
+        """
+        weights = weights or [1 / len(members)] * len(members)
+        nodes = [self.nodes[rank] for rank in members]
+        levels = self.exchange.groups(self.topology, nodes)
+        traffic = Traffic()
+        out: list[torch.Tensor | None] = [None] * len(gradients[members[0]])
+        for number, group in enumerate(self.groups):
+            tensors = {}
+            for rank, node, weight in zip(members, nodes, weights, strict=True):
+                parts = [gradients[rank][i] for i in group]
+                one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
+                tensors[node] = one * weight
+            total = self._aggregate_group(levels, tensors, number, traffic)
+            if len(group) == 1:
+                out[group[0]] = total.view_as(gradients[members[0]][group[0]])
+                continue
+            shapes = [gradients[members[0]][i].shape for i in group]
+            pieces = total.split([shape.numel() for shape in shapes])
+            for index, shape, piece in zip(group, shapes, pieces, strict=True):
+                out[index] = piece.view(shape)
+        return out, traffic
+
+    def _aggregate_group(self, levels, tensors, key, traffic: Traffic) -> torch.Tensor:
+        outermost = len(levels) - 1
+        for level in range(outermost):
+            parents = [node for group in levels[level + 1] for node in group]
+            spec = self.recipe.levels[level]
+            sums = {}
+            for group, parent in zip(levels[level], parents, strict=True):
+                payloads = []
+                for node in group:
+                    codec = self._codec("up", level, node, spec.up)
+                    payloads.append(codec.compress(tensors[node], key))
+                    _add(traffic, 0, f"push/{level}", node, payloads[-1].nbytes)
+                server = self._codec("up", level, parent, spec.up)
+                combined = compression.combine_payloads(server, payloads, server.combine, key)
+                combined = combined if isinstance(combined, list) else [combined]
+                sums[parent] = sum(server.decompress(p, self.device) for p in combined)
+            _code(traffic, spec.up.name, tensors)
+            tensors = sums
+
+        spec = self.recipe.levels[outermost]
+        parties = [node for group in levels[outermost] for node in group]
+        codecs = [self._codec("up", outermost, node, spec.up) for node in parties]
+        centre = self._codec("up", outermost, -1, spec.up)
+        results, up, down = compression.aggregate(
+            codecs, [tensors[node] for node in parties], key, centre
+        )
+        total = results[0]
+        for node, sent in zip(parties, up, strict=True):
+            for number, nbytes in enumerate(sent):
+                _add(traffic, number, f"push/{outermost}", node, nbytes)
+        for number, nbytes in enumerate(down):
+            _add(traffic, number, f"pull/{outermost}", None, nbytes)
+        _code(traffic, spec.up.name, tensors)
+
+        for level in reversed(range(outermost)):
+            spec = self.recipe.levels[level]
+            codec = self._codec("down", level, -1, spec.down or _default_down(spec))
+            payload = codec.compress(total, key)
+            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
+            total = codec.decompress(payload, self.device)
+        return total.view_as(results[0])
+
+    def broadcast_size(self, replica: Replica) -> tuple[Replica, Sizes]:
+        """Parameters as they arrive from a server that keeps the model, and their pull bytes."""
+        sizes: Sizes = {}
+        parameters = replica.parameters
+        for level in reversed(range(len(self.recipe.levels))):
+            spec = self.recipe.levels[level].down or Part(name="identity")
+            codec = self._codec("weights", level, -1, spec)
+            payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
+            sizes[f"pull/{level}"] = float(sum(p.nbytes for p in payloads))
+            parameters = [codec.decompress(p, self.device) for p in payloads]
+        return Replica(parameters, replica.buffers, None, replica.version), sizes
+
+    # Evaluation ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, replica: Replica, batch: int = 1000) -> tuple[float, float]:
+        """Test accuracy (%) and mean test loss of ``replica``."""
+        self._load(replica)
+        self.model.eval()
+        correct, loss = 0, 0.0
+        for images, labels in zip(
+            self.data.test_x.split(batch), self.data.test_y.split(batch), strict=True
+        ):
+            scores = self.model(self.data.prepare(images))
+            correct += int((scores.argmax(1) == labels).sum())
+            loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
+        return 100 * correct / len(self.data.test_y), loss / len(self.data.test_y)
+
+
+def _on(dataset: Dataset, device: torch.device) -> Dataset:
+    tensors = {
+        name: value.to(device)
+        for name, value in vars(dataset).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return replace(dataset, **tensors)
+
+
+def fan_out(seed: int, name: str) -> int:
+    """A seed for the purpose ``name``, drawn from the run's ``seed``; stable across versions."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _default_down(spec: Level) -> Part:
+    # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
+    adds = compression.load(spec.up.name, **spec.up.parameters).combine == "sum"
+    return spec.up if adds else Part(name="identity")
+
+
+def _add(traffic: Traffic, number: int, slot: str, node: int | None, nbytes: float) -> None:
+    while len(traffic.rounds) <= number:
+        traffic.rounds.append({})
+    sizes = traffic.rounds[number]
+    if node is None:
+        sizes[slot] = sizes.get(slot, 0.0) + nbytes
+    else:
+        by_node = sizes.setdefault(slot, {})
+        by_node[node] = by_node.get(node, 0.0) + nbytes
+
+
+def _code(traffic: Traffic, name: str, tensors: dict[int, torch.Tensor]) -> None:
+    # Parties of a level work side by side: the level costs what one of them takes.
+    nbytes = max(4 * tensor.numel() for tensor in tensors.values())
+    traffic.coded[name] = traffic.coded.get(name, 0.0) + nbytes

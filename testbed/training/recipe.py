@@ -1,0 +1,100 @@
+"""What one training run is: plain validated data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from testbed.results import Scale
+
+
+class Part(BaseModel):
+    """A method or model by name; every other key is a parameter of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Level(BaseModel):
+    """Codecs of one level of the exchange: towards the server and back.
+
+    ``down`` says how the aggregate comes back. At the outermost level the codec's own answer comes
+    back unless an optimizer sits at the server; inner levels answer with ``down``, by default the
+    codec itself where its payloads add, else dense float32.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    up: Part
+    down: Part | None = None
+
+
+class Link(BaseModel):
+    """The network of one case: rates in bit/s, latencies in seconds a hop."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lan: PositiveFloat
+    wan: PositiveFloat
+    lan_latency: Annotated[float, Field(ge=0)] = 0.0
+    wan_latency: Annotated[float, Field(ge=0)] = 0.0
+    colocated: Annotated[int, Field(ge=0)] = 0
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+class Recipe(BaseModel):
+    """One training run: the four methods, the model, the data, the links and the device.
+
+    Attributes
+    ----------
+    networks: case name -> links. Policies that do not look at the clock are trained once and
+        timed on every network; others take exactly one.
+    stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
+        their sizes, computing and compressing take the larger model's time.
+    norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
+    optimizer_at: ``worker`` (the aggregate gradient comes back) or ``server`` (parameters do).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    paper: str
+    experiment: str
+    system: str
+    exchange: Part
+    levels: tuple[Level, ...]
+    synchronization: Part
+    fusion: Part = Part(name="layer_wise")
+    model: Part
+    stands_for: Part | None = None
+    norm: bool = True
+    dataset: str
+    limit: PositiveInt | None = None
+    workers: tuple[PositiveInt, ...]
+    sampler: Literal["random", "sequential"] = "random"
+    augment: bool = False
+    batch: PositiveInt
+    lr: PositiveFloat
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    optimizer_at: Literal["worker", "server"] = "worker"
+    rounds: PositiveInt
+    evaluate_every: PositiveInt
+    seed: int
+    scale: Scale
+    device: str
+    compute_s: Annotated[float, Field(ge=0)] | None = None
+    networks: dict[str, Link]
+    torch_threads: PositiveInt = 1
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @model_validator(mode="after")
+    def _has_networks(self) -> Recipe:
+        if not self.networks:
+            raise ValueError("networks: name at least one case")
+        return self

@@ -1,0 +1,96 @@
+"""From training curves to the numbers that tables print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from testbed.results import Row
+
+TAIL = 5
+"""Evaluations averaged for a final accuracy."""
+WINDOW = 3
+"""Evaluations averaged before a curve is held against the target: one lucky point is no arrival."""
+
+METRICS = {
+    "final_accuracy": "%",
+    "rounds_to_target": "rounds",
+    "time_to_target": "h",
+    "bytes_to_target": "B",
+}
+
+
+def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
+    """Final accuracy and the cost of reaching the target, a row a case and seed.
+
+    The target of an experiment is the mean final accuracy of its uncompressed, fully synchronous
+    runs less ``below_dense`` points (GeoMX, Figure 6: 90.4 % under 90.8 %). Arrival is the first
+    time the mean of three evaluations reaches it, interpolated between evaluations. A run that
+    never arrives gives a failed row that says so.
+    """
+    for experiment, table in curves.groupby("experiment", sort=True):
+        accuracy = table[table["metric"] == "test_accuracy"]
+        keys = ["case", "seed"]
+        broken = accuracy[accuracy["status"] == "failed"].set_index(keys)["reason"].to_dict()
+        final = {
+            key: curve.sort_values("round")["value"].tail(TAIL).mean()
+            for key, curve in accuracy.groupby(keys, sort=True)
+            if key not in broken
+        }
+        dense = accuracy[
+            (accuracy["compression"] == "identity") & (accuracy["synchronization"] == "bsp")
+        ]
+        if dense.empty:
+            raise ValueError(f"{experiment}: no uncompressed synchronous run to set the target")
+        references = {key for key, _ in dense.groupby(keys)} & set(final)
+        if not references:
+            raise ValueError(f"{experiment}: every uncompressed run failed: {broken}")
+        target = float(np.mean([final[key] for key in references])) - below_dense
+        sent = table[table["metric"] == "bytes_sent"].set_index([*keys, "round"])["value"]
+        for (case, seed), curve in accuracy.groupby(keys, sort=True):
+            curve = curve.sort_values("round")
+            base = Row(**{**curve.iloc[0].to_dict(), "round": -1, "time_s": float("nan")})
+            if (case, seed) in broken:
+                failed = dict(status="failed", reason=broken[case, seed])
+                for metric, unit in METRICS.items():
+                    yield _make(base, metric, float("nan"), unit, "measured", **failed)
+                continue
+            yield _make(base, "final_accuracy", final[case, seed], "%", "measured")
+            yield _make(base, "target_accuracy", target, "%", "measured")
+            at = arrival(curve["value"].to_numpy(), target)
+            costs = {
+                "rounds_to_target": curve["round"].to_numpy(float),
+                "time_to_target": curve["time_s"].to_numpy() / 3600,
+                "bytes_to_target": sent.loc[case, seed].sort_index().to_numpy(),
+            }
+            for metric, axis in costs.items():
+                unit = METRICS[metric]
+                if at is None:
+                    reason = (
+                        f"never reached {target:.2f} % within {int(curve['round'].max())} rounds"
+                    )
+                    failed = dict(status="failed", reason=reason)
+                    yield _make(base, metric, float("nan"), unit, "simulated", **failed)
+                else:
+                    value = float(np.interp(at, np.arange(len(axis)), axis))
+                    yield _make(base, metric, value, unit, "simulated")
+
+
+def arrival(accuracy: np.ndarray, target: float) -> float | None:
+    """Position (in evaluations, fractional) where the smoothed curve first reaches ``target``."""
+    smooth = pd.Series(accuracy).rolling(WINDOW, min_periods=1).mean().to_numpy()
+    reached = np.flatnonzero(smooth >= target)
+    if not len(reached):
+        return None
+    after = int(reached[0])
+    if after == 0:
+        return 0.0
+    low, high = smooth[after - 1], smooth[after]
+    return after - 1 + (target - low) / (high - low)
+
+
+def _make(base: Row, metric: str, value: float, unit: str, evidence: str, **fields) -> Row:
+    update = dict(metric=metric, value=float(value), unit=unit, evidence=evidence)
+    return base.model_copy(update=update | fields)

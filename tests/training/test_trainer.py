@@ -1,0 +1,245 @@
+"""The virtual-time trainer against plain torch, closed forms and itself."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from methods import compression, exchange
+from testbed.network import geo_sites, simulate
+from testbed.results import frame
+from testbed.training import learner, models, trainer
+from testbed.training.datasets import Dataset
+from testbed.training.device import Device
+from testbed.training.recipe import Level, Link, Part, Recipe
+
+IDENTITY = Level(up=Part(name="identity"))
+
+
+@pytest.fixture(autouse=True)
+def small_data(monkeypatch):
+    """Images that a small network can tell apart, in place of a data set on disk."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(480) % 10
+    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
+    noise = torch.randint(-40, 41, (480, 1, 28, 28), generator=generator)
+    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
+    data = Dataset(
+        "tiny",
+        images[:360],
+        labels[:360],
+        images[360:],
+        labels[360:],
+        10,
+        (1, 28, 28),
+        torch.tensor([0.5]),
+        torch.tensor([0.25]),
+    )
+    monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
+    device = Device(
+        title="test", source="", flops=1e9, round_overhead_s=0.0, compression={"other": math.inf}
+    )
+    monkeypatch.setattr(trainer, "profile", lambda name: device)
+    return data
+
+
+def recipe(**changes) -> Recipe:
+    fields = dict(
+        paper="test",
+        experiment="unit",
+        system="unit",
+        exchange=Part(name="hips", overlap=False),
+        levels=(IDENTITY, IDENTITY),
+        synchronization=Part(name="bsp"),
+        model=Part(name="lenet5", hidden=[20, 16]),
+        dataset="tiny",
+        workers=(2, 1),
+        batch=8,
+        lr=0.05,
+        rounds=6,
+        evaluate_every=3,
+        seed=7,
+        scale="smoke",
+        device="test",
+        compute_s=0.25,
+        networks={"one": Link(lan=1e9, wan=1e8)},
+        accelerator="cpu",
+    )
+    return Recipe(**(fields | changes))
+
+
+def run(**changes):
+    return frame(trainer.train(recipe(**changes)))
+
+
+def make_learner(spec, data):
+    model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
+    sites = trainer.topology(spec.workers, next(iter(spec.networks.values())))
+    system = exchange.load(spec.exchange.name, **spec.exchange.parameters)
+    return learner.Learner(spec, model, data, system, sites)
+
+
+@pytest.mark.parametrize(
+    ("name", "levels"), [("hips", (IDENTITY, IDENTITY)), ("parameter_server", (IDENTITY,))]
+)
+@pytest.mark.parametrize("optimizer_at", ["worker", "server"])
+@pytest.mark.parametrize("fusion", ["layer_wise", "whole_model"])
+def test_workers_equal_one_worker_with_all_of_their_batches(
+    small_data, name, levels, optimizer_at, fusion
+):
+    spec = recipe(
+        exchange=Part(name=name),
+        levels=levels,
+        momentum=0.9,
+        weight_decay=1e-3,
+        optimizer_at=optimizer_at,
+        fusion=Part(name=fusion),
+    )
+    rows = frame(trainer.train(spec))
+
+    # The oracle: torch's own optimizer on the joint batch of the same index streams.
+    streams = make_learner(spec, small_data)._streams
+    model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
+    )
+    for _ in range(spec.rounds):
+        index = torch.cat([next(stream) for stream in streams])
+        optimizer.zero_grad()
+        images = small_data.prepare(small_data.train_x[index])
+        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        scores = model(small_data.prepare(small_data.test_x))
+        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
+    ours = rows.query("metric == 'test_loss' and round == 6")["value"].item()
+    assert ours == pytest.approx(loss, rel=1e-4)
+
+
+def test_one_seed_gives_bit_equal_rows_and_another_does_not():
+    first, second, other = run(), run(), run(seed=8)
+    assert first.equals(second)
+    assert not first["value"].equals(other["value"])
+
+
+def test_training_learns():
+    accuracy = run(rounds=120, evaluate_every=120, momentum=0.9, lr=0.03).query("metric == 'test_accuracy'")
+    assert accuracy["value"].iloc[-1] > 90
+
+
+def test_virtual_time_is_compute_plus_simulated_exchange_on_every_network():
+    networks = {"slow": Link(lan=1e7, wan=1e6), "fast": Link(lan=1e9, wan=1e8, wan_latency=0.01)}
+    rows = run(networks=networks)
+    spec = recipe(networks=networks)
+    numel = models.count(models.gradient_shapes(models.make("lenet5", hidden=(20, 16))))
+    for case, link in networks.items():
+        sites = trainer.topology(spec.workers, link)
+        plan = exchange.load("hips", overlap=False)(sites)
+        expected = 0.25 + simulate(plan, sites, 4 * numel).completion_s
+        times = rows.query("case == @case and metric == 'test_accuracy'").set_index("round")
+        assert times.loc[6, "time_s"] == pytest.approx(6 * expected)
+    same = rows.query("metric == 'test_loss'").pivot(index="round", columns="case", values="value")
+    assert same["slow"].equals(same["fast"])
+
+
+def test_a_stand_in_keeps_the_communication_time_of_the_model_it_stands_for():
+    rows = run(stands_for=Part(name="resnet18_v1", in_channels=1))
+    values = models.count(
+        models.gradient_shapes(models.make("resnet18_v1", in_channels=1), norm=False)
+    )
+    sites = geo_sites([2, 1], lan=1e9, wan=1e8)
+    expected = (
+        0.25 + simulate(exchange.load("hips", overlap=False)(sites), sites, 4 * values).completion_s
+    )
+    mean = rows.query("metric == 'mean_round_time'")["value"].item()
+    assert mean == pytest.approx(expected, rel=1e-9)
+    sent = rows.query("metric == 'bytes_sent' and round == 6")["value"].item()
+    assert sent == pytest.approx(6 * 2 * 4 * values)
+
+
+def test_bytes_of_every_slot_follow_the_formats(small_data):
+    bisparse = Part(name="bisparse", ratio=0.1, lower_bound=1000, dense="fp16", parties=2)
+    spec = recipe(levels=(Level(up=Part(name="fp16")), Level(up=bisparse)))
+    trained = make_learner(spec, small_data)
+    members = range(3)
+    gradients = {rank: trained.gradient(rank) for rank in members}
+    _, traffic = trained.aggregate(members, gradients)
+    sizes = [p.numel() for p in trained.parameters]
+    dense = sum(n for n in sizes if n < 1000)
+    pairs = sum(n // 10 for n in sizes if n >= 1000)
+    (sent,) = traffic.rounds
+    assert set(sent["push/0"].values()) == {2 * sum(sizes)}
+    assert set(sent["push/1"].values()) == {2 * dense + 8 * pairs}
+    assert sent["pull/1"] == 2 * dense + 8 * 2 * pairs
+    assert sent["pull/0"] == 2 * sum(sizes)
+    assert len(sent["push/0"]) == 3 and len(sent["push/1"]) == 2
+
+
+@pytest.mark.parametrize("name", compression.names())
+def test_every_codec_trains_between_sites(name):
+    rows = run(levels=(IDENTITY, Level(up=Part(name=name))), rounds=4, evaluate_every=2)
+    assert rows["value"].map(math.isfinite).all()
+    assert (rows.query("metric == 'bytes_sent' and round > 0")["value"] > 0).all()
+
+
+def test_mixed_with_one_site_equals_bsp_with_the_optimizer_at_the_server():
+    common = dict(workers=(3,), optimizer_at="server")
+    mixed = run(synchronization=Part(name="mixed"), **common)
+    bsp = run(synchronization=Part(name="bsp"), **common)
+    for metric in ("test_loss", "test_accuracy"):
+        a, b = (rows.loc[rows["metric"] == metric, "value"].to_list() for rows in (mixed, bsp))
+        assert a == b
+    a, b = (rows.query("metric == 'mean_round_time'")["value"].item() for rows in (mixed, bsp))
+    assert a == pytest.approx(b, rel=0.2)
+    assert mixed.query("metric == 'staleness'")["value"].item() == 0
+
+
+def test_mixed_sites_do_not_wait_and_their_staleness_is_counted():
+    rows = run(
+        synchronization=Part(name="mixed"), workers=(1, 1, 1), optimizer_at="server", rounds=30
+    )
+    # Sites of one speed take turns: while one computes, each of the two others updates once.
+    assert rows.query("metric == 'staleness'")["value"].item() == pytest.approx(2, abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(synchronization=Part(name="mixed")), "optimizer_at: server"),
+        (
+            dict(
+                synchronization=Part(name="mixed"),
+                optimizer_at="server",
+                networks={"a": Link(lan=1, wan=1), "b": Link(lan=1, wan=1)},
+            ),
+            "one network a run",
+        ),
+        (dict(levels=(IDENTITY,)), "hips has 2 levels"),
+        (dict(model=Part(name="lenet6")), "no model 'lenet6'"),
+        (dict(exchange=Part(name="hips", shards=3)), "unknown parameter 'shards'"),
+    ],
+)
+def test_nonsense_is_refused_with_its_reason(changes, said):
+    with pytest.raises(ValueError, match=said):
+        run(**changes)
+
+
+def test_a_codec_that_an_exchange_cannot_carry_is_refused():
+    class Ring(exchange.Exchange):
+        combines = frozenset({"sum"})
+
+    with pytest.raises(ValueError, match="cannot carry bisparse: its payloads combine by merge"):
+        learner.check_pair(Ring(), compression.load("bisparse"))
+    learner.check_pair(Ring(), compression.load("identity"))
+
+
+def test_divergence_is_a_failed_row_with_its_reason():
+    last = run(lr=1e6, rounds=9).iloc[-1]
+    assert last["status"] == "failed" and "diverged with lr 1000000.0" in last["reason"]
+
+
+def test_seeds_fan_out_by_name():
+    seeds = {learner.fan_out(seed, name) for seed in range(50) for name in ("split", "sampler 1")}
+    assert len(seeds) == 100
+    assert learner.fan_out(1, "split") == learner.fan_out(1, "split")

@@ -1,0 +1,39 @@
+"""What every script of the workflow shares: a log, progress on the terminal, errors in one line."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+EVERY_S = 5.0
+"""Progress lines on the terminal come no faster than this; the log gets all of them."""
+
+
+@contextmanager
+def job(log: str | Path) -> Iterator[Callable[[str], None]]:
+    """Yield ``say(message)``, which writes to the log and, now and then, to the terminal.
+
+    An error ends the job with one line on the terminal; the log keeps the traceback.
+    """
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as file:
+        last = 0.0
+
+        def say(message: str) -> None:
+            nonlocal last
+            file.write(f"{message}\n")
+            file.flush()
+            if time.monotonic() - last >= EVERY_S:
+                last = time.monotonic()
+                print(f"  {message}", file=sys.stderr, flush=True)
+
+        try:
+            yield say
+        except Exception as error:
+            traceback.print_exc(file=file)
+            print(f"error: {error} (log: {log})", file=sys.stderr, flush=True)
+            sys.exit(1)

@@ -1,0 +1,43 @@
+# Settings, paths and which source files a result depends on.
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+sys.path.insert(0, str(Path(workflow.basedir)))
+
+from workflow.settings import SettingsError, load
+
+try:
+    SETTINGS = load(config)
+except SettingsError as error:
+    raise WorkflowError(str(error)) from None
+
+SCALE = SETTINGS.scale
+RESULTS = f"results/{SCALE}"
+REPORT = f"reports/html/{SCALE}/index.html"
+SCRIPTS = "../scripts"
+
+
+def sources(*patterns):
+    """Source files that match; as inputs, they make Snakemake redo what used them and no more."""
+    root = Path(workflow.basedir)
+    found = {str(path.relative_to(root)) for pattern in patterns for path in root.glob(pattern)}
+    return sorted(found)
+
+
+def methods_of(recipe):
+    """The files of the methods that a training recipe uses, with their rooms' shared pieces."""
+    names = [("exchange", recipe.exchange.name)]
+    names += [("synchronization", recipe.synchronization.name), ("fusion", recipe.fusion.name)]
+    codecs = {"identity"}
+    for level in recipe.levels:
+        codecs |= {level.up.name} | ({level.down.name} if level.down else set())
+    names += [("compression", codec) for codec in codecs]
+    files = {f"methods/{room}/{name}.py" for room, name in names}
+    rooms = {f"methods/{room}/__init__.py" for room, _ in names}
+    return sorted(files | rooms | set(sources("methods/compression/pieces/*.py", "methods/__init__.py")))
+
+
+NETWORK_SOURCES = sources("testbed/network/*.py", "testbed/results.py", "data/devices.yaml")
+TRAINING_SOURCES = sources("testbed/training/*.py")

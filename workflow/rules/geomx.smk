@@ -1,0 +1,112 @@
+# GeoMX: Tables 1 and 2, Figures 4 and 6, mixed synchronization, sensitivity to computing time.
+GEOMX = SETTINGS.geomx
+GEOMX_RUNS = GEOMX.runs(SCALE)
+GEOMX_DIR = f"{RESULTS}/geomx"
+
+
+wildcard_constraints:
+    run="[A-Za-z0-9_-]+",
+    experiment="table1|table2|figure4|figure6|mixed",
+
+
+def geomx_runs_of(experiment):
+    return [
+        f"{GEOMX_DIR}/train/{run}.parquet"
+        for run, recipe in GEOMX_RUNS.items()
+        if recipe.experiment == experiment
+    ]
+
+
+rule geomx_train:
+    input:
+        data=f"results/data/{GEOMX.dataset}.json",
+        methods=lambda wildcards: methods_of(GEOMX_RUNS[wildcards.run]),
+        testbed=NETWORK_SOURCES + TRAINING_SOURCES,
+    output:
+        f"{GEOMX_DIR}/train/{{run}}.parquet",
+    log:
+        f"logs/{SCALE}/geomx/train/{{run}}.log",
+    benchmark:
+        f"{RESULTS}/jobs/geomx_train/{{run}}.tsv"
+    threads: 1
+    resources:
+        mem_mb=3000,
+        gpu=int(SCALE == "paper"),
+    params:
+        recipe=lambda wildcards: GEOMX_RUNS[wildcards.run].model_dump(mode="json"),
+    message:
+        "training {wildcards.run}"
+    script:
+        "../scripts/train.py"
+
+
+rule geomx_rounds:
+    input:
+        data=f"results/data/{GEOMX.dataset}.json",
+        methods=sources(
+            "methods/__init__.py",
+            "methods/exchange/__init__.py",
+            "methods/compression/__init__.py",
+            "methods/compression/pieces/*.py",
+            *sorted({f"methods/exchange/{s.exchange}.py" for s in GEOMX.systems.values()}),
+            *sorted(
+                {
+                    f"methods/compression/{level.up.name}.py"
+                    for s in GEOMX.systems.values()
+                    for level in s.levels
+                }
+            ),
+        ),
+        testbed=NETWORK_SOURCES + TRAINING_SOURCES + sources("testbed/rounds.py"),
+    output:
+        f"{GEOMX_DIR}/rounds/{{experiment}}.parquet",
+    log:
+        f"logs/{SCALE}/geomx/rounds/{{experiment}}.log",
+    benchmark:
+        f"{RESULTS}/jobs/geomx_rounds/{{experiment}}.tsv"
+    threads: 1
+    resources:
+        mem_mb=9000,
+    params:
+        recipe=GEOMX.model_dump(mode="json"),
+        scale=SCALE,
+    message:
+        "one round of every case of {wildcards.experiment} on full-size models"
+    script:
+        "../scripts/geomx_rounds.py"
+
+
+rule geomx_summary:
+    input:
+        runs=lambda wildcards: geomx_runs_of(wildcards.experiment),
+        testbed=sources("testbed/training/summary.py", "testbed/results.py"),
+    output:
+        f"{GEOMX_DIR}/summary/{{experiment}}.parquet",
+    log:
+        f"logs/{SCALE}/geomx/summary/{{experiment}}.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+    params:
+        below_dense=GEOMX.target.below_dense,
+    message:
+        "final accuracies and times to the target of {wildcards.experiment}"
+    script:
+        "../scripts/summary.py"
+
+
+# What each table and figure is made from.
+GEOMX_ROUNDS = {e: [f"{GEOMX_DIR}/rounds/{e}.parquet"] for e in ("table1", "table2")}
+GEOMX_CURVES = {
+    e: [f"{GEOMX_DIR}/summary/{e}.parquet", *geomx_runs_of(e)]
+    for e in ("figure4", "figure6", "mixed")
+}
+GEOMX_PARTS = {
+    "table1": GEOMX_ROUNDS["table1"],
+    "table2": GEOMX_ROUNDS["table2"] + GEOMX_CURVES["figure6"],
+    "figure4": GEOMX_CURVES["figure4"],
+    "figure6": GEOMX_CURVES["figure6"],
+    "mixed": GEOMX_CURVES["mixed"],
+    "sensitivity": GEOMX_ROUNDS["table2"],
+}
+GEOMX_RESULTS = sorted({file for files in GEOMX_PARTS.values() for file in files})
