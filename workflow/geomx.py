@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from testbed.results import Row, Scale
 from testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
-from testbed.training.recipe import Part, Recipe
+from testbed.training.recipe import Link, Part, Recipe
 from workflow.settings import GeoMX
 
 IMAGES = 4
@@ -58,9 +58,15 @@ def round_rows(
                 name: Timing(recipe.link(case, variant, table.colocated), variant.exchange)
                 for name, variant in recipe.variants.items()
             }
+            best = Link(
+                **recipe.link(case).model_dump()
+                | {"colocated": recipe.cluster.gpus_per_server, "efficiency": 1.0}
+            )
             compute_s, compression_s = costs(run.model_copy(update={"batch": recipe.batch}), sent)
             rows = list(
-                time_rows(row, run.exchange, table.workers, timings, sent, compute_s, compression_s)
+                time_rows(
+                    row, run.exchange, table.workers, timings, best, sent, compute_s, compression_s
+                )
             )
             yield from rows
             if experiment == "table2":

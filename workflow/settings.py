@@ -29,6 +29,7 @@ class _Strict(BaseModel):
 class Cluster(_Strict):
     device: str
     servers_per_site: list[PositiveInt]
+    gpus_per_server: PositiveInt
     lan: PositiveFloat
     wan: PositiveFloat
     lan_latency: Annotated[float, Field(ge=0)]
@@ -159,7 +160,7 @@ class GeoMX(_Strict):
             shared: dict[tuple[str, str], dict[str, Link]] = {}
             for case_name, case in experiment.cases.items():
                 networks = shared.setdefault((case.system, case.synchronization), {})
-                networks[case_name] = self.link(case)
+                networks[case_name] = self.link(case, colocated=experiment.colocated)
             for (system_name, policy), networks in shared.items():
                 for seed in self.seeds:
                     run = f"{name}-{system_name}-{policy}-seed{seed}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import nn
@@ -146,7 +147,7 @@ class Learner:
         images = self.data.train_x[index]
         if self.recipe.augment:
             images = crop(flip(images, self._augmenters[worker]), self._augmenters[worker])
-        images = self.data.prepare(images)
+        images = self._prepare(images)
         for parameter in self.parameters:
             parameter.grad = None
         loss = nn.functional.cross_entropy(self.model(images), self.data.train_y[index])
@@ -157,6 +158,12 @@ class Learner:
         for held, seen in zip(replica.buffers, self.model.buffers(), strict=True):
             held.copy_(seen)
         return [parameter.grad for parameter in self.parameters]
+
+    def _prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """Standardised images; grey ones are repeated for a model that takes colours."""
+        images = self.data.prepare(images)
+        channels = self.recipe.model.parameters.get("in_channels", images.shape[1])
+        return images.expand(-1, channels, -1, -1) if images.shape[1] == 1 else images
 
     def _load(self, replica: Replica) -> None:
         for parameter, value in zip(self.parameters, replica.parameters, strict=True):
@@ -276,7 +283,7 @@ class Learner:
         for images, labels in zip(
             self.data.test_x.split(batch), self.data.test_y.split(batch), strict=True
         ):
-            scores = self.model(self.data.prepare(images))
+            scores = self.model(self._prepare(images))
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / len(self.data.test_y), loss / len(self.data.test_y)
@@ -297,6 +304,7 @@ def fan_out(seed: int, name: str) -> int:
     return int.from_bytes(digest, "big")
 
 
+@cache
 def _default_down(spec: Level) -> Part:
     # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
     adds = compression.load(spec.up.name, **spec.up.parameters).combine == "sum"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,11 @@ METRICS = {
     "rounds_to_target": "rounds",
     "time_to_target": "h",
     "bytes_to_target": "B",
+}
+PRINTED_AS = {
+    "final_accuracy": "converged_accuracy",
+    "rounds_to_target": "rounds_to_converge",
+    "time_to_target": "convergence_time",
 }
 
 
@@ -76,6 +81,16 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                 else:
                     value = float(np.interp(at, np.arange(len(axis)), axis))
                     yield _make(base, metric, value, unit, "simulated")
+
+
+def converged(rows: Iterable[Row], experiment: str) -> Iterator[Row]:
+    """The same numbers as a table of ``experiment`` prints them.
+
+    A document that prints "rounds to converge" without its criterion is read as: to the target.
+    """
+    for row in rows:
+        if row.metric in PRINTED_AS:
+            yield row.model_copy(update=dict(experiment=experiment, metric=PRINTED_AS[row.metric]))
 
 
 def arrival(accuracy: np.ndarray, target: float) -> float | None:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from testbed.results import Row, frame
-from testbed.training.summary import METRICS, arrival, summarise
+from testbed.training.summary import METRICS, arrival, converged, summarise
 
 
 def curve(case, seed, accuracies, compression="identity", round_s=2.0):
@@ -72,3 +72,12 @@ def test_a_run_that_diverged_fails_in_every_metric():
     summary = frame(summarise(frame(rows), below_dense=1.0)).query("case == 'lost'")
     assert set(summary["metric"]) == set(METRICS)
     assert set(summary["reason"]) == {"diverged"}
+
+
+def test_the_table_prints_the_same_numbers_under_its_own_names():
+    rows = list(summarise(frame(curve("dense", 1, [0, 90, 90, 90, 90, 90])), below_dense=1.0))
+    table = {row.metric: row.value for row in converged(rows, "table2")}
+    ours = {row.metric: row.value for row in rows}
+    assert table["converged_accuracy"] == ours["final_accuracy"]
+    assert table["rounds_to_converge"] == ours["rounds_to_target"]
+    assert table["convergence_time"] == ours["time_to_target"]

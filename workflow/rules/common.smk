@@ -36,7 +36,9 @@ def methods_of(recipe):
     names += [("compression", codec) for codec in codecs]
     files = {f"methods/{room}/{name}.py" for room, name in names}
     rooms = {f"methods/{room}/__init__.py" for room, _ in names}
-    return sorted(files | rooms | set(sources("methods/compression/pieces/*.py", "methods/__init__.py")))
+    return sorted(
+        files | rooms | set(sources("methods/compression/pieces/*.py", "methods/__init__.py"))
+    )
 
 
 NETWORK_SOURCES = sources("testbed/network/*.py", "testbed/results.py", "data/devices.yaml")

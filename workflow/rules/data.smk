@@ -6,10 +6,10 @@ rule dataset:
         "results/data/{dataset}.json",
     log:
         "logs/data/{dataset}.log",
+    retries: 1
     threads: 1
     resources:
         mem_mb=1000,
-    retries: 1
     message:
         "fetching and checking {wildcards.dataset}"
     script:

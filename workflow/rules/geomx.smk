@@ -89,6 +89,7 @@ rule geomx_summary:
         mem_mb=1000,
     params:
         below_dense=GEOMX.target.below_dense,
+        table=lambda wildcards: {"figure6": "table2"}.get(wildcards.experiment, ""),
     message:
         "final accuracies and times to the target of {wildcards.experiment}"
     script:

@@ -1,17 +1,17 @@
 """Fetch and check a data set; write where it lies and where it came from."""
 
 import json
-from pathlib import Path
 
 from testbed.training.fetch import obtain
-from workflow.job import job
+from workflow.job import job, whole
 
 
 def main(name: str, output: str, log: str) -> None:
     with job(log) as say:
         fetched = obtain(name)
         say(f"{name}: {fetched.source}")
-        Path(output).write_text(json.dumps({"dataset": name, "source": fetched.source}) + "\n")
+        with whole(output) as path:
+            path.write_text(json.dumps({"dataset": name, "source": fetched.source}) + "\n")
 
 
 if "snakemake" in globals():

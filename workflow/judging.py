@@ -1,0 +1,31 @@
+"""Claims, recipe and result files of one paper brought before the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from reports import claims, verdicts
+from testbed import results
+
+CLAIMS = Path(__file__).parents[1] / "data" / "claims"
+
+
+def judge_from(
+    paper: str, files: Sequence[str], recipe: dict, scale: str, table: str | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Judged claims and the results they rest on.
+
+    ``table`` (``table2``) judges only the values that this table prints, so that one target can be
+    made without the results of the others.
+    """
+    rows = results.read(files)
+    every = claims.load(CLAIMS / f"{paper}.yaml")
+    not_run = claims.load_not_run(CLAIMS / "not_run.yaml", every)
+    only = None
+    if table is not None:
+        where = f"Table {table.removeprefix('table')}"
+        only = {claim.id for claim in every if claim.where == where and claim.kind == "value"}
+    return verdicts.detail(every, rows, recipe, scale, not_run, only), rows

@@ -1,0 +1,52 @@
+"""Where the numbers of a report come from: versions, machine, seeds, durations."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pandas as pd
+
+PACKAGES = ("torch", "torchvision", "snakemake", "numpy", "numba", "pandas", "seaborn")
+
+
+def provenance(scale: str, rows: pd.DataFrame, datasets: Sequence[str], jobs: str) -> dict:
+    """What the report shows under Provenance; times of jobs are their cost, not results."""
+    fetched = [json.loads(Path(file).read_text()) for file in datasets]
+    return {
+        "scale": scale,
+        "seeds": sorted(int(seed) for seed in set(rows["seed"]) - {-1}),
+        "versions": {"python": platform.python_version()}
+        | {name: metadata.version(name) for name in PACKAGES},
+        "machine": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
+        "data": {entry["dataset"]: f"from {entry['source']}" for entry in fetched},
+        "durations": _durations(Path(jobs)),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown"
+    )
+
+
+def _durations(folder: Path) -> dict[str, str]:
+    """Jobs and seconds by rule."""
+    found = {}
+    for rule in sorted(path for path in folder.glob("*") if path.is_dir()):
+        seconds = [pd.read_csv(file, sep="\t")["s"].iloc[0] for file in rule.glob("*.tsv")]
+        if seconds:
+            found[rule.name] = f"{len(seconds)} jobs, {sum(seconds):.0f} s in all"
+    return found
