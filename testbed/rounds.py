@@ -73,14 +73,15 @@ def time_rows(
     system: Part,
     workers: Sequence[int],
     timings: Mapping[str, Timing],
+    best: Link,
     traffic: Traffic,
     compute_s: float,
     compression_s: float,
 ) -> Iterator[Row]:
     """``communication_time`` and ``round_time`` a variant, and the two lower bounds, in seconds.
 
-    The bounds hold for ideal links at their full rate: ``duplex`` for any schedule, ``serial`` for
-    any without overlap of phases.
+    The bounds hold for ``best``, the most favourable placement and ideal links: ``duplex`` for any
+    schedule, ``serial`` for any without overlap of phases.
     """
 
     def made(variant: str, metric: str, value: float, evidence: str) -> Row:
@@ -98,12 +99,9 @@ def time_rows(
         )
         yield made(variant, "communication_time", seconds, "simulated")
         yield made(variant, "round_time", seconds + compute_s + compression_s, "simulated")
-    ideal = next(iter(timings.values())).link
-    # The most favourable placement the document allows: a bound must not assume a worse one.
-    best = max((t.link.colocated for t in timings.values()), default=0)
-    for name, colocated, duplex in (("duplex", best, True), ("serial", best, False)):
-        sites = topology(workers, ideal.model_copy(update=dict(colocated=colocated)))
-        plan = exchange.load(system.name)(sites)
+    sites = topology(workers, best)
+    plan = exchange.load(system.name)(sites)
+    for name, duplex in (("duplex", True), ("serial", False)):
         seconds = sum(
             bounds.bound(plan, sites, complete(plan, sizes), duplex=duplex)
             for sizes in traffic.rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 EVERY_S = 5.0
 """Progress lines on the terminal come no faster than this; the log gets all of them."""
@@ -53,3 +55,22 @@ def whole(output: str | Path) -> Iterator[Path]:
         os.replace(temporary, output)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def only_run(folder: Path) -> TextIO | None:
+    """Clear the locks that a killed run left in Snakemake's ``folder``.
+
+    Snakemake's own lock outlives a killed run. This one does not: the system frees it with its
+    holder. Whoever gets it knows that no other run is alive. Keep what is returned; None means
+    that another run is alive (or that this is one of its jobs), whose locks stay.
+    """
+    folder.mkdir(exist_ok=True)
+    holder = open(folder / "run.lock", "w")
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder.close()
+        return None
+    for lock in (folder / "locks").glob("*.lock"):
+        lock.unlink(missing_ok=True)
+    return holder

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Hashable, Sequence
+import numbers
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -27,40 +28,31 @@ import numpy as np
 import torch
 
 from methods import room
+from methods.compression.pieces.frame import ADDABLE, Frame, Payload
+from methods.compression.pieces.packing import check_finite, check_length, from_bytes, to_bytes
+
+__all__ = [
+    "Combine",
+    "Compressor",
+    "Encoding",
+    "Frame",
+    "Key",
+    "Payload",
+    "add_payloads",
+    "aggregate",
+    "alike",
+    "combine_payloads",
+    "load",
+    "names",
+]
 
 Combine = Literal["sum", "merge", "gather"]
 Key = Hashable
 
+MAX_VALUES = 2**31 - 1
+"""Values a tensor may have: indices travel as int32."""
 
-@dataclass(frozen=True)
-class Payload:
-    """One encoded tensor: exactly the bytes of the published format, and how to read them.
-
-    Attributes
-    ----------
-    body: the bytes.
-    codec: name of the compressor that can decode them.
-    shape: shape of the tensor they stand for.
-    form: which of the codec's formats this is (a codec may answer in another than it asked in).
-    dtype: element type of ``body`` where bodies add elementwise, else empty.
-    """
-
-    body: bytes
-    codec: str
-    shape: tuple[int, ...]
-    form: str = ""
-    dtype: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the body: the number that papers print."""
-        return len(self.body)
-
-    @property
-    def numel(self) -> int:
-        """Values of the tensor this stands for."""
-        return math.prod(self.shape)
-
+LARGEST_HALF = torch.finfo(torch.float16).max
 
 Encoding = Generator[tuple[Payload, Combine], Any, torch.Tensor]
 
@@ -85,7 +77,14 @@ class Compressor:
         return type(self).__module__.rpartition(".")[2]
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        """Encode ``tensor`` (any shape, floating point, CPU or CUDA) and update this key's state."""
+        """Encode ``tensor`` (any shape, floating point, CPU or CUDA); update this key's state.
+
+        Raises
+        ------
+        ValueError
+            Not floating point, NaN or infinity among the values, or a key known with another
+            size; names the key, and leaves the state as it was.
+        """
         raise NotImplementedError
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -111,24 +110,121 @@ class Compressor:
         return copy.deepcopy(self.state)
 
     def load_state_dict(self, state: dict[Key, Any]) -> None:
+        """Go on from a copy of ``state``; what follows is bit-equal."""
         self.state = copy.deepcopy(state)
+
+    # What codecs share; not for callers.
+
+    def _require(
+        self, name: str, kind: type, allowed: str, holds: Callable[[Any], bool] = lambda _: True
+    ) -> None:
+        """Refuse a parameter that is not of ``kind`` (float, int, bool or str) or out of range."""
+        value = getattr(self, name)
+        abstract = {float: numbers.Real, int: numbers.Integral}.get(kind, kind)
+        right = isinstance(value, abstract) and (kind is bool or not isinstance(value, bool))
+        if right and kind is float:
+            right = math.isfinite(value)
+        if not (right and holds(value)):
+            raise ValueError(f"{self.name}: {name} must be {allowed}, not {value!r}")
+
+    def _flat(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
+        """``tensor`` as a checked flat float32 tensor; shares memory where it already is one."""
+        what = f"{self.name}: tensor {key!r}"
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            raise ValueError(f"{what} must be a floating-point torch tensor")
+        if tensor.numel() > MAX_VALUES:
+            raise ValueError(f"{what} has {tensor.numel()} values, at most {MAX_VALUES} fit; split")
+        return check_finite(tensor.detach().to(torch.float32).reshape(-1), what)
+
+    def _memory(self, key: Key, flat: torch.Tensor, *names: str) -> dict[str, Any]:
+        """This key's state: a ``step`` counter and zero-initialised buffers like ``flat``."""
+        state = self.state.setdefault(key, {"step": 0, "size": flat.numel()})
+        if state["size"] != flat.numel():
+            raise ValueError(
+                f"{self.name}: tensor {key!r} has {flat.numel()} values, had {state['size']} "
+                f"before; use one key a tensor"
+            )
+        for name in names:
+            buffer = state.get(name)
+            state[name] = torch.zeros_like(flat) if buffer is None else buffer.to(flat.device)
+        return state
+
+    def _payload(
+        self, body: bytes, tensor_shape: Sequence[int], form: str, dtype: str = ""
+    ) -> Payload:
+        return Payload(body, self.name, tuple(tensor_shape), form, dtype)
+
+    def _dense(self, flat: torch.Tensor, shape: Sequence[int], dtype: str = "float32") -> Payload:
+        """A payload of plain values; what float16 cannot hold saturates at ±65504."""
+        if dtype == "float16":
+            flat = flat.clamp(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+        return self._payload(to_bytes(flat, dtype), shape, "dense", dtype)
+
+    def _read_dense(self, payload: Payload, device: torch.device | str) -> torch.Tensor:
+        """The flat float32 values of a :meth:`_dense` payload."""
+        what = f"{self.name} {payload.form}"
+        return from_bytes(payload.body, payload.dtype, payload.numel, what, device).float()
+
+    def _expect(self, payload: Payload, forms: dict[str, tuple[str, ...]]) -> int:
+        """Check codec, form with its dtypes, and shape; return the number of values."""
+        if payload.codec != self.name:
+            raise ValueError(f"{self.name}: cannot decode a payload of {payload.codec!r}")
+        if payload.dtype not in forms.get(payload.form, ()):
+            known = ", ".join(f"{form} {'/'.join(dtypes)}" for form, dtypes in forms.items())
+            raise ValueError(
+                f"{self.name}: form {payload.form!r} with dtype {payload.dtype!r} is not one of "
+                f"{known}"
+            )
+        sizes = payload.shape
+        if not all(isinstance(s, numbers.Integral) and s >= 0 for s in sizes):
+            raise ValueError(f"{self.name}: shape {sizes} is not of whole sizes >= 0")
+        if payload.numel > MAX_VALUES:
+            raise ValueError(f"{self.name}: shape {sizes} has more than {MAX_VALUES} values")
+        return payload.numel
+
+
+def alike(payloads: Sequence[Payload]) -> Payload:
+    """The first of ``payloads``, which must stand for one tensor in one form.
+
+    Raises
+    ------
+    ValueError
+        None at all, or payloads that differ in codec, shape, form or dtype.
+    """
+    if not payloads:
+        raise ValueError("no payloads to combine")
+    first = payloads[0]
+    mine = (first.codec, first.shape, first.form, first.dtype)
+    for p in payloads[1:]:
+        if (p.codec, p.shape, p.form, p.dtype) != mine:
+            raise ValueError(
+                f"payloads differ in codec, shape, form or dtype: {mine} and "
+                f"{(p.codec, p.shape, p.form, p.dtype)}; all parties need one configuration"
+            )
+    return first
 
 
 def add_payloads(payloads: Sequence[Payload]) -> Payload:
     """Sum payloads whose bodies add elementwise (``combine == "sum"``).
 
-    Half-precision bodies are summed in float32 and rounded once.
+    Half-precision bodies are summed in float32 and rounded once; sums beyond ±65504 saturate.
     """
-    first = payloads[0]
+    first = alike(payloads)
     if not first.dtype:
         raise ValueError(f"payloads of {first.codec} do not add; it combines by merging")
-    if any((p.codec, p.shape, p.form, p.dtype) != (first.codec, first.shape, first.form, first.dtype) for p in payloads):
-        raise ValueError(f"payloads of {first.codec} differ in codec, shape or form: cannot be added")
-    dtype = np.dtype(first.dtype)
-    wide = np.float32 if dtype == np.float16 else dtype
+    if first.dtype not in ADDABLE:
+        raise ValueError(f"{first.codec}: dtype {first.dtype!r} is not one of {', '.join(ADDABLE)}")
+    dtype = np.dtype(first.dtype).newbyteorder("<")
+    if first.nbytes % dtype.itemsize:
+        raise ValueError(f"{first.codec}: body of {first.nbytes} bytes is not whole {first.dtype}")
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind == "f" else dtype
     total = np.frombuffer(first.body, dtype).astype(wide)
     for payload in payloads[1:]:
+        check_length(payload.body, first.nbytes, first.codec)
         total += np.frombuffer(payload.body, dtype)
+    if wide != dtype:
+        most = np.finfo(dtype).max
+        np.clip(total, -most, most, out=total)
     body = total.astype(dtype, copy=False).tobytes()
     return Payload(body, first.codec, first.shape, first.form, first.dtype)
 

@@ -124,7 +124,9 @@ def test_one_seed_gives_bit_equal_rows_and_another_does_not():
 
 
 def test_training_learns():
-    accuracy = run(rounds=120, evaluate_every=120, momentum=0.9, lr=0.03).query("metric == 'test_accuracy'")
+    accuracy = run(rounds=120, evaluate_every=120, momentum=0.9, lr=0.03).query(
+        "metric == 'test_accuracy'"
+    )
     assert accuracy["value"].iloc[-1] > 90
 
 

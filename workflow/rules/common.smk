@@ -6,7 +6,11 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir)))
 
+from workflow.job import only_run
 from workflow.settings import SettingsError, load
+
+# A run that was killed must not lock out the next one.
+RUNNING = only_run(Path(".snakemake"))
 
 try:
     SETTINGS = load(config)

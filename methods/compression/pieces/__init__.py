@@ -1,1 +1,1 @@
-"""Pieces that codecs compose: sampling, error feedback, momentum correction, packing."""
+"""Pieces that codecs compose: wire frames, packing, sampled thresholds, error feedback."""

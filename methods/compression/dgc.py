@@ -1,0 +1,182 @@
+"""Deep gradient compression: sparse gradients with four remedies against their staleness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from methods.compression import Combine, Compressor, Key, Payload, add_payloads, alike
+from methods.compression.pieces import memory, packing, sampling
+
+
+@dataclass
+class Dgc(Compressor):
+    """Deep gradient compression.
+
+    Each step the gradient is clipped, momentum-corrected (``u = momentum·u + g; v = v + u``) and
+    the values of ``v`` at or above a threshold are sent with their indices, at most
+    k = ⌈ratio·n⌉ of them. Where sent, ``v`` is zeroed and, with ``masking``, ``u`` too. Because the
+    momentum is here, the optimiser that applies the sum must have none.
+
+    The threshold is the ⌈ratio·m⌉-th largest magnitude of a strided sample of at least
+    m = max(⌈sample_rate·n⌉, ⌈2/ratio⌉) values. While it keeps fewer than ``lower``·k values it is
+    multiplied by ``lower``. If it keeps more than ``upper``·k, the k largest of them are chosen
+    (``resample``), or it is multiplied by ``upper``; at most ``adaptations`` times in all. What
+    still exceeds k is cut in index order.
+
+    Tensors of fewer than ``lower_bound`` values send their whole velocity ``u`` as float32.
+
+    Body (``pairs``): the values as float32, then their indices as int32, ascending; 8 bytes a
+    pair. Merging adds the values of equal indices.
+
+    Parameters
+    ----------
+    ratio: share of values sent after warm-up, in (0, 1].
+    momentum: in [0, 1); 0 leaves plain error feedback.
+    nesterov: use Nesterov's momentum.
+    masking: zero the velocity where values were sent (momentum factor masking).
+    clip: largest 2-norm of a tensor's gradient summed over the parties, 0 for none; each of N
+        ``parties`` clips to ``clip``/√N. Each tensor by itself: a codec sees one at a time.
+    parties: N.
+    warmup: number of warm-up epochs, whose ratios fall geometrically from 1 to ``ratio``, or the
+        ratio of each.
+    steps_per_epoch: steps of one warm-up epoch.
+    sample_rate: least share of values sampled for the threshold, in (0, 1].
+    lower, upper: bounds on the share kept, relative to k.
+    adaptations: times the threshold is changed at most.
+    resample: choose the largest exactly where the threshold keeps too many.
+    lower_bound: tensors with fewer values travel dense (DDS: 0; the paper leaves it open).
+    seed: of the samples.
+    """
+
+    summary: ClassVar[str] = "largest values, with momentum correction, clipping and warm-up"
+    source: ClassVar[str] = "Lin et al. 2018 (GeoMX [10]); DDS, DGCompressor and DGCSGDMemory"
+    combine: ClassVar[Combine] = "merge"
+
+    ratio: float = 0.001
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+    clip: float = 0.0
+    parties: int = 1
+    warmup: int | tuple[float, ...] = 0
+    steps_per_epoch: int = 1
+    sample_rate: float = 0.01
+    lower: float = 0.8
+    upper: float = 1.3
+    adaptations: int = 10
+    resample: bool = True
+    lower_bound: int = 1_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._require("ratio", float, "a number in (0, 1]", lambda x: 0 < x <= 1)
+        self._require("momentum", float, "a number in [0, 1)", lambda x: 0 <= x < 1)
+        self._require("clip", float, "a number >= 0", lambda x: x >= 0)
+        self._require("sample_rate", float, "a number in (0, 1]", lambda x: 0 < x <= 1)
+        self._require("lower", float, "a number in (0, 1)", lambda x: 0 < x < 1)
+        self._require("upper", float, "a number > 1", lambda x: x > 1)
+        for name in ("nesterov", "masking", "resample"):
+            self._require(name, bool, "true or false")
+        for name in ("parties", "steps_per_epoch"):
+            self._require(name, int, "a whole number >= 1", lambda x: x >= 1)
+        for name in ("adaptations", "lower_bound"):
+            self._require(name, int, "a whole number >= 0", lambda x: x >= 0)
+        self._require("seed", int, "a whole number")
+        if isinstance(self.warmup, Sequence) and not isinstance(self.warmup, str):
+            self.warmup = tuple(self.warmup)
+            self._require(
+                "warmup", tuple, "ratios in (0, 1]", lambda ratios: all(0 < r <= 1 for r in ratios)
+            )
+        else:
+            self._require("warmup", int, "epochs >= 0, or a list of ratios", lambda x: x >= 0)
+
+    def ratio_at(self, step: int) -> float:
+        """Share of values sent at ``step`` (from 0)."""
+        ratios = self.warmup
+        if not isinstance(ratios, tuple):
+            ratios = memory.warmup_ratios(self.ratio, ratios)
+        return memory.scheduled_ratio(step, self.ratio, ratios, self.steps_per_epoch)
+
+    def sparse(self, n: int) -> bool:
+        """Whether a tensor of ``n`` values travels sparse."""
+        return n >= max(self.lower_bound, 1)
+
+    def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
+        flat = self._flat(tensor, key)
+        if self.clip:
+            flat = memory.clip_by_norm(flat, self.clip, self.parties)
+        if not self.sparse(flat.numel()):
+            velocity = self._memory(key, flat, "velocity")["velocity"]
+            everything = torch.zeros_like(flat)
+            memory.momentum_correct(flat, velocity, everything, self.momentum, self.nesterov)
+            return self._dense(everything, tensor.shape)
+        state = self._memory(key, flat, "velocity", "accumulated")
+        velocity, accumulated = state["velocity"], state["accumulated"]
+        for block in sampling.blocks(flat):
+            memory.momentum_correct(
+                flat[block], velocity[block], accumulated[block], self.momentum, self.nesterov
+            )
+        sent = self._select(accumulated, key, state["step"])
+        values = accumulated[sent]
+        memory.mask(sent, accumulated, *([velocity] if self.masking else []))
+        state["step"] += 1
+        return self._sparse((values.cpu().numpy(), sent.cpu().numpy()), tensor.shape)
+
+    def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
+        n = self._check(payload)
+        if payload.form == "dense":
+            return self._read_dense(payload, device).view(payload.shape)
+        return packing.scatter(self._pairs(payload), n, device).view(payload.shape)
+
+    def merge(self, payloads: Sequence[Payload], key: Key = None) -> Payload:
+        first = alike(payloads)
+        self._check(first)
+        if first.form == "dense":
+            return add_payloads(payloads)
+        return self._sparse(packing.union_sum([self._pairs(p) for p in payloads]), first.shape)
+
+    def _select(self, values: torch.Tensor, key: Key, step: int) -> torch.Tensor:
+        """Ascending indices of about the k largest ``|values|``, never more than k."""
+        n, ratio = values.numel(), self.ratio_at(step)
+        k = sampling.ceil_share(n, ratio)
+        if n <= (least := math.ceil(2 / ratio)):
+            sample = values
+        else:
+            m = max(sampling.ceil_share(n, self.sample_rate), least)
+            random = sampling.generator(self.seed, key, step)
+            sample = values[sampling.strided_positions(n, m, random).to(values.device)]
+        rank = sampling.ceil_share(sample.numel(), ratio)
+        threshold = sampling.kth_largest(sample.abs(), rank)
+        kept = sampling.indices_at_least(values, threshold)
+        for _ in range(self.adaptations):
+            if kept.numel() < self.lower * k:
+                threshold = threshold * self.lower
+            elif kept.numel() > self.upper * k:
+                if self.resample:
+                    return sampling.largest_of(values, kept, k)
+                threshold = threshold * self.upper
+            else:
+                break
+            kept = sampling.indices_at_least(values, threshold)
+        return kept[:k]
+
+    def _sparse(self, pairs: packing.Pairs, shape: Sequence[int]) -> Payload:
+        return self._payload(packing.write_pairs(*pairs), shape, "pairs")
+
+    def _check(self, payload: Payload) -> int:
+        """The number of values, of a payload that this configuration could have made."""
+        n = self._expect(payload, {"dense": ("float32",), "pairs": ("",)})
+        if (payload.form == "dense") == self.sparse(n):
+            raise ValueError(
+                f"dgc: a tensor of {n} values does not travel as {payload.form} with "
+                f"lower_bound={self.lower_bound}; all parties need one configuration"
+            )
+        return n
+
+    def _pairs(self, payload: Payload) -> packing.Pairs:
+        return packing.read_pairs(payload.body, payload.numel, "dgc pairs")

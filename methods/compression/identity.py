@@ -1,0 +1,26 @@
+"""No compression: the values themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from methods.compression import Combine, Compressor, Key, Payload
+
+
+@dataclass
+class Identity(Compressor):
+    """Every value as little-endian float32: 4n bytes. Bodies add elementwise."""
+
+    summary: ClassVar[str] = "no compression, float32"
+    source: ClassVar[str] = "baseline"
+    combine: ClassVar[Combine] = "sum"
+
+    def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
+        return self._dense(self._flat(tensor, key), tensor.shape)
+
+    def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
+        self._expect(payload, {"dense": ("float32",)})
+        return self._read_dense(payload, device).view(payload.shape)

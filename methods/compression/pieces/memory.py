@@ -1,0 +1,65 @@
+"""What a codec remembers between steps: error feedback, momentum correction, warm-up.
+
+All work in place on flat float32 tensors of one size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def accumulate(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """Error feedback: add ``gradient`` to what was not sent before, and return that sum."""
+    return residual.add_(gradient)
+
+
+def momentum_correct(
+    gradient: torch.Tensor,
+    velocity: torch.Tensor,
+    accumulated: torch.Tensor,
+    momentum: float,
+    nesterov: bool = False,
+) -> None:
+    """Momentum correction: accumulate the velocity instead of the gradient.
+
+    ``velocity = momentum·velocity + gradient; accumulated += velocity``, or with Nesterov's
+    momentum ``velocity = momentum·(velocity + gradient); accumulated += velocity + gradient``.
+    Lin et al. 2018, eq. 4 and algorithm 1; GeoMX §4, item 3 (which calls them v and u).
+    """
+    if nesterov:
+        velocity.add_(gradient).mul_(momentum)
+        accumulated.add_(velocity).add_(gradient)
+    else:
+        velocity.mul_(momentum).add_(gradient)
+        accumulated.add_(velocity)
+
+
+def mask(indices: torch.Tensor, *buffers: torch.Tensor) -> None:
+    """Zero the buffers where values were sent (of the velocity too: momentum factor masking)."""
+    for buffer in buffers:
+        buffer[indices] = 0
+
+
+def clip_by_norm(gradient: torch.Tensor, limit: float, parties: int = 1) -> torch.Tensor:
+    """``gradient`` scaled so that its 2-norm is at most ``limit / sqrt(parties)``.
+
+    Each party clips before it accumulates, hence the N^(-1/2) (Lin et al. 2018, §3.2).
+    """
+    bound = limit / parties**0.5
+    norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+    return gradient * (bound / norm) if norm > bound else gradient
+
+
+def warmup_ratios(ratio: float, epochs: int) -> tuple[float, ...]:
+    """Kept shares of the warm-up epochs: geometric from 1 (exclusive) to ``ratio`` (exclusive)."""
+    return tuple(ratio ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
+
+
+def scheduled_ratio(
+    step: int, ratio: float, warmup: Sequence[float], steps_per_epoch: int
+) -> float:
+    """The kept share at ``step`` (from 0): ``warmup``'s, one an epoch, and then ``ratio``."""
+    epoch = step // steps_per_epoch
+    return warmup[epoch] if epoch < len(warmup) else ratio

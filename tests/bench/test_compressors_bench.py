@@ -1,0 +1,99 @@
+"""Compressors' speed in GB/s of float32 input, beside a plain copy of the same tensors.
+
+``SLOWLINK_BENCH_VALUES`` sets how many values (25600000 are about ResNet-50's), cut into tensors
+of the size of its largest; torch's own settings set the threads. Speeds go into ``extra_info``;
+only ratios to the copy of the same run are asserted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+
+import pytest
+import torch
+
+from methods.compression import aggregate, load, names
+
+VALUES = int(os.environ.get("SLOWLINK_BENCH_VALUES", 2_000_000))
+LARGEST = 512 * 512 * 9
+ROUNDS = 5
+SLOWEST = 400
+"""Times a plain copy that the slowest codec may take: catches a loop over values in Python."""
+
+
+@pytest.fixture(scope="module")
+def gradients() -> list[list[torch.Tensor]]:
+    """Two steps' (or two parties') tensors."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [LARGEST] * (VALUES // LARGEST) + [VALUES % LARGEST]
+    return [[torch.randn(n, generator=generator) for n in sizes if n] for _ in range(2)]
+
+
+def copy_seconds(tensors: list[torch.Tensor]) -> float:
+    targets = [tensor.clone() for tensor in tensors]
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def report(benchmark, tensors: list[torch.Tensor], nbytes: int) -> None:
+    best, copied = benchmark.stats.stats.min, copy_seconds(tensors)
+    gigabytes = 4 * VALUES / 1e9
+    benchmark.extra_info |= {
+        "values": VALUES,
+        "threads": torch.get_num_threads(),
+        "payload_bytes": nbytes,
+        "gb_per_s": gigabytes / best,
+        "copy_gb_per_s": gigabytes / copied,
+        "times_a_copy": best / copied,
+    }
+    assert best < SLOWEST * copied
+
+
+@pytest.mark.parametrize("name", names())
+def test_compress(benchmark, gradients, name):
+    """One party's whole upload: momentum, residual, selection and packing included."""
+    codec, step = load(name), itertools.count()
+
+    def once() -> int:
+        tensors = gradients[next(step) % 2]
+        return sum(next(codec.encode(t, key))[0].nbytes for key, t in enumerate(tensors))
+
+    nbytes = benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=1)
+    report(benchmark, gradients[0], nbytes)
+
+
+@pytest.mark.parametrize("name", names())
+def test_decompress(benchmark, gradients, name):
+    codec = load(name)
+    if not codec.one_shot:
+        pytest.skip("several rounds: see test_aggregate")
+    sent = [codec.compress(tensor, key) for key, tensor in enumerate(gradients[0])]
+
+    def once() -> None:
+        for payload in sent:
+            codec.decompress(payload)
+
+    benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=1)
+    report(benchmark, gradients[0], sum(payload.nbytes for payload in sent))
+
+
+@pytest.mark.parametrize("name", names())
+def test_aggregate(benchmark, gradients, name):
+    """Two parties' compression, the merge and both decodings."""
+    codecs = [load(name) for _ in gradients]
+
+    def once() -> int:
+        runs = [
+            aggregate(codecs, pair, key) for key, pair in enumerate(zip(*gradients, strict=True))
+        ]
+        return sum(sum(up[0]) for _, up, _ in runs)
+
+    nbytes = benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=1)
+    report(benchmark, gradients[0], nbytes)

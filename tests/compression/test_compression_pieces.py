@@ -1,0 +1,251 @@
+"""The pieces against independent oracles and worked numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from methods.compression.pieces import memory, packing, sampling
+
+
+def normal(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("n", "share", "floor", "ceil"),
+    [
+        (100, 0.29, 29, 29),
+        (1_000, 0.001, 1, 1),
+        (999, 0.01, 9, 10),
+        (7, 1.0, 7, 7),
+        (3, 1e-5, 0, 1),
+    ],
+)
+def test_shares_are_decimal(n, share, floor, ceil):
+    assert sampling.floor_share(n, share) == floor
+    assert sampling.ceil_share(n, share) == ceil
+
+
+@given(n=st.integers(1, 5_000), part=st.floats(0.001, 1), seed=st.integers(0, 2**31))
+@settings(max_examples=100, deadline=None)
+def test_scattered_positions_are_distinct_and_one_a_part(n, part, seed):
+    m = max(1, int(n * part))
+    at = sampling.scattered_positions(n, m, sampling.generator(seed, "w", 0)).tolist()
+    assert len(at) == m
+    assert all(i * n // m <= position < (i + 1) * n // m for i, position in enumerate(at))
+
+
+def test_scattered_positions_are_uniform():
+    counts = np.zeros(50)
+    for step in range(2_000):
+        at = sampling.scattered_positions(50, 7, sampling.generator(0, "w", step))
+        counts[at.numpy()] += 1
+    # One of each seventh: an index of a part of 7 has chance 1/7, of a part of 8 has 1/8.
+    edges = np.arange(8) * 50 // 7
+    width = np.repeat(np.diff(edges), np.diff(edges))
+    assert stats.chisquare(counts, 2_000 / width).pvalue > 0.001
+
+
+@given(n=st.integers(1, 5_000), part=st.floats(0.001, 1), seed=st.integers(0, 2**31))
+@settings(max_examples=100, deadline=None)
+def test_strided_positions_are_enough_odd_and_in_range(n, part, seed):
+    m = max(1, int(n * part))
+    at = sampling.strided_positions(n, m, sampling.generator(seed, "w", 0)).numpy()
+    assert m <= len(at) <= max(2 * m + 2, n if n < 3 * m else 0)
+    assert at[0] >= 0 and at[-1] < n
+    strides = set(np.diff(at))
+    assert len(strides) <= 1 and all(stride % 2 for stride in strides)
+
+
+def test_strided_positions_reach_every_index():
+    seen = set()
+    for step in range(200):
+        seen |= set(sampling.strided_positions(60, 6, sampling.generator(0, "w", step)).tolist())
+    assert seen == set(range(60))
+
+
+def test_generators_depend_on_seed_key_and_step():
+    def draw(*identity):
+        return torch.rand(3, generator=sampling.generator(*identity)).tolist()
+
+    identities = [(0, "w", 0), (1, "w", 0), (0, "v", 0), (0, "w", 1), (0, ("w", 0), 0), (0, 7, 0)]
+    assert len({tuple(draw(*identity)) for identity in identities}) == len(identities)
+    assert draw(0, "w", 0) == draw(0, "w", 0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 1_000, 2**18, 2**18 + 1, 2**19 + 9])
+def test_indices_at_least_equals_a_plain_search(n):
+    values, threshold = normal(n), torch.tensor(2.0)
+    found = sampling.indices_at_least(values, threshold)
+    assert found.dtype == torch.int64
+    assert found.tolist() == np.flatnonzero(np.abs(values.numpy()) >= 2).tolist()
+
+
+def test_kth_largest_and_largest_of():
+    values = torch.tensor([3.0, -9.0, 1.0, 4.0, -4.0])
+    assert [float(sampling.kth_largest(values.abs(), k)) for k in (1, 2, 3, 5)] == [9, 4, 4, 1]
+    indices = torch.tensor([0, 1, 2, 4])
+    assert sampling.largest_of(values, indices, 2).tolist() == [1, 4]
+    assert sampling.largest_of(values, indices, 9).tolist() == [0, 1, 2, 4]
+
+
+def test_momentum_correction_by_hand():
+    velocity, accumulated = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0])
+    memory.momentum_correct(torch.tensor([1.0, 4.0]), velocity, accumulated, 0.5)
+    assert (velocity.tolist(), accumulated.tolist()) == ([2, 4], [3, 5])
+    memory.momentum_correct(torch.tensor([2.0, 0.0]), velocity, accumulated, 0.5, nesterov=True)
+    # velocity = 0.5·([2, 4] + [2, 0]); accumulated += velocity + [2, 0]
+    assert (velocity.tolist(), accumulated.tolist()) == ([2, 2], [7, 7])
+
+
+def test_momentum_correction_with_everything_sent_is_momentum_sgd():
+    """Without sparsity the sum of what is sent equals the optimiser's own momentum."""
+    weight = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    optimiser = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+    velocity, sent = (torch.zeros(5, dtype=torch.float64) for _ in range(2))
+    for seed in range(6):
+        weight.grad = normal(5, seed).double()
+        optimiser.step()
+        memory.momentum_correct(weight.grad, velocity, sent, 0.9)
+    torch.testing.assert_close(weight.detach(), -sent)
+
+
+def test_mask_and_accumulate():
+    a, b = torch.arange(4.0), torch.ones(4)
+    memory.mask(torch.tensor([1, 3]), a, b)
+    assert (a.tolist(), b.tolist()) == ([0, 0, 2, 0], [1, 0, 1, 0])
+    assert memory.accumulate(torch.ones(4), a) is a
+    assert a.tolist() == [1, 1, 3, 1]
+
+
+def test_clip_by_norm():
+    gradient = torch.tensor([3.0, 4.0])
+    assert memory.clip_by_norm(gradient, 5.0) is gradient
+    assert memory.clip_by_norm(gradient, 2.5).tolist() == [1.5, 2]
+    assert memory.clip_by_norm(gradient, 5.0, parties=4).tolist() == [1.5, 2]
+    huge = torch.full((2,), 3e38)  # the norm does not overflow
+    assert memory.clip_by_norm(huge, 1.0).tolist() == pytest.approx([0.5**0.5] * 2)
+
+
+def test_warm_up_schedule():
+    ratios = memory.warmup_ratios(0.0001, 3)
+    assert ratios == pytest.approx((0.1, 0.01, 0.001))
+    assert memory.warmup_ratios(0.1, 0) == ()
+    steps = [memory.scheduled_ratio(step, 0.5, (0.9, 0.8), 3) for step in (0, 2, 3, 5, 6, 99)]
+    assert steps == [0.9, 0.9, 0.8, 0.8, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 100])
+def test_pack_is_the_bits_in_order(bits, n):
+    generator = torch.Generator().manual_seed(n)
+    codes = torch.randint(2**bits, (n,), generator=generator).to(torch.uint8)
+    packed = packing.pack(codes, bits)
+    text = "".join(f"{code:0{bits}b}" for code in codes.tolist())
+    text += "0" * (-len(text) % 8)
+    assert bytes(packed.tolist()) == bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
+    assert torch.equal(packing.unpack(packed, bits, n, "test"), codes)
+
+
+@pytest.mark.parametrize("read", ["codes", "levels"])
+def test_unpack_refuses_stray_bits(read):
+    packed, levels = torch.tensor([0xC0, 1], dtype=torch.uint8), torch.arange(4.0)
+    with pytest.raises(ValueError, match="test: bits beyond the last code are not 0"):
+        if read == "codes":
+            packing.unpack(packed, 2, 7, "test")
+        else:
+            packing.unpack_levels(packed, 2, levels, 7, "test")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("n", [0, 1, 3, 8, 17, 1_000])
+def test_unpack_levels_is_the_level_of_each_code(bits, n):
+    codes = torch.randint(2**bits, (n,), generator=torch.Generator().manual_seed(n)).byte()
+    levels = normal(2**bits)
+    read = packing.unpack_levels(packing.pack(codes, bits), bits, levels, n, "test")
+    assert torch.equal(read, levels[codes.int()])
+
+
+def test_unpack_levels_refuses_forbidden_codes():
+    levels = torch.tensor([0.0, torch.nan, 2.0, 3.0])
+    good, bad = (torch.tensor([byte], dtype=torch.uint8) for byte in (0b11100010, 0b11100110))
+    assert packing.unpack_levels(good, 2, levels, 4, "test").tolist() == [3, 2, 0, 2]
+    with pytest.raises(ValueError, match="test: a 2-bit code stands for nothing"):
+        packing.unpack_levels(bad, 2, levels, 4, "test")
+
+
+def sparse(indices: list[int], seed: int) -> packing.Pairs:
+    order = np.array(sorted(set(indices)), np.int64)
+    return normal(len(order), seed).numpy(), order
+
+
+index_lists = st.lists(st.lists(st.integers(0, 40), max_size=30), min_size=1, max_size=5)
+
+
+@given(lists=index_lists)
+@settings(max_examples=100, deadline=None)
+def test_union_sum_equals_the_dense_sum(lists):
+    parties = [sparse(indices, seed) for seed, indices in enumerate(lists)]
+    dense, present = np.zeros(41, np.float32), np.zeros(41, bool)
+    for values, indices in parties:
+        dense[indices] += values
+        present[indices] = True
+    values, indices = packing.union_sum(parties)
+    assert indices.tolist() == np.flatnonzero(present).tolist()
+    assert values.dtype == np.float32 and np.array_equal(values, dense[indices])
+
+
+@given(indices=st.lists(st.integers(0, 2**24 - 1), max_size=20), spare=st.integers(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_pairs_survive_either_form(indices, spare):
+    pairs = sparse(indices, 0)
+    room = len(pairs[0]) + spare
+    for body, padded in (
+        (packing.write_pairs(*pairs), False),
+        (packing.write_pairs(*pairs, room), True),
+    ):
+        assert len(body) == 8 * (room if padded else len(pairs[0]))
+        values, at = packing.read_pairs(body, 2**24, "test", padded)
+        assert np.array_equal(values, pairs[0]) and np.array_equal(at, pairs[1])
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "message"),
+    [
+        ([1, 7], [0, -1], "padding is not"),
+        ([5, -65530], [-1, 3], "padding is not"),
+        ([-65530, 2], [-1, 1], "padding is not"),
+        ([1, 2], [0, 1.5], "not a whole number"),
+        ([1, 2], [0, np.inf], "not a whole number"),
+        ([1, 2], [-2, 3], "outside 0…3"),
+        ([1, 2], [3, 4], "outside 0…3"),
+        ([1, 2], [1, 1], "do not ascend"),
+        ([1, np.nan], [1, 2], "NaN or infinite"),
+    ],
+)
+def test_malformed_padded_pairs(values, indices, message):
+    with pytest.raises(ValueError, match=f"test: .*{message}"):
+        packing.read_pairs(np.array(values + indices, "<f4").tobytes(), 4, "test", padded=True)
+
+
+def test_pairs_need_their_room():
+    with pytest.raises(ValueError, match="2 pairs do not fit into a body of 1"):
+        packing.write_pairs(*sparse([1, 2], 0), 1)
+
+
+def test_arrays_are_little_endian():
+    assert packing.to_bytes(torch.tensor([1, 2]), "int16").hex() == "01000200"
+    assert packing.from_bytes(b"\x01\x00\x02\x00", "int16", 2, "test").tolist() == [1, 2]
+
+
+def test_check_finite_counts_and_tolerates_sums_that_overflow():
+    packing.check_finite(torch.full((4,), 3e38), "test")  # the sum is infinite, no value is
+    packing.check_finite(torch.empty(0), "test")
+    bad = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0])
+    with pytest.raises(ValueError, match="test: 3 of 4 values are NaN or infinite"):
+        packing.check_finite(bad, "test")
