@@ -1,0 +1,224 @@
+"""Claims and results, asked for values: what a document prints, and what we have in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from reports import expressions
+from reports.claims import Claim, Lookup
+from reports.expressions import Interval
+
+MIN_SEEDS = 3
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Our number: the mean over seeds with its interval, or one deterministic value (seeds 0)."""
+
+    mean: float
+    interval: Interval
+    seeds: int = 0
+
+    @classmethod
+    def of(cls, value: float | pd.Series) -> Estimate:
+        if not isinstance(value, pd.Series):
+            return cls(float(value), Interval.of(value))
+        low, high = t_interval(value)
+        return cls(float(value.mean()), Interval(low, high), len(value))
+
+    def __str__(self) -> str:
+        mean, low, high = map(number, (self.mean, self.interval.low, self.interval.high))
+        if self.seeds and not math.isfinite(self.interval.low):
+            return f"{mean} ({self.seeds} seed{'s' * (self.seeds > 1)})"
+        return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+def t_interval(values: Iterable[float]) -> tuple[float, float]:
+    """95 % interval of the mean by Student's t; unbounded below three values."""
+    sample = np.asarray(list(values), dtype=float)
+    if len(sample) < MIN_SEEDS:
+        return -math.inf, math.inf
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(sample) - 1) * stats.sem(sample)
+    return float(sample.mean() - half), float(sample.mean() + half)
+
+
+def number(value: float) -> str:
+    """A number with four significant digits, without an exponent where that is readable."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+        text = f"{value:.{max(digits, 0)}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, exponent = f"{value:.4g}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def show(value: Any) -> str:
+    """A recipe value as the report writes it."""
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(show, value)) + "]"
+    return str(value)
+
+
+@dataclass
+class Found:
+    """What lookups brought besides values: all that must be said about the rows behind them.
+
+    ``kinds`` counts the kinds of evidence behind the least supported quantity, ``agreement`` says
+    how far a second kind is from the first.
+    """
+
+    evidence: set[str] = field(default_factory=set)
+    kinds: int = 99
+    agreement: list[str] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+# Which kind of evidence speaks where rows of several kinds answer one lookup.
+_PREFERENCE = ["computed", "measured", "recorded", "simulated", "emulated", "packet"]
+
+
+class Book:
+    """The claims and results of one paper, ready to be asked for values."""
+
+    def __init__(self, claims: Sequence[Claim], results: pd.DataFrame) -> None:
+        self.claims = {claim.id: claim for claim in claims}
+        self._groups = results.groupby(["paper", "experiment", "metric"], sort=False)
+        self._records: dict[tuple[str, str, str], list[Any]] = {}
+        self._values: dict[tuple[str, Lookup], dict[str, float | pd.Series]] = {}
+
+    def select(self, paper: str, lookup: Lookup) -> list[Any]:
+        """Rows that a lookup matches, failed ones included."""
+        key = (paper, lookup.experiment, lookup.metric)
+        if key not in self._records:
+            known = key in self._groups.groups
+            self._records[key] = list(self._groups.get_group(key).itertuples()) if known else []
+        wanted = lookup.model_dump(include={"case", "model", "variant"}, exclude_none=True).items()
+        return [
+            row
+            for row in self._records[key]
+            if all(getattr(row, name) == value for name, value in wanted)
+        ]
+
+    def value(self, paper: str, lookup: Lookup, found: Found) -> float | pd.Series | None:
+        """Our value of a lookup, by seed if the rows have seeds; notes what it saw in ``found``."""
+        rows = self.select(paper, lookup)
+        if not rows:
+            found.missing.append(str(lookup))
+            return None
+        found.failures += [f"{row.case}: {row.reason}" for row in rows if row.status == "failed"]
+        found.models |= {row.model for row in rows}
+        if (paper, lookup) not in self._values:
+            good = [row for row in rows if row.status == "ok"]
+            self._values[paper, lookup] = {
+                kind: _by_seed(lookup, [row for row in good if row.evidence == kind])
+                for kind in sorted({row.evidence for row in good}, key=_PREFERENCE.index)
+            }
+        by_kind = self._values[paper, lookup]
+        if not by_kind:
+            return None
+        first, *others = by_kind
+        found.evidence.add(first)
+        found.kinds = min(found.kinds, len(by_kind))
+        mean = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
+        found.agreement += [
+            f"{kind} is {number(mean[kind] / mean[first])} times {first}" for kind in others
+        ]
+        return by_kind[first]
+
+    def lookup(self, claim: Claim, name: str) -> Lookup:
+        """The rows that a name in one of a claim's expressions stands for."""
+        return claim.lookups.get(name) or self.claims[name].ours
+
+    def ours(
+        self, claim: Claim, text: str, found: Found, variant: str | None = None
+    ) -> float | pd.Series | None:
+        """Our value of an expression; seeds are paired, those that not every term has drop out.
+
+        ``variant`` stands in for the variant of every lookup that names one.
+        """
+        values = {}
+        for name in expressions.names(text):
+            lookup = self.lookup(claim, name)
+            if variant and lookup.variant:
+                lookup = lookup.model_copy(update={"variant": variant})
+            values[name] = self.value(claim.paper, lookup, found)
+        if any(value is None for value in values.values()):
+            return None
+        result = expressions.evaluate(text, values)
+        if isinstance(result, pd.Series):
+            result = result.dropna()
+            if result.empty:
+                found.missing.append(f"{text}: its terms share no seed")
+                return None
+        return result
+
+    def printed(self, claim: Claim, text: str) -> Interval | None:
+        """The document's own value of an expression; None if it holds an unprinted quantity."""
+        names = expressions.names(text)
+        if any(name in claim.lookups for name in names):
+            return None
+        values = {name: expressions.printed(self.claims[name].printed) for name in names}
+        return Interval.of(expressions.evaluate(text, values))
+
+    def variants(self, claim: Claim, texts: Iterable[str]) -> list[str]:
+        """Other ways of modelling that every varying term of some expressions was run with."""
+        lookups = [self.lookup(claim, name) for text in texts for name in expressions.names(text)]
+        choices = []
+        for lookup in lookups:
+            if lookup.variant:
+                rows = self.select(claim.paper, lookup.model_copy(update={"variant": None}))
+                ran = {row.variant for row in rows if row.status == "ok"}
+                choices.append(ran - {lookup.variant})
+        return sorted(set.intersection(*choices)) if choices else []
+
+    def label(self, claim: Claim, text: str, by: str) -> str:
+        """An expression as it reads: each name by its ``case`` or its ``metric``."""
+        for name in expressions.names(text):
+            lookup = self.lookup(claim, name)
+            metric = self.claims[name].metric if name in self.claims else lookup.metric
+            text = text.replace(f"{{{name}}}", (lookup.case if by == "case" else metric) or metric)
+        return text
+
+    def bound(self, claim: Claim, found: Found) -> float | None:
+        """The least value physics allows for a claim, as its ``bound`` says."""
+        values: dict[str, Any] = {}
+        for name in expressions.names(claim.bound or ""):
+            if name in claim.lookups:
+                seen = Found()
+                value = self.value(claim.paper, claim.lookups[name], seen)
+                found.evidence |= seen.evidence
+                found.missing += seen.missing
+                if value is None:
+                    return None
+                values[name] = Interval.of(float(np.min(value)))
+            else:
+                values[name] = expressions.printed(self.claims[name].printed)
+        if claim.bound is None:
+            return None
+        return Interval.of(expressions.evaluate(claim.bound, values)).low
+
+
+def _by_seed(lookup: Lookup, rows: Sequence[Any]) -> float | pd.Series:
+    values = {(row.seed, row.value) for row in rows}
+    if len({seed for seed, _ in values}) < len(values):
+        raise ValueError(
+            f"the lookup ({lookup}) finds different values for one seed; add case, model or "
+            f"variant to it (variants there: {sorted({row.variant for row in rows})}, models: "
+            f"{sorted({row.model for row in rows})})"
+        )
+    by_seed = {seed: value * lookup.times for seed, value in sorted(values)}
+    return by_seed[-1] if list(by_seed) == [-1] else pd.Series(by_seed)

@@ -1,0 +1,305 @@
+"""What a document prints, as data: ``data/claims/<paper>.yaml``, read and checked.
+
+A claim holds no verdict. It says what is printed and where, how the same quantity is found in the
+results (a lookup, or an expression over other claims), and what else of the document it must agree
+with. See ``Claim`` for the fields.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from reports import expressions
+from testbed.results import Scale
+
+Kind = Literal["value", "ordering", "derived", "param", "algorithm", "formula"]
+Quantity = Literal[
+    "count",
+    "bytes",
+    "latency",
+    "hours",
+    "rounds",
+    "accuracy",
+    "ratio",
+    "change",
+    "saving",
+    "difference",
+]
+Expression = Annotated[str, AfterValidator(expressions.check)]
+Reasons = dict[str, Annotated[str, Field(min_length=10)]]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+class Lookup(_Data):
+    """Which result rows hold a quantity; ``None`` matches anything, ``times`` converts units."""
+
+    experiment: str
+    metric: str
+    case: str | None = None
+    model: str | None = None
+    variant: str | None = None
+    times: float = 1.0
+
+    def __str__(self) -> str:
+        keys = self.model_dump(exclude_none=True, exclude={"times"})
+        return ", ".join(f"{key}={value}" for key, value in keys.items())
+
+
+class Other(_Data):
+    """Other numbers of the document that bear on a statement, and ``why`` they do."""
+
+    value: Expression | None = None
+    order: tuple[Expression, ...] = ()
+    why: str
+
+    @model_validator(mode="after")
+    def _one(self) -> Other:
+        if (self.value is None) == (not self.order):
+            raise ValueError("give either value or order")
+        return self
+
+
+class Part(_Data):
+    """One statement: a printed number that ``value`` must meet, or terms in ascending ``order``."""
+
+    label: str = ""
+    printed: str = ""
+    unit: str = ""
+    quantity: Quantity | None = None
+    value: Expression | None = None
+    order: tuple[Expression, ...] = ()
+    against: tuple[Other, ...] = ()
+    beside: Other | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Part:
+        if (self.value is None) == (not self.order):
+            raise ValueError("give either value or order")
+        if self.order and len(self.order) < 2:
+            raise ValueError("order: needs at least two terms")
+        if self.value is not None:
+            if self.quantity is None:
+                raise ValueError("quantity: required beside value")
+            expressions.printed(self.printed)
+        return self
+
+
+class Claim(_Data):
+    """One entry of a document.
+
+    Attributes
+    ----------
+    printed: the number with its digits as printed (values), else the statement in short.
+    model: the model the document used, as results name it; other models are stand-ins.
+    ours: rows that hold our counterpart. lookups: named rows for this claim's expressions.
+    bound: the least value physics allows. part_of: the whole that this number is a part of.
+    value, order, against, beside: a single part written in place; parts: several. What a
+        statement is held ``against`` must agree with it; what stands ``beside`` is only shown.
+    headline: the claim in plain words, where it is one of the document's main ones.
+    recipe: recipe path -> value as printed. not_printed: recipe path -> what the document omits.
+    implemented_by: files. proved_by: pytest node ids.
+    """
+
+    id: str
+    where: str
+    kind: Kind
+    setting: str
+    metric: str
+    printed: str
+    unit: str = ""
+    quantity: Quantity | None = None
+    model: str = ""
+    ours: Lookup | None = None
+    lookups: dict[str, Lookup] = {}
+    bound: Expression | None = None
+    part_of: Expression | None = None
+    value: Expression | None = None
+    order: tuple[Expression, ...] = ()
+    against: tuple[Other, ...] = ()
+    beside: Other | None = None
+    parts: tuple[Part, ...] = ()
+    headline: str = ""
+    recipe: dict[str, Any] = {}
+    not_printed: dict[str, str] = {}
+    implemented_by: tuple[str, ...] = ()
+    proved_by: tuple[str, ...] = ()
+    note: str = ""
+    paper: str = ""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Claim:
+        if self.kind == "value":
+            if self.quantity is None or self.ours is None:
+                raise ValueError("a value needs quantity and ours")
+            expressions.printed(self.printed)
+        elif self.kind in ("ordering", "derived"):
+            self.statements()
+        elif self.kind == "param":
+            if not (self.recipe or self.not_printed or self.implemented_by):
+                raise ValueError("a param needs recipe, not_printed or implemented_by")
+            if self.ours is not None:
+                if self.quantity is None:
+                    raise ValueError("a param with ours needs quantity")
+                expressions.printed(self.printed)
+        elif not (self.implemented_by and self.proved_by):
+            raise ValueError(f"an {self.kind} needs implemented_by and proved_by")
+        return self
+
+    def statements(self) -> tuple[Part, ...]:
+        """The parts that an ordering or derived claim is judged by."""
+        if self.parts:
+            if self.value or self.order or self.against:
+                raise ValueError("give either parts or value/order/against, not both")
+            return self.parts
+        fields = Part.model_fields.keys() & Claim.model_fields.keys()
+        return (Part(**{name: getattr(self, name) for name in fields}),)
+
+    def expressions(self) -> list[str]:
+        """Every expression of this claim."""
+        holders: list[Claim | Part] = [self]
+        if self.kind in ("ordering", "derived"):
+            holders += self.parts
+        texts = [self.bound, self.part_of]
+        for one in holders:
+            beside = (one.beside,) if one.beside else ()
+            for statement in (one, *one.against, *beside):
+                texts += [statement.value, *statement.order]
+        texts = [text for text in texts if text]
+        return texts
+
+
+class _File(_Data):
+    paper: str
+    title: str
+    citation: str
+    claims: tuple[Claim, ...]
+
+
+def load(path: str | Path, root: str | Path | None = None) -> list[Claim]:
+    """Read a claims file.
+
+    Parameters
+    ----------
+    path: the YAML file.
+    root: the repository; if given, the files and tests that claims name must exist below it.
+
+    Raises
+    ------
+    ValueError
+        Names the file, the id and the field of everything wrong: unknown keys, references to
+        claims that are not there, expressions that are not arithmetic, missing files or tests.
+    """
+    path = Path(path)
+    data = _validated(path, TypeAdapter(_File))
+    claims = [claim.model_copy(update={"paper": data.paper}) for claim in data.claims]
+    problems = _reference_problems(claims)
+    if root is not None:
+        problems += _proof_problems(claims, Path(root))
+    if problems:
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
+    return claims
+
+
+def about(path: str | Path) -> dict[str, str]:
+    """Title and citation of the document that a claims file is about."""
+    data = _validated(Path(path), TypeAdapter(_File))
+    return {"paper": data.paper, "title": data.title, "citation": data.citation}
+
+
+def load_not_run(path: str | Path, claims: list[Claim]) -> dict[str, Reasons]:
+    """Read the committed list of claims not run: scale -> {id: reason}, every scale present."""
+    path = Path(path)
+    listed = _validated(path, TypeAdapter(dict[Scale, Reasons]))
+    known = {claim.id for claim in claims}
+    for scale, entries in listed.items():
+        if unknown := sorted(set(entries) - known):
+            raise ValueError(f"{path}: {scale}: no claims with ids {', '.join(unknown)}")
+    return {scale: listed.get(scale, {}) for scale in get_args(Scale)}
+
+
+def _validated(path: Path, adapter: TypeAdapter) -> Any:
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        problems = (_problem(raw, one) for one in error.errors())
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in problems)) from error
+
+
+def _problem(raw: Any, error: dict[str, Any]) -> str:
+    """One validation error as ``id: field: message``."""
+    place = [str(step) for step in error["loc"]]
+    if len(place) > 1 and place[0] == "claims" and place[1].isdigit():
+        entry = raw["claims"][int(place[1])]
+        name = entry.get("id") if isinstance(entry, dict) else None
+        place = [name or f"claim number {int(place[1]) + 1}", *place[2:]]
+    message = "unknown key" if error["type"] == "extra_forbidden" else error["msg"]
+    return f"{': '.join(place[:1])}: {'.'.join(place[1:]) or 'entry'}: {message}"
+
+
+def _reference_problems(claims: list[Claim]) -> list[str]:
+    ids = [claim.id for claim in claims]
+    problems = [
+        f"{name}: id: appears twice" for name in sorted({n for n in ids if ids.count(n) > 1})
+    ]
+    with_value = {claim.id for claim in claims if claim.kind == "value"}
+    for claim in claims:
+        for text in claim.expressions():
+            for name in expressions.names(text):
+                if name not in with_value and name not in claim.lookups:
+                    problems.append(
+                        f"{claim.id}: {text!r}: {name!r} is neither a value of this file nor a "
+                        "lookup of this claim"
+                    )
+    return problems
+
+
+def _proof_problems(claims: list[Claim], root: Path) -> list[str]:
+    problems = []
+    for claim in claims:
+        for name in claim.implemented_by:
+            if not (root / name).is_file():
+                problems.append(f"{claim.id}: implemented_by: no file {name}")
+        for node in claim.proved_by:
+            file, *steps = node.split("::")
+            if not (root / file).is_file():
+                problems.append(f"{claim.id}: proved_by: no file {file}")
+            elif not _defines((root / file).read_text(encoding="utf-8"), steps):
+                problems.append(
+                    f"{claim.id}: proved_by: {file} has no {'::'.join(steps) or 'test'}"
+                )
+    return problems
+
+
+def _defines(source: str, steps: list[str]) -> bool:
+    """Whether a test file defines ``Class::test`` or ``test`` (parameters in brackets ignored)."""
+    body = ast.parse(source).body
+    for step in steps:
+        found = [
+            node
+            for node in body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == step.split("[")[0]
+        ]
+        if not found:
+            return False
+        body = found[0].body
+    return bool(steps)

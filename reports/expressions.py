@@ -1,0 +1,155 @@
+"""Arithmetic over claims: ``{GEO-T2-M1-h} * 3600 / {GEO-T2-M1-rounds}``.
+
+One expression is evaluated twice: over what a document prints (intervals as wide as its rounding)
+and over what was measured (numbers, or one number a seed).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+_NAME = re.compile(r"\{([^{}]*)\}")
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A closed interval ``[low, high]`` with the arithmetic of intervals."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"interval [{self.low}, {self.high}] is empty")
+
+    @classmethod
+    def of(cls, value: Interval | float) -> Interval:
+        return value if isinstance(value, Interval) else cls(float(value), float(value))
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def overlaps(self, other: Interval) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+    def within(self, other: Interval) -> bool:
+        return other.low <= self.low and self.high <= other.high
+
+    def __add__(self, other: Interval | float) -> Interval:
+        other = Interval.of(other)
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def __sub__(self, other: Interval | float) -> Interval:
+        other = Interval.of(other)
+        return Interval(self.low - other.high, self.high - other.low)
+
+    def __mul__(self, other: Interval | float) -> Interval:
+        other = Interval.of(other)
+        corners = [a * b for a in (self.low, self.high) for b in (other.low, other.high)]
+        return Interval(min(corners), max(corners))
+
+    def __truediv__(self, other: Interval | float) -> Interval:
+        other = Interval.of(other)
+        if other.low <= 0 <= other.high:
+            raise ValueError(f"division by [{other.low}, {other.high}], which contains zero")
+        return self * Interval(1 / other.high, 1 / other.low)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: float) -> Interval:
+        return Interval.of(other) - self
+
+    def __rtruediv__(self, other: float) -> Interval:
+        return Interval.of(other) / self
+
+
+def printed(text: str) -> Interval:
+    """What a printed number can stand for: ``9.90`` is anything in [9.895, 9.905].
+
+    Raises
+    ------
+    ValueError
+        Not a plain decimal number.
+    """
+    try:
+        number = Decimal(text)
+        half = Decimal(1).scaleb(number.as_tuple().exponent) / 2
+    except (InvalidOperation, TypeError) as error:
+        raise ValueError(f"{text!r} is not a printed number such as 9.90") from error
+    return Interval(float(number - half), float(number + half))
+
+
+def names(text: str) -> list[str]:
+    """Names an expression refers to, each once, in order."""
+    return list(dict.fromkeys(_NAME.findall(text)))
+
+
+def check(text: str) -> str:
+    """Return ``text`` when it is an expression, else raise ValueError."""
+    _parse(text)
+    return text
+
+
+def evaluate(text: str, values: Mapping[str, Any]) -> Any:
+    """Value of an expression; ``values`` maps its names to floats, Series by seed, or Intervals."""
+    tree, known = _parse(text)
+    return _walk(tree, {symbol: values[name] for symbol, name in known.items()})
+
+
+def _parse(text: str) -> tuple[ast.expr, dict[str, str]]:
+    symbols = {name: f"name_{index}" for index, name in enumerate(names(text))}
+    try:
+        source = _NAME.sub(lambda match: symbols[match.group(1)], text)
+        tree = ast.parse(source.strip(), mode="eval").body
+        _walk(tree, dict.fromkeys(symbols.values()), dry=True)
+    except (SyntaxError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{text!r} is not an expression; write {{ID}}, numbers, + - * / ( ), min() and max()"
+        ) from error
+    return tree, {symbol: name for name, symbol in symbols.items()}
+
+
+def _walk(node: ast.expr, values: Mapping[str, Any], dry: bool = False) -> Any:
+    match node:
+        case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
+            return float(node.value)
+        case ast.Name():
+            return values[node.id]
+        case ast.UnaryOp(op=ast.USub()):
+            inner = _walk(node.operand, values, dry)
+            return None if dry else 0.0 - inner
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            left, right = _walk(node.left, values, dry), _walk(node.right, values, dry)
+            return None if dry else _OPERATORS[type(node.op)](left, right)
+        case ast.Call(func=ast.Name(id="min" | "max" as extreme), args=[_, *_], keywords=[]):
+            arguments = [_walk(argument, values, dry) for argument in node.args]
+            return None if dry else _extreme(extreme, arguments)
+    raise TypeError(ast.dump(node))
+
+
+def _extreme(which: str, values: list[Any]) -> Any:
+    pick = min if which == "min" else max
+    if any(isinstance(value, Interval) for value in values):
+        spans = [Interval.of(value) for value in values]
+        return Interval(pick(span.low for span in spans), pick(span.high for span in spans))
+    if any(isinstance(value, pd.Series) for value in values):
+        ufunc = np.minimum if which == "min" else np.maximum
+        return functools.reduce(ufunc, values)
+    return pick(values)

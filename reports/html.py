@@ -1,0 +1,353 @@
+"""The report: one folder with one page that opens offline, figures and tables beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import yaml
+from markupsafe import Markup
+
+from reports import book, claims, figures, tables, verdicts
+
+_HERE = Path(__file__).parent
+_ROOT = _HERE.parent
+
+MEANING = {
+    "holds": "our result agrees with what is printed",
+    "direction only": "same direction, another size",
+    "undecided": "our intervals do not settle it",
+    "fails": "our result says otherwise",
+    "impossible as printed": "below what physics allows",
+    "contradicts itself": "the document's own numbers say otherwise",
+    "not comparable": "depends on hardware, software or a model we do not have",
+    "not run here": "not run at this scale",
+    "used as printed": "the parameter is used as printed",
+    "scaled here": "the parameter is scaled at this scale",
+    "not printed": "the document does not say; our choice is given",
+    "implemented": "implemented and tested as described",
+}
+_FINDING = {
+    "holds": "It holds here",
+    "direction only": "The direction holds here, the size does not",
+    "undecided": "Our runs do not settle it",
+    "fails": "It fails here",
+    "impossible as printed": "It is impossible as printed",
+    "contradicts itself": "The document contradicts it",
+    "not comparable": "It cannot be compared",
+    "not run here": "It was not run here",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table or figure of a document: its name, what it shows and what the document claims."""
+
+    name: str
+    title: str
+    shows: str
+    says: str
+    experiment: str
+
+
+_FIGURES = {
+    "geomx": [
+        Shown(
+            "table1",
+            "Table 1 as a picture",
+            "Time a round communicates, by model, system and bandwidth. Diamonds are printed, red "
+            "ticks the least that full-duplex links allow, dots ours; the pale bar spans our other "
+            "ways of modelling: phases overlapped or not, ideal links, servers on their own hosts.",
+            "GeoMX at 155 Mbit/s communicates faster than MXNET at 1 Gbit/s for every model.",
+            "table1",
+        ),
+        Shown(
+            "figure4",
+            "Figure 4: GeoMX and MXNET",
+            "Left, test accuracy over simulated time. Right, time to the target accuracy relative "
+            "to MXNET-1G; diamonds are the printed round times in the same proportion.",
+            "GeoMX is faster at equal bandwidth, and slightly faster over the WAN than MXNET in "
+            "the LAN. The printed curves are not available as numbers.",
+            "figure4",
+        ),
+        Shown(
+            "figure6",
+            "Figure 6: compression and bandwidth",
+            "Left, test accuracy over simulated time. Right, time to the target accuracy relative "
+            "to GeoMX-1G; diamonds are the printed convergence times in the same proportion.",
+            "Sparsification and half precision each shorten training, sparsification more; both "
+            "together take another 40 % off.",
+            "figure6",
+        ),
+        Shown(
+            "accuracy_bytes",
+            "Accuracy against bytes",
+            "Test accuracy over what one node has sent and received since training began.",
+            "BiSparse saves 90 % of the data and BiSparse with FP16 nearly 95 %, with at most "
+            "0.2 points of accuracy lost.",
+            "figure6",
+        ),
+        Shown(
+            "sensitivity",
+            "How much of a round is computing?",
+            "Time of a round against the computing time it contains, for each row of Table 2. "
+            "Where our line crosses the dashed one, that computing time explains what is printed.",
+            "Table 2 prints one time a round and calls it communication.",
+            "sensitivity",
+        ),
+        Shown(
+            "mixed",
+            "Full and mixed synchronisation",
+            "Left, test accuracy over simulated time. Right, time to the target accuracy relative "
+            "to full synchronisation.",
+            "Mixed synchronisation is offered for uneven clusters; no numbers are printed.",
+            "mixed",
+        ),
+    ]
+}
+_TABLES = {
+    "geomx": [
+        Shown(
+            "table1",
+            "Table 1: communication time of a round",
+            "Least possible: full-duplex links used without pause. Ours: the fluid simulation of "
+            "push, then pull, on the machines and links of the document.",
+            "GeoMX at 155 Mbit/s takes 78 to 87 % of MXNET's time at 1 Gbit/s.",
+            "table1",
+        ),
+        Shown(
+            "table2",
+            "Table 2: compression and bandwidth",
+            "Bytes are those of the real tensors; times are simulated; accuracy, rounds and hours "
+            "come from training, with 95 % intervals in brackets.",
+            "BiSparse with FP16 converges in 5.8 h over the WAN, MXNET in 22.8 h in the LAN.",
+            "table2",
+        ),
+    ]
+}
+
+
+def build(
+    results: pd.DataFrame,
+    verdict_table: pd.DataFrame,
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    out_dir: str | Path,
+) -> Path:
+    """Write the report and return the path of its page, ``out_dir/index.html``.
+
+    Parameters
+    ----------
+    results: tidy table of all results of one scale.
+    verdict_table: from ``reports.verdicts.detail``, of one or several papers.
+    recipe: the recipe as run: paper -> mapping, or one paper's mapping.
+    provenance: what is shown under Provenance (``scale``, ``versions``, ``machine``, ``seeds``,
+        ``durations``, ...); values are texts, numbers, lists or mappings.
+    out_dir: the folder; what was in it is replaced once everything new is written.
+
+    Raises
+    ------
+    ValueError
+        The verdicts lack a column of ``reports.verdicts.DETAILS``.
+    """
+    missing = [column for column in verdicts.DETAILS if column not in verdict_table]
+    if missing:
+        raise ValueError(f"verdicts lack {', '.join(missing)}: make them with verdicts.detail")
+    out_dir = Path(out_dir)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
+    try:
+        papers = [
+            _paper(name, results, verdict_table, fresh)
+            for name in dict.fromkeys(verdict_table["paper"])
+        ]
+        page = _render(papers, results, verdict_table, recipe, provenance)
+        (fresh / "index.html").write_text(page, encoding="utf-8")
+        verdict_table[verdicts.COLUMNS].to_csv(fresh / "verdicts.csv", index=False)
+        fresh.chmod(0o755)
+        if out_dir.exists():
+            shutil.rmtree(out_dir)
+        os.replace(fresh, out_dir)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return out_dir / "index.html"
+
+
+def _paper(
+    name: str, results: pd.DataFrame, verdict_table: pd.DataFrame, folder: Path
+) -> dict[str, Any]:
+    """Everything the template shows of one document; its figures and tables go to ``folder``."""
+    source = _ROOT / "data" / "claims" / f"{name}.yaml"
+    printed = claims.load(source)
+    mine = results[results["paper"] == name]
+    judged = verdict_table[verdict_table["paper"] == name]
+    shown_tables = []
+    for item in _TABLES.get(name, []):
+        table = tables.TABLES[item.name](judged, name)
+        path = folder / "tables" / f"{name}_{item.name}.csv"
+        path.parent.mkdir(exist_ok=True)
+        table.to_csv(path, index=False)
+        shown_tables.append(
+            _described(name, item, mine)
+            | {"matrix": _matrix(table), "groups": _groups(table), "csv": f"tables/{path.name}"}
+        )
+    shown_figures = []
+    for item in _FIGURES.get(name, []):
+        entry = _described(name, item, mine)
+        try:
+            figure = figures.FIGURES[item.name](mine, printed)
+        except ValueError as error:
+            shown_figures.append(entry | {"missing": str(error)})
+            continue
+        path = figures.save(figure, folder / "figures" / f"{name}_{item.name}.svg")
+        shown_figures.append(
+            entry | {"svg": inline(path.read_text(), path.stem), "file": f"figures/{path.name}"}
+        )
+    return {
+        "name": name,
+        **claims.about(source),
+        "tables": shown_tables,
+        "figures": shown_figures,
+        "parameters": tables.parameters(judged).to_dict("records"),
+        "algorithms": tables.algorithms(judged).to_dict("records"),
+        "findings": [_finding(row) for row in judged[judged["headline"] != ""].itertuples()],
+    }
+
+
+def _described(paper: str, item: Shown, results: pd.DataFrame) -> dict[str, Any]:
+    rows = results[(results["experiment"] == item.experiment) & (results["status"] == "ok")]
+    seeds = sorted(set(rows["seed"]) - {-1})
+    data = sorted(set(rows["dataset"]) - {""})
+    trained = sorted(set(rows.loc[rows["seed"] >= 0, "model"]))
+    basis = []
+    if data:
+        basis.append(f"data: {', '.join(data)}")
+    if trained:
+        basis.append(f"model trained: {', '.join(trained)}")
+    if len(seeds) >= book.MIN_SEEDS:
+        basis.append(f"{len(seeds)} seeds, intervals are 95 % of the mean over seeds (Student's t)")
+    elif seeds:
+        basis.append(f"{len(seeds)} seed{'s' * (len(seeds) > 1)}: too few for intervals")
+    else:
+        basis.append("deterministic: no seeds, no intervals")
+    return {
+        "id": f"{paper}-{item.name}",
+        "title": item.title,
+        "shows": item.shows,
+        "says": item.says,
+        "basis": "; ".join(basis),
+        "evidence": ", ".join(sorted(set(rows["evidence"]))),
+        "command": f"snakemake --cores 2 {paper}_{item.experiment}",
+    }
+
+
+def _matrix(table: pd.DataFrame) -> dict[str, Any]:
+    """The table in the document's own layout: rows of cells, None where it prints nothing."""
+    cells = {(row.row, row.quantity): row._asdict() for row in table.itertuples()}
+    columns = list(dict.fromkeys(table["quantity"]))
+    return {
+        "columns": [
+            (name, next(c["unit"] for k, c in cells.items() if k[1] == name)) for name in columns
+        ],
+        "rows": [
+            (row, [cells.get((row, column)) for column in columns])
+            for row in dict.fromkeys(table["row"])
+        ],
+    }
+
+
+def _groups(table: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
+    return [(name, rows.to_dict("records")) for name, rows in table.groupby("row", sort=False)]
+
+
+def _finding(row: Any) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "statement": row.headline,
+        "verdict": row.verdict,
+        "lead": _FINDING.get(row.verdict, row.verdict.capitalize()),
+        "ours": row.ours,
+        "reason": row.reason,
+        "where": row.where,
+        "evidence": row.evidence,
+    }
+
+
+def inline(svg: str, prefix: str) -> Markup:
+    """A figure for the page: ids made unique, ink and palette handed to the style sheet."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', svg)
+    svg = svg.replace(figures.INK, "currentColor")
+    for name, colour in figures.PALETTE.items():
+        svg = svg.replace(colour, f"var(--{name}, {colour})")
+    width = re.search(r'width="([\d.]+)pt"', svg).group(1)
+    svg = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", svg, count=2)
+    return Markup(svg.replace("<svg", f'<svg aria-hidden="true" style="--width: {width}pt"', 1))
+
+
+def _render(
+    papers: list[dict[str, Any]],
+    results: pd.DataFrame,
+    verdict_table: pd.DataFrame,
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
+    environment.filters["number"] = lambda value: "" if pd.isna(value) else book.number(value)
+    counts = tables.scoreboard(verdict_table)
+    failed = results[results["status"] == "failed"]
+    return environment.get_template("index.html").render(
+        css=Markup((_HERE / "assets" / "report.css").read_text(encoding="utf-8")),
+        js=Markup((_HERE / "assets" / "report.js").read_text(encoding="utf-8")),
+        meaning=MEANING,
+        papers=papers,
+        counts=counts.to_dict("index"),
+        totals=counts.sum().to_dict(),
+        claims=verdict_table.to_dict("records"),
+        kinds=list(dict.fromkeys(verdict_table["kind"])),
+        recipe=flat(recipe),
+        provenance=provenance,
+        sources=_sources(),
+        used_data=sorted(set(results["dataset"]) - {""}),
+        failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
+        rules=verdicts.RULES,
+    )
+
+
+def flat(value: Any, path: str = "") -> dict[str, str]:
+    """Nested mappings as dotted paths."""
+    if not isinstance(value, Mapping):
+        return {path: book.show(value)}
+    merged: dict[str, str] = {}
+    for key, inner in value.items():
+        merged |= flat(inner, f"{path}.{key}" if path else str(key))
+    return merged
+
+
+def _sources() -> list[dict[str, Any]]:
+    path = _ROOT / "data" / "sources.yaml"
+    if not path.is_file():
+        return []
+    return [
+        {"name": name, **{key: entry.get(key, "") for key in ("title", "licence", "homepage")}}
+        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    ]

@@ -1,0 +1,568 @@
+"""Verdicts, computed: what a document prints against itself, against physics and against results.
+
+A number is judged in this order, and the first rule that applies decides:
+
+1. *impossible as printed*: below the least value physics allows (a computed bound).
+2. *contradicts itself*: a part as large as its whole, a derived number that the document's own
+   numbers do not give, or other numbers of the document that say otherwise.
+3. *not run here*: no results, and the committed list says why; results must not just be missing.
+4. *not comparable*: our model stands in for another and the number depends on the model.
+5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
+
+An ordering holds if every step of it does: deterministic values must differ, seeded ones must have
+separate 95 % intervals (Student's t, at least three seeds).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports import expressions
+from reports.book import MIN_SEEDS, Book, Estimate, Found, number, show
+from reports.claims import Claim, Part
+from reports.expressions import Interval
+
+COLUMNS = [
+    "id",
+    "paper",
+    "where",
+    "kind",
+    "setting",
+    "printed",
+    "ours",
+    "unit",
+    "evidence",
+    "verdict",
+    "reason",
+]
+DETAILS = [
+    *COLUMNS,
+    "metric",
+    "case",
+    "model",
+    "ours_value",
+    "bound",
+    "ratio",
+    "kinds_of_evidence",
+    "headline",
+]
+
+VERDICTS = [
+    "holds",
+    "direction only",
+    "undecided",
+    "fails",
+    "impossible as printed",
+    "contradicts itself",
+    "not comparable",
+    "not run here",
+    "used as printed",
+    "scaled here",
+    "not printed",
+    "implemented",
+]
+WORST_FIRST = [
+    "contradicts itself",
+    "not run here",
+    "fails",
+    "undecided",
+    "direction only",
+    "not comparable",
+    "holds",
+]
+
+ROOM = 0.02
+"""A part contradicts its whole if rounding leaves less than this share for everything else."""
+MAX_NOT_RUN = 0.15
+"""Largest share of value and ordering entries that may be *not run here*."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How near is near enough for one kind of quantity, and what else depends on.
+
+    ``amount`` is a number of printed units in the last place (``digit``), a share of the printed
+    number (``relative``) or a distance in its unit (``points``). ``neutral`` is the value that
+    means *no effect*: being on the printed side of it is the claim's direction. ``elsewhere``
+    says why a number outside the tolerance is not comparable rather than wrong, ``stand_in`` why
+    it cannot be compared if another model was trained.
+    """
+
+    tolerance: str
+    amount: float
+    neutral: float | None = None
+    elsewhere: str = ""
+    stand_in: str = ""
+
+    def band(self, printed: str) -> Interval:
+        """The values that agree with a printed number."""
+        span = expressions.printed(printed)
+        half = {
+            "digit": self.amount * (span.high - span.low),
+            "relative": self.amount * abs(span.middle),
+            "points": self.amount,
+        }[self.tolerance]
+        # One part in 1e12 keeps binary fractions from deciding a tie.
+        half += 1e-12 * abs(span.middle)
+        return Interval(span.middle - half, span.middle + half)
+
+
+_HARDWARE = "an absolute time on other hardware and software"
+RULES = {
+    "count": Rule("digit", 0.5),
+    "bytes": Rule("digit", 0.5),
+    "latency": Rule("relative", 0.10, elsewhere=_HARDWARE),
+    "hours": Rule(
+        "relative",
+        0.10,
+        elsewhere=_HARDWARE,
+        stand_in="the hours to converge depend on the model",
+    ),
+    "rounds": Rule(
+        "relative",
+        0.10,
+        elsewhere="it depends on the learning rate, batch size and stopping rule",
+        stand_in="the rounds to converge depend on the model",
+    ),
+    "accuracy": Rule("points", 0.5, stand_in="accuracy depends on the model; differences compare"),
+    "ratio": Rule("relative", 0.10, neutral=1.0),
+    "change": Rule("relative", 0.10, neutral=0.0),
+    "saving": Rule("points", 2.0, neutral=0.0),
+    "difference": Rule("points", 0.5, neutral=0.0),
+}
+
+
+@dataclass
+class Judgement:
+    """One statement's verdict with what a reader needs to check it."""
+
+    verdict: str
+    reason: str
+    ours: str = ""
+    ours_value: float = math.nan
+    bound: float = math.nan
+    ratio: float = math.nan
+
+
+def judge(
+    claims: Sequence[Claim],
+    results: pd.DataFrame,
+    recipe: Mapping[str, Any],
+    scale: str,
+    not_run: Mapping[str, Mapping[str, str]],
+) -> pd.DataFrame:
+    """A verdict for every claim of one paper.
+
+    Parameters
+    ----------
+    claims: of one paper, from ``reports.claims.load``.
+    results: the tidy table of ``testbed.results``; rows of other papers are ignored.
+    recipe: the paper's recipe after scale overrides, nested mappings.
+    scale: ``smoke``, ``desk`` or ``paper``; rows of other scales are ignored.
+    not_run: scale -> {id: reason}, from ``reports.claims.load_not_run``.
+
+    Returns
+    -------
+    DataFrame with ``COLUMNS``, one row a claim in the claims' order.
+
+    Raises
+    ------
+    ValueError
+        Results are missing for claims that ``not_run`` does not list, more than 15 % of the value
+        and ordering entries are not run, a lookup is ambiguous, or a recipe path is not there.
+    """
+    return detail(claims, results, recipe, scale, not_run)[COLUMNS]
+
+
+def detail(
+    claims: Sequence[Claim],
+    results: pd.DataFrame,
+    recipe: Mapping[str, Any],
+    scale: str,
+    not_run: Mapping[str, Mapping[str, str]],
+    only: Collection[str] | None = None,
+) -> pd.DataFrame:
+    """As ``judge``, with the columns ``DETAILS``: the bound, our number and its ratio to theirs.
+
+    ``only`` judges the claims with these ids and leaves the others out, results and all.
+    """
+    results = results[results["scale"] == scale]
+    book = Book(claims, results)
+    listed = not_run.get(scale, {})
+    rows, absent = [], []
+    for claim in claims:
+        if only is not None and claim.id not in only:
+            continue
+        found = Found()
+        judgement = _judge_one(claim, book, recipe, found)
+        if found.missing and claim.id not in listed:
+            absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(found.missing))})")
+        elif judgement.verdict == "not run here":
+            judgement.reason = listed[claim.id]
+        _qualify(claim, book, found, judgement)
+        rows.append(
+            claim.model_dump(include={"id", "paper", "where", "kind", "setting", "metric"})
+            | {
+                "printed": claim.printed,
+                "ours": judgement.ours,
+                "unit": claim.unit,
+                "evidence": "+".join(sorted(found.evidence)),
+                "verdict": judgement.verdict,
+                "reason": judgement.reason,
+                "case": (claim.ours.case if claim.ours else None) or "",
+                "model": claim.model,
+                "ours_value": judgement.ours_value,
+                "bound": judgement.bound,
+                "ratio": judgement.ratio,
+                "kinds_of_evidence": found.kinds if found.evidence else 0,
+                "headline": claim.headline,
+            }
+        )
+    if absent:
+        raise ValueError(
+            f"no results at scale {scale} for {len(absent)} claims: {'; '.join(absent)}. Run what "
+            "produces them, or list them with a reason in data/claims/not_run.yaml"
+        )
+    table = pd.DataFrame(rows, columns=DETAILS)
+    _note_foundations(table, book)
+    if only is None:
+        _check_share(table, scale)
+    return table
+
+
+def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> None:
+    """Say what weakens a verdict: failed runs, a stand-in model, a single kind of evidence."""
+    if judgement.verdict == "not run here":
+        return
+    if found.failures:
+        if judgement.verdict in ("holds", "direction only", "fails"):
+            judgement.verdict = "undecided"
+        judgement.reason += f"; runs failed: {_join(found.failures)}"
+    names = {name for text in claim.expressions() for name in expressions.names(text)}
+    meant = {claim.model} | {book.claims[name].model for name in names if name in book.claims}
+    other = sorted(found.models - meant)
+    if claim.kind in ("ordering", "derived") and other:
+        judgement.reason += f"; {', '.join(other)} stands in for {_join(sorted(meant - {''}))}"
+    if claim.headline and found.agreement:
+        judgement.reason += f"; {_join(found.agreement)}"
+    elif claim.headline and found.evidence:
+        judgement.reason += "; one kind of evidence only"
+
+
+def _note_foundations(table: pd.DataFrame, book: Book) -> None:
+    """Note where a statement rests on numbers that are impossible as printed."""
+    impossible = set(table.loc[table["verdict"] == "impossible as printed", "id"])
+    for index, row in table.iterrows():
+        claim = book.claims[row["id"]]
+        if claim.kind in ("ordering", "derived"):
+            used = {name for text in claim.expressions() for name in expressions.names(text)}
+            if rests := sorted(used & impossible):
+                table.loc[index, "reason"] += (
+                    f"; rests on numbers impossible as printed: {_join(rests)}"
+                )
+
+
+def _check_share(table: pd.DataFrame, scale: str) -> None:
+    counted = table[table["kind"].isin(["value", "ordering"])]
+    skipped = counted[counted["verdict"] == "not run here"]
+    if len(skipped) > MAX_NOT_RUN * len(counted):
+        raise ValueError(
+            f"{len(skipped)} of {len(counted)} value and ordering entries are not run at scale "
+            f"{scale}, more than {MAX_NOT_RUN:.0%}: {', '.join(skipped['id'])}"
+        )
+
+
+def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found) -> Judgement:
+    if claim.recipe or claim.not_printed:
+        return _judge_parameters(claim, book, recipe, found)
+    if claim.implemented_by:
+        proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
+        return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", "as described")
+    if claim.kind == "value":
+        return _judge_value(claim, book, found)
+    return _combine(
+        [_judge_statement(claim, part, book, found) for part in claim.statements()],
+        [part.label for part in claim.statements()],
+    )
+
+
+def _judge_value(claim: Claim, book: Book, found: Found) -> Judgement:
+    rule = RULES[claim.quantity]
+    said = expressions.printed(claim.printed)
+    ours = book.value(claim.paper, claim.ours, found)
+    result = Judgement("", "")
+    if ours is not None:
+        estimate = Estimate.of(ours)
+        result.ours, result.ours_value = str(estimate), estimate.mean
+        result.ratio = estimate.mean / said.middle
+    bound = book.bound(claim, found) if claim.bound else None
+    result.bound = math.nan if bound is None else bound
+    result.verdict, result.reason = _value_verdict(claim, book, found, rule, ours, bound)
+    if claim.beside:
+        result.reason += _beside(claim, claim.beside.value, claim.beside.why, book)
+    return result
+
+
+def _value_verdict(
+    claim: Claim,
+    book: Book,
+    found: Found,
+    rule: Rule,
+    ours: float | pd.Series | None,
+    bound: float | None,
+) -> tuple[str, str]:
+    said = expressions.printed(claim.printed)
+    if bound is not None and said.high < bound:
+        return (
+            "impossible as printed",
+            f"physics needs at least {number(bound)} {claim.unit} "
+            f"({bound / said.middle:.2f} times the printed value) even at full line rate, "
+            "both directions at once",
+        )
+    if claim.part_of:
+        whole = book.printed(claim, claim.part_of)
+        room = whole.high - said.low
+        if said.high >= whole.low and room < ROOM * whole.high:
+            return (
+                "contradicts itself",
+                f"the document's own {book.label(claim, claim.part_of, 'metric')} = "
+                f"{number(whole.middle)} {claim.unit} is the whole round: at most "
+                f"{room:.2f} {claim.unit} ({room / whole.high:.1%}) is left for everything else",
+            )
+    other = sorted(found.models - {claim.model})
+    if rule.stand_in and other:
+        return "not comparable", f"{', '.join(other)} stands in for {claim.model}: {rule.stand_in}"
+    if ours is None:
+        return _unanswered(found)
+    estimate = Estimate.of(ours)
+    verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
+    if verdict in ("fails", "undecided") and rule.elsewhere:
+        reason = (
+            f"{rule.elsewhere}; ours is {number(estimate.mean / said.middle)} times the printed"
+        )
+        return "not comparable", reason + _variant_ratios(claim, book, said.middle)
+    return verdict, reason
+
+
+def _unanswered(found: Found) -> tuple[str, str]:
+    """The verdict where there is no value of ours: what ran and failed is not what never ran."""
+    if found.missing:
+        return "not run here", f"no results for {_join(found.missing)}"
+    return "undecided", "no run succeeded"
+
+
+def _variant_ratios(claim: Claim, book: Book, said: float) -> str:
+    text = f"{{{claim.id}}}"
+    ratios = [
+        f"{variant} {number(float(np.mean(book.ours(claim, text, Found(), variant))) / said)}"
+        for variant in book.variants(claim, [text])
+    ]
+    return f" ({', '.join(ratios)})" if ratios else ""
+
+
+def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str]:
+    """Whether our number agrees with a printed one under a rule."""
+    band = rule.band(printed)
+    span = f"{number(band.low)} to {number(band.high)} {unit}".strip()
+    if ours.seeds and ours.seeds < MIN_SEEDS:
+        return "undecided", f"{ours.seeds} of the {MIN_SEEDS} seeds an interval needs"
+    if ours.interval.within(band):
+        return "holds", f"within {span}"
+    if ours.interval.overlaps(band):
+        return "undecided", f"our interval is only partly within {span}"
+    neutral = rule.neutral
+    if neutral is not None:
+        neutral *= 100 if unit == "%" and rule is RULES["ratio"] else 1
+        if not band.low <= neutral <= band.high:
+            above = band.low > neutral
+            same = ours.interval.low > neutral if above else ours.interval.high < neutral
+            if same:
+                return "direction only", f"same direction, outside {span}"
+            return "fails", f"outside {span}, and not on the printed side of {number(neutral)}"
+    return "fails", f"outside {span}"
+
+
+def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+    return (_judge_derived if part.value else _judge_order)(claim, part, book, found)
+
+
+def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+    rule = RULES[part.quantity]
+    ours = book.ours(claim, part.value, found)
+    result = Judgement(*_unanswered(found))
+    if ours is not None:
+        estimate = Estimate.of(ours)
+        result.verdict, result.reason = _near(part.printed, part.unit, rule, estimate)
+        result.ours, result.ours_value = f"{estimate} {part.unit}".strip(), estimate.mean
+        said = expressions.printed(part.printed).middle
+        result.ratio = estimate.mean / said if said else math.nan
+        result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
+        others = {}
+        for variant in book.variants(claim, [part.value]):
+            one = Estimate.of(book.ours(claim, part.value, Found(), variant))
+            others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
+        result.reason += _modelled_otherwise(others, result.verdict)
+    band = rule.band(part.printed)
+    checks = [(part.value, "its own numbers give")]
+    checks += [(other.value, f"{other.why}:") for other in part.against]
+    for text, why in checks:
+        theirs = book.printed(claim, text)
+        if theirs is not None and not theirs.overlaps(band):
+            result.reason = (
+                f"printed {part.printed} {part.unit}, but {why} {_span(theirs)} {part.unit}; "
+                f"{result.reason}"
+            )
+            result.verdict = "contradicts itself"
+    if part.beside:
+        result.reason += _beside(claim, part.beside.value, part.beside.why, book)
+    return result
+
+
+def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+    """Ascending order of our values, after that of the document's own."""
+    terms = [book.ours(claim, text, found) for text in part.order]
+    if any(term is None for term in terms):
+        result = Judgement(*_unanswered(found))
+    else:
+        estimates = [Estimate.of(term) for term in terms]
+        labels = [book.label(claim, text, "case") for text in part.order]
+        verdict, reason = _ascending(labels, estimates)
+        others = {
+            variant: _ascending(
+                labels,
+                [Estimate.of(book.ours(claim, text, Found(), variant)) for text in part.order],
+            )[0]
+            for variant in book.variants(claim, part.order)
+        }
+        reason += _modelled_otherwise(others, verdict)
+        shown = zip(labels, estimates, strict=True)
+        ours = ", ".join(f"{name} {number(one.mean)} {part.unit}".strip() for name, one in shown)
+        result = Judgement(verdict, reason, ours)
+        if len(estimates) == 2:
+            result.ratio = estimates[0].mean / estimates[1].mean
+    for order, why in [(part.order, ""), *((other.order, other.why) for other in part.against)]:
+        theirs = [book.printed(claim, text) for text in order]
+        if any(one is None for one in theirs):
+            continue
+        steps = itertools.pairwise(zip(order, theirs, strict=True))
+        wrong = [
+            f"{book.label(claim, first, 'case')} {_span(low)} > "
+            f"{book.label(claim, second, 'case')} {_span(high)} {part.unit}"
+            for (first, low), (second, high) in steps
+            if low.low > high.high
+        ]
+        if wrong:
+            result.verdict = "contradicts itself"
+            lead = f"{why}: " if why else ""
+            result.reason = f"the document says otherwise: {lead}{_join(wrong)}; {result.reason}"
+    return result
+
+
+def _modelled_otherwise(others: Mapping[str, str], verdict: str) -> str:
+    """Which other ways of modelling would give another verdict."""
+    differ = [f"{name}: {other}" for name, other in others.items() if other != verdict]
+    if differ:
+        return f" (modelled otherwise: {', '.join(differ)})"
+    return f" (the same modelled otherwise: {', '.join(others)})" if others else ""
+
+
+def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str]:
+    """Whether our values ascend; deterministic ones must differ, intervals must separate."""
+    reversed_, open_ = [], []
+    for index in range(len(ours) - 1):
+        a, b = ours[index], ours[index + 1]
+        step = f"{names[index]} ({a}) < {names[index + 1]} ({b})"
+        if a.interval.low > b.interval.high:
+            reversed_.append(step)
+        elif not a.interval.high < b.interval.low:
+            open_.append(step)
+    steps = len(ours) - 1
+    if reversed_:
+        return "fails", f"{len(reversed_)} of {steps} steps reversed: not {_join(reversed_)}"
+    if open_:
+        few = any(0 < one.seeds < MIN_SEEDS for one in ours)
+        why = f"fewer than {MIN_SEEDS} seeds" if few else "intervals overlap or values are equal"
+        return "undecided", f"{len(open_)} of {steps} steps open ({why}): {_join(open_)}"
+    return "holds", f"all {steps} steps separate" if steps > 1 else "separate"
+
+
+def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
+    """A claim of several statements is as good as its worst one."""
+    if len(judgements) == 1:
+        return judgements[0]
+    worst = min(judgements, key=lambda one: WORST_FIRST.index(one.verdict))
+    said = [
+        f"{label or 'part'}: {one.verdict} ({one.reason.replace('; ', ', ')})"
+        for label, one in zip(labels, judgements, strict=True)
+    ]
+    ours = [f"{label}: {one.ours}" for label, one in zip(labels, judgements, strict=True)]
+    return Judgement(worst.verdict, "; ".join(said), "; ".join(ours), worst.ours_value)
+
+
+def _judge_parameters(
+    claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
+) -> Judgement:
+    ours = {path: at(recipe, path, claim.id) for path in (*claim.recipe, *claim.not_printed)}
+    differs = {
+        path: ours[path] for path in claim.recipe if not _same(ours[path], claim.recipe[path])
+    }
+    reasons = [f"{path} is {show(value)} here" for path, value in differs.items()]
+    reasons += [
+        f"{what} is not printed; {path} is {show(ours[path])} here"
+        for path, what in claim.not_printed.items()
+    ]
+    shown = [show(value) for value in ours.values()]
+    scaled = bool(differs)
+    measured = book.value(claim.paper, claim.ours, found) if claim.ours else None
+    if measured is not None:
+        used = Estimate.of(measured)
+        shown = [str(used)]
+        if not Interval.of(used.mean).within(RULES[claim.quantity].band(claim.printed)):
+            scaled = True
+            reasons.append(f"{used} {claim.unit} was used here")
+    if claim.note:
+        reasons.append(claim.note)
+    as_said = "used as printed" if claim.recipe else "not printed"
+    return Judgement(
+        "scaled here" if scaled else as_said,
+        "; ".join(reasons) or f"{', '.join(claim.recipe)} in the recipe",
+        ", ".join(shown),
+    )
+
+
+def at(recipe: Mapping[str, Any], path: str, claim: str = "") -> Any:
+    """The value at a dotted path of nested mappings; ValueError if it is not there."""
+    value: Any = recipe
+    for step in path.split("."):
+        if not isinstance(value, Mapping) or step not in value:
+            raise ValueError(f"{claim}: recipe: no {path!r} in the recipe (stopped at {step!r})")
+        value = value[step]
+    return value
+
+
+def _same(ours: Any, printed: Any) -> bool:
+    if isinstance(ours, list | tuple) and isinstance(printed, list | tuple):
+        return len(ours) == len(printed) and all(map(_same, ours, printed))
+    return ours == printed
+
+
+def _span(value: Interval) -> str:
+    low, high = number(value.low), number(value.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _beside(claim: Claim, text: str, why: str, book: Book) -> str:
+    return f"; beside it, {why}: {_span(book.printed(claim, text))} {claim.unit}"
+
+
+def _join(items: Iterable[str], limit: int = 4) -> str:
+    items = list(dict.fromkeys(items))
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more

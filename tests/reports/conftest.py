@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import geomx_results
+
+from reports import claims
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def geomx_claims():
+    return claims.load(ROOT / "data" / "claims" / "geomx.yaml")
+
+
+@pytest.fixture
+def recipe():
+    """The recipe exactly as GeoMX prints it."""
+    return copy.deepcopy(geomx_results.RECIPE)
+
+
+@pytest.fixture(scope="session")
+def paper_results():
+    """Results with the document's own model trained."""
+    return geomx_results.results(scale="paper", model="resnet50_v1")
+
+
+@pytest.fixture(scope="session")
+def desk_results():
+    """Results with a stand-in model trained."""
+    return geomx_results.results(scale="desk", model="small_resnet")

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reports import claims, expressions
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "data" / "claims" / "geomx.yaml"
+MINIMAL = {
+    "paper": "demo",
+    "title": "A document",
+    "citation": "nobody, 2020",
+    "claims": [
+        {
+            "id": "D-1",
+            "where": "Table 1",
+            "kind": "value",
+            "setting": "",
+            "metric": "size",
+            "printed": "9.90",
+            "quantity": "bytes",
+            "ours": {"experiment": "table1", "metric": "size"},
+        }
+    ],
+}
+
+
+def write(folder: Path, **changes) -> Path:
+    data = MINIMAL | {"claims": [MINIMAL["claims"][0] | changes]}
+    path = folder / "demo.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return path
+
+
+def test_geomx_has_every_entry_once_with_what_it_names():
+    found = claims.load(FILE, ROOT)
+    kinds = [claim.kind for claim in found]
+    assert len({claim.id for claim in found}) == len(found) == 123
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "value": 86,
+        "param": 16,
+        "derived": 11,
+        "ordering": 5,
+        "algorithm": 4,
+        "formula": 1,
+    }
+    assert 6 <= sum(bool(claim.headline) for claim in found) <= 8
+
+
+def test_geomx_table_2_is_complete():
+    values = [claim for claim in claims.load(FILE) if claim.where == "Table 2"]
+    cells = {(claim.ours.case, claim.ours.metric) for claim in values if claim.ours}
+    cases = {case for case, _ in cells}
+    assert len(cases) == 9
+    six = {"converged_accuracy", "convergence_time", "rounds_to_converge", "communication_time"}
+    six |= {"upload_raw", "download_raw"}
+    assert cells >= {(case, metric) for case in cases for metric in six}
+    compressed = {case for case, metric in cells if metric in ("upload", "download")}
+    assert compressed == {case for case in cases if "BiSparse" in case or "FP16" in case}
+
+
+def test_no_verdict_is_typed_in():
+    text = FILE.read_text(encoding="utf-8")
+    raw = yaml.safe_load(text)["claims"]
+    assert all("verdict" not in entry for entry in raw)
+    assert "impossible" not in text and "contradict" not in text.replace("contradicts itself", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"verdict": "holds"}, "D-1: verdict: unknown key"),
+        ({"ours": {"experiment": "t", "metric": "m", "wan": 1}}, "D-1: ours.wan: unknown key"),
+        ({"kind": "guess"}, "D-1: kind"),
+        ({"printed": "about 10"}, "about 10"),
+        ({"ours": None}, "a value needs quantity and ours"),
+        ({"bound": "{D-9} * 2"}, "'D-9' is neither a value"),
+        ({"bound": "import os"}, "is not an expression"),
+        ({"bound": "{D-1}.real"}, "is not an expression"),
+    ],
+)
+def test_bad_entries_name_file_id_and_field(tmp_path, changes, says):
+    path = write(tmp_path, **changes)
+    with pytest.raises(ValueError, match="demo.yaml") as error:
+        claims.load(path)
+    assert says in str(error.value) and "D-1" in str(error.value)
+
+
+def test_repeated_id_and_unreadable_file(tmp_path):
+    path = tmp_path / "demo.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL | {"claims": MINIMAL["claims"] * 2}))
+    with pytest.raises(ValueError, match="D-1: id: appears twice"):
+        claims.load(path)
+    path.write_text("claims: [")
+    with pytest.raises(ValueError, match="cannot be read as YAML"):
+        claims.load(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        claims.load(tmp_path / "absent.yaml")
+
+
+def test_files_and_tests_that_claims_name_must_exist(tmp_path):
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "it.py").write_text("")
+    (tmp_path / "test_it.py").write_text("class TestIt:\n    def test_a(self): ...\n")
+    entry = {"kind": "algorithm", "implemented_by": ["methods/it.py"]}
+    good = write(tmp_path, **entry, proved_by=["test_it.py::TestIt::test_a[1]"])
+    assert claims.load(good, tmp_path)[0].proved_by
+    for proof in ("test_it.py::test_a", "test_it.py", "test_no.py::test_a"):
+        with pytest.raises(ValueError, match="D-1: proved_by"):
+            claims.load(write(tmp_path, **entry, proved_by=[proof]), tmp_path)
+    with pytest.raises(ValueError, match="D-1: implemented_by: no file"):
+        path = write(tmp_path, kind="formula", implemented_by=["no.py"], proved_by=["test_it.py"])
+        claims.load(path, tmp_path)
+
+
+def test_not_run_list(tmp_path):
+    found = claims.load(write(tmp_path))
+    path = tmp_path / "not_run.yaml"
+    path.write_text("smoke: {D-1: too large for this scale}\n")
+    assert claims.load_not_run(path, found) == {
+        "smoke": {"D-1": "too large for this scale"},
+        "desk": {},
+        "paper": {},
+    }
+    for text, says in [
+        ("smoke: {D-2: too large for this scale}", "D-2"),
+        ("tiny: {}", "tiny"),
+        ("smoke: {D-1: ''}", "D-1"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            claims.load_not_run(path, found)
+    assert claims.load_not_run(FILE.with_name("not_run.yaml"), claims.load(FILE))
+
+
+def test_printed_numbers_keep_their_digits():
+    assert expressions.printed("9.90").low == pytest.approx(9.895)
+    assert expressions.printed("9.9").high == pytest.approx(9.95)
+    assert expressions.printed("-0.2").low == pytest.approx(-0.25)
+    assert expressions.printed("10") == expressions.Interval(9.5, 10.5)
+    for text in ("nan", "1-2", "", "8 %"):
+        with pytest.raises(ValueError, match="printed number"):
+            expressions.printed(text)

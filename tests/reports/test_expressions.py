@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.expressions import Interval, check, evaluate, names
+
+positive = st.floats(0.01, 100)
+NAMES = {"a-1", "b-2"}
+FORMULAS = [
+    "{a-1} + 2 * {b-2}",
+    "100 * ({a-1} / {b-2} - 1)",
+    "min({a-1}, {b-2}) - max({a-1} / 2, 3)",
+    "-{a-1} / ({b-2} + 1)",
+]
+
+
+@given(st.sampled_from(FORMULAS), positive, positive, st.floats(0, 0.005), st.floats(-1, 1))
+def test_an_interval_holds_every_value_of_its_terms(text, a, b, half, where):
+    spans = {"a-1": Interval(a - half, a + half), "b-2": Interval(b - half, b + half)}
+    span = Interval.of(evaluate(text, spans))
+    value = evaluate(text, {"a-1": a + where * half, "b-2": b - where * half})
+    slack = 1e-9 * (1 + abs(value))
+    assert span.low - slack <= value <= span.high + slack
+
+
+@given(st.sampled_from(FORMULAS), positive, positive)
+def test_series_numbers_and_python_agree(text, a, b):
+    by_hand = eval(text.replace("{a-1}", repr(a)).replace("{b-2}", repr(b)))
+    assert evaluate(text, {"a-1": a, "b-2": b}) == pytest.approx(by_hand)
+    series = evaluate(text, {"a-1": pd.Series([a, 2.0]), "b-2": b})
+    assert series.iloc[0] == pytest.approx(by_hand)
+
+
+def test_seeds_are_paired_by_their_number():
+    first, second = pd.Series({0: 1.0, 1: 2.0}), pd.Series({1: 10.0, 0: 5.0, 2: 1.0})
+    assert evaluate("{a} / {b}", {"a": first, "b": second}).dropna().to_dict() == {0: 0.2, 1: 0.2}
+    smaller = evaluate("min({a}, {b})", {"a": first, "b": second}).dropna()
+    assert smaller.to_dict() == {0: 1.0, 1: 2.0}
+
+
+def test_names_are_found_once_in_order():
+    assert names("{b} * 3600 / ({a} + {b})") == ["b", "a"]
+
+
+def test_division_by_what_may_be_zero_is_refused():
+    with pytest.raises(ValueError, match="contains zero"):
+        evaluate("1 / {a}", {"a": Interval(-1, 1)})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{a} +", "__import__('os')", "{a} ** 2", "[1]", "'x'", "abs({a})", "a + 1", "True"]
+)
+def test_only_arithmetic_is_an_expression(text):
+    with pytest.raises(ValueError, match="is not an expression"):
+        check(text)

@@ -1,0 +1,489 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from reports import expressions, verdicts
+from reports.book import Estimate, number, t_interval
+from reports.claims import Claim, Lookup
+from reports.expressions import Interval
+from reports.verdicts import RULES, detail, judge
+from testbed.results import Row, frame
+
+
+def verdict_of(table: pd.DataFrame, name: str) -> str:
+    return table.set_index("id").loc[name, "verdict"]
+
+
+def reason_of(table: pd.DataFrame, name: str) -> str:
+    return table.set_index("id").loc[name, "reason"]
+
+
+def demo(kind: str = "value", **fields) -> Claim:
+    base = {
+        "id": "D-1",
+        "paper": "demo",
+        "where": "Table 1",
+        "kind": kind,
+        "setting": "",
+        "metric": "size",
+        "printed": "9.90",
+    }
+    if kind == "value":
+        base |= {"quantity": "bytes", "ours": {"experiment": "t", "metric": "size"}}
+    return Claim(**(base | fields))
+
+
+def rows(values, metric="size", case="c", seeds=None, **more) -> list[Row]:
+    base = {"paper": "demo", "experiment": "t", "scale": "desk", "evidence": "simulated"}
+    seeds = [-1] if seeds is None else seeds
+    return [
+        Row(**(base | {"metric": metric, "case": case, "value": v, "unit": "s", "seed": s} | more))
+        for v, s in zip(np.atleast_1d(values), seeds, strict=True)
+    ]
+
+
+def one(claim: Claim, results: list[Row], not_run=None, others=()) -> pd.Series:
+    return detail([claim, *others], frame(results), {}, "desk", not_run or {}).iloc[0]
+
+
+# What the document gets wrong, found by the rules
+
+
+def test_geomx_at_the_documents_own_scale(geomx_claims, paper_results, recipe):
+    table = judge(geomx_claims, paper_results, recipe, "paper", {})
+    assert list(table.columns) == verdicts.COLUMNS
+    assert list(table["id"]) == [claim.id for claim in geomx_claims]
+    assert (table["reason"] != "").all()
+    by_verdict = table.groupby("verdict")["id"].agg(set)
+    assert by_verdict["impossible as printed"] == {
+        f"GEO-T1-18-{setting}" for setting in ("G1", "G155", "M1", "M155")
+    }
+    whole_rounds = {"M1", "G1", "G155", "G155F", "G155B", "G155BF", "G100BF", "G10BF"}
+    assert by_verdict["contradicts itself"] == (
+        {f"GEO-T2-{row}-lat" for row in whole_rounds} | {"GEO-F4b", "GEO-T1-R", "GEO-T1-O"}
+    )
+    sizes = table[table["unit"].isin(["MB", "million"]) & (table["kind"] == "value")]
+    assert len(sizes) == 9 * 2 + 6 * 2 + 4 and set(sizes["verdict"]) == {"holds"}
+    assert set(table.loc[table["id"].str.contains("-acc"), "verdict"]) == {"holds"}
+
+
+def test_the_slow_wan_is_slower_by_physics_too(geomx_claims, paper_results, recipe):
+    table = judge(geomx_claims, paper_results, recipe, "paper", {})
+    # 12 workers: (2/8 * 6 + 4/19.375) / (2 * 12 / 125) = 1.575 for every model.
+    assert "157.5 %" in reason_of(table, "GEO-T1-R")
+    assert "rests on numbers impossible as printed: GEO-T1-18" in reason_of(table, "GEO-T1-R")
+    assert "MXNET-1G" in reason_of(table, "GEO-T1-O")
+
+
+def test_a_stand_in_model_compares_differences_only(geomx_claims, desk_results, recipe):
+    table = judge(
+        geomx_claims, desk_results, recipe | {"model": {"name": "small_resnet"}}, "desk", {}
+    )
+    values = table[table["kind"] == "value"]
+    trained = values["id"].str.contains("-acc|-rounds|-h$")
+    assert set(values.loc[trained, "verdict"]) == {"not comparable"}
+    assert values.loc[trained, "reason"].str.contains("small_resnet stands in").all()
+    assert verdict_of(table, "GEO-S4-05") == "holds"
+    assert "small_resnet stands in" in reason_of(table, "GEO-S4-05")
+    assert verdict_of(table, "GEO-P08") == "scaled here"
+    assert "model.name is small_resnet here" in reason_of(table, "GEO-P08")
+
+
+# Verdicts must follow what they are computed from
+
+
+def lookups(claim: Claim, by_id: dict[str, Claim]) -> list[Lookup]:
+    """Rows that speak for us in a claim, bounds left out."""
+    found = [claim.ours] if claim.ours else []
+    if claim.kind in ("ordering", "derived"):
+        for part in claim.statements():
+            for text in (part.value, *part.order):
+                for name in expressions.names(text or ""):
+                    found.append(claim.lookups.get(name) or by_id[name].ours)
+    return list(dict.fromkeys(found))
+
+
+def matching(results: pd.DataFrame, lookup: Lookup) -> pd.Series:
+    chosen = pd.Series(True, index=results.index)
+    for key, value in lookup.model_dump(exclude={"times"}, exclude_none=True).items():
+        chosen &= results[key] == value
+    return chosen
+
+
+def neutralised(claim: Claim) -> Claim:
+    """A claim without what it is held against inside the document, so that ours decides."""
+    parts = tuple(part.model_copy(update={"against": (), "beside": None}) for part in claim.parts)
+    alone = {"against": (), "beside": None, "part_of": None, "bound": None, "parts": parts}
+    return claim.model_copy(update=alone)
+
+
+def as_printed(results: pd.DataFrame, claims: list[Claim]) -> pd.DataFrame:
+    """A world in which every printed value is what we measure, too."""
+    results = results.copy()
+    for claim in claims:
+        if claim.kind == "value":
+            exact = float(claim.printed) / claim.ours.times
+            results.loc[matching(results, claim.ours), "value"] = exact
+    return results
+
+
+def test_a_world_as_printed_bears_out_what_does_not_contradict_itself(
+    geomx_claims, paper_results, recipe
+):
+    table = detail(
+        list(map(neutralised, geomx_claims)), as_printed(paper_results, geomx_claims), recipe,
+        "paper", {},
+    )  # fmt: skip
+    judged = table[table["kind"].isin(["value", "derived", "ordering"])]
+    # Figures have no printed values, so their claims keep what the fixture says.
+    assert set(judged.loc[judged["verdict"] != "holds", "id"]) <= {"GEO-F4b"}
+
+
+def test_perturbed_results_flip_every_verdict_that_depends_on_them(
+    geomx_claims, paper_results, recipe
+):
+    by_id = {claim.id: claim for claim in geomx_claims}
+    stubborn, checked = [], 0
+    for claim in map(neutralised, geomx_claims):
+        mine = lookups(claim, by_id)
+        if not mine:
+            continue
+        checked += 1
+        small = paper_results[
+            np.logical_or.reduce([matching(paper_results, look) for look in mine])
+        ]
+        changed = geomx_claims_with(claim, geomx_claims)
+        seen = set()
+        for world in worlds(small, mine, geomx_claims):
+            table = detail(changed, world, recipe, "paper", {}, only={claim.id})
+            seen.add(verdict_of(table, claim.id))
+            if len(seen) > 1:
+                break
+        if len(seen) < 2:
+            stubborn.append((claim.id, seen))
+    assert not stubborn
+    assert checked == 86 + 11 + 5 + 1
+
+
+def worlds(results: pd.DataFrame, mine: list[Lookup], claims: list[Claim]):
+    """The results, what the document prints in their place, and each quantity larger or smaller."""
+    yield results
+    yield as_printed(results, [claim for claim in claims if claim.ours in mine])
+    for look in mine:
+        where = matching(results, look)
+        assert where.any(), f"{look} finds nothing"
+        for factor in (0.2, 0.8, 1.25, 5):
+            yield results.assign(value=results["value"].where(~where, results["value"] * factor))
+
+
+def geomx_claims_with(claim: Claim, claims: list[Claim]) -> list[Claim]:
+    return [claim if other.id == claim.id else other for other in claims]
+
+
+def test_swapped_cases_reverse_every_ordering(geomx_claims, paper_results, recipe):
+    by_id = {claim.id: claim for claim in geomx_claims}
+    for claim in geomx_claims:
+        if claim.kind != "ordering":
+            continue
+        results = paper_results.copy()
+        for part in claim.statements():
+            if not part.order:
+                continue
+            first, last = (
+                matching(paper_results, claim.lookups.get(name) or by_id[name].ours)
+                for name in (
+                    expressions.names(part.order[0])[0],
+                    expressions.names(part.order[-1])[0],
+                )
+            )
+            low, high = paper_results.loc[first, "value"], paper_results.loc[last, "value"]
+            # Whatever the fixture says, make the last term the smaller one.
+            small, large = min(low.min(), high.min()), max(low.max(), high.max())
+            results.loc[first, "value"], results.loc[last, "value"] = 2 * large, small / 2
+        table = detail([neutralised(c) for c in geomx_claims], results, recipe, "paper", {})
+        assert verdict_of(table, claim.id) == "fails", claim.id
+
+
+@pytest.mark.parametrize("name", ["GEO-T1-18-G1", "GEO-T1-18-M155"])
+def test_a_printed_value_above_the_bound_is_possible(name, geomx_claims, paper_results, recipe):
+    changed = [
+        claim.model_copy(update={"printed": str(float(claim.printed) * 10)})
+        if claim.id == name
+        else claim
+        for claim in geomx_claims
+    ]
+    table = judge(changed, paper_results, recipe, "paper", {})
+    assert verdict_of(table, name) != "impossible as printed"
+
+
+def test_printed_values_make_and_unmake_contradictions(geomx_claims, paper_results, recipe):
+    def verdict(name: str, **printed: str) -> str:
+        said = {key.replace("_", "-"): value for key, value in printed.items()}
+        changed = [
+            c.model_copy(update={"printed": said.get(c.id, c.printed)}) for c in geomx_claims
+        ]
+        return verdict_of(judge(changed, paper_results, recipe, "paper", {}), name)
+
+    # A round of 25.48 s that communicates for 20 s has room to compute.
+    assert verdict("GEO-T2-G155-lat", GEO_T2_G155_lat="20.00") == "not comparable"
+    assert verdict("GEO-T2-M1-lat", GEO_T2_M1_h="30.0") == "not comparable"
+    # MXNET's 8 workers at 20 s and 30 h would be 12 at 30 s and 45 h: slower than GeoMX's WAN.
+    faster = {"GEO_T2_M1_lat": "20.00", "GEO_T2_M1_h": "30.0"}
+    for name in ("GEO-F4b", "GEO-T1-R", "GEO-T1-O"):
+        assert verdict(name, **faster) == "fails", name
+    # Derived numbers must follow from their table.
+    assert verdict("GEO-S4-01", GEO_T2_G155B_h="9.5") == "contradicts itself"
+    assert verdict("GEO-ABS", GEO_T2_M1_h="30.0") == "contradicts itself"
+    assert verdict("GEO-T2-O", GEO_T2_G155_h="30.0") == "contradicts itself"
+    assert verdict("GEO-F6a", GEO_T2_G155F_h="8.0") == "contradicts itself"
+
+
+# The rules, one by one, on worked examples
+
+
+@pytest.mark.parametrize(
+    ("quantity", "printed", "ours", "verdict"),
+    [
+        ("bytes", "9.90", 9.8951, "holds"),
+        ("bytes", "9.90", 9.8949, "fails"),
+        ("count", "11.17", 11.1749, "holds"),
+        ("count", "11.17", 11.1751, "fails"),
+        ("latency", "10.0", 10.99, "holds"),
+        ("latency", "10.0", 11.01, "not comparable"),
+        ("hours", "10", 8.9, "not comparable"),
+        ("accuracy", "90.8", 90.31, "holds"),
+        ("accuracy", "90.8", 90.29, "fails"),
+    ],
+)
+def test_tolerances(quantity, printed, ours, verdict):
+    claim = demo(quantity=quantity, printed=printed)
+    assert one(claim, rows(ours))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("quantity", "unit", "printed", "ours", "verdict"),
+    [
+        ("ratio", "", "4", 3.61, "holds"),
+        ("ratio", "", "4", 1.5, "direction only"),
+        ("ratio", "", "4", 0.9, "fails"),
+        ("ratio", "%", "80", 99, "direction only"),
+        ("ratio", "%", "80", 101, "fails"),
+        ("change", "%", "-20", -18.1, "holds"),
+        ("change", "%", "-20", -3, "direction only"),
+        ("change", "%", "-20", 3, "fails"),
+        ("saving", "%", "90", 92.0, "holds"),
+        ("saving", "%", "90", 50.0, "direction only"),
+        ("difference", "points", "0", 0.49, "holds"),
+        ("difference", "points", "0", -0.51, "fails"),
+    ],
+)
+def test_direction(quantity, unit, printed, ours, verdict):
+    part = {"quantity": quantity, "unit": unit, "printed": printed, "value": "{x}"}
+    claim = demo("derived", parts=[part], lookups={"x": {"experiment": "t", "metric": "size"}})
+    assert one(claim, rows(ours))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([-20, -20.1, -19.9], "holds"),
+        ([-20, -24, -16], "undecided"),  # the interval leaves the band
+        ([-10, -10.1, -9.9], "direction only"),
+        ([10, 10.1, 9.9], "fails"),
+        ([-1, 0, 1], "fails"),  # certainly not -20, and no direction either
+        ([-20, -20], "undecided"),  # two seeds make no interval
+    ],
+)
+def test_intervals_over_seeds_decide(values, verdict):
+    part = {"quantity": "change", "unit": "%", "printed": "-20", "value": "{x}"}
+    claim = demo("derived", parts=[part], lookups={"x": {"experiment": "t", "metric": "size"}})
+    assert one(claim, rows(values, seeds=range(len(values))))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (1.0, 2.0, "holds"),
+        (2.0, 1.0, "fails"),
+        (2.0, 2.0, "undecided"),
+        ([1, 1.1, 0.9], [2, 2.1, 1.9], "holds"),
+        ([2, 2.1, 1.9], [1, 1.1, 0.9], "fails"),
+        ([1, 2, 3], [2, 3, 4], "undecided"),
+        ([1, 1.1], [2, 2.1], "undecided"),
+    ],
+)
+def test_orderings(a, b, verdict):
+    look = {name: {"experiment": "t", "metric": "size", "case": name} for name in "ab"}
+    claim = demo("ordering", order=["{a}", "{b}"], lookups=look)
+    seeds = range(len(a)) if isinstance(a, list) else None
+    results = rows(a, case="a", seeds=seeds) + rows(b, case="b", seeds=seeds)
+    assert one(claim, results)["verdict"] == verdict
+
+
+def test_a_chain_names_the_step_that_is_reversed():
+    look = {name: {"experiment": "t", "metric": "size", "case": name} for name in "abc"}
+    claim = demo("ordering", order=["{a}", "{b}", "{c}"], lookups=look)
+    row = one(claim, rows(1.0, case="a") + rows(3.0, case="b") + rows(2.0, case="c"))
+    assert row["verdict"] == "fails"
+    assert "1 of 2 steps reversed: not b (3) < c (2)" in row["reason"]
+
+
+def test_other_ways_of_modelling_are_told():
+    look = {name: {"experiment": "t", "metric": "size", "case": name, "variant": "testbed"}
+            for name in "ab"}  # fmt: skip
+    claim = demo("ordering", order=["{a}", "{b}"], lookups=look)
+    results = rows(1.0, case="a", variant="testbed") + rows(2.0, case="b", variant="testbed")
+    results += rows(2.0, case="a", variant="overlapped") + rows(1.0, case="b", variant="overlapped")
+    row = one(claim, results)
+    assert row["verdict"] == "holds" and "overlapped: fails" in row["reason"]
+
+
+def test_impossible_and_part_of_come_before_any_comparison():
+    bound = {"bound": "{least}", "lookups": {"least": {"experiment": "t", "metric": "bound_time"}}}
+    results = rows(9.9) + rows(10.0, metric="bound_time", evidence="computed")
+    row = one(demo(**bound), results)
+    assert (row["verdict"], row["bound"], row["evidence"]) == (
+        "impossible as printed",
+        10.0,
+        "computed+simulated",
+    )
+    hours = demo(id="D-h", printed="1.0", quantity="hours")
+    count = demo(id="D-n", printed="360", quantity="rounds")
+    part = demo(quantity="latency", printed="10.0", part_of="{D-h} * 3600 / {D-n}")
+    # 1.0 h is up to 1.05 h: five per cent of room, so nothing is proven.
+    assert one(part, rows(10.0), others=[hours, count])["verdict"] == "holds"
+    exact = hours.model_copy(update={"printed": "1.000"})
+    row = one(part, rows(10.0), others=[exact, count])
+    assert row["verdict"] == "contradicts itself"
+
+
+def test_a_claim_is_as_good_as_its_worst_part():
+    look = {"x": {"experiment": "t", "metric": "size"}}
+    good = {"label": "good", "quantity": "ratio", "printed": "4", "value": "{x}"}
+    bad = good | {"label": "bad", "printed": "9"}
+    row = one(demo("derived", parts=[good, bad], lookups=look), rows(4.0))
+    assert row["verdict"] == "direction only"
+    assert "good: holds" in row["reason"] and "bad: direction only" in row["reason"]
+
+
+# Missing, failed and doubtful results
+
+
+def test_missing_results_stop_the_run_and_name_ids(geomx_claims, paper_results, recipe):
+    few = paper_results[paper_results["metric"] != "converged_accuracy"]
+    with pytest.raises(ValueError, match="GEO-T2-G155BF-acc.*not_run.yaml"):
+        judge(geomx_claims, few, recipe, "paper", {})
+    # Without its bound a printed time cannot be held against physics, even if the rest is there.
+    unbound = paper_results[paper_results["metric"] != "bound_time"]
+    with pytest.raises(ValueError, match="GEO-T1-18-G1 .*metric=bound_time"):
+        judge(geomx_claims, unbound, recipe, "paper", {})
+    with pytest.raises(ValueError, match="scale smoke"):
+        judge(geomx_claims, paper_results, recipe, "smoke", {})
+
+
+def test_listed_claims_may_be_missing_up_to_the_limit(geomx_claims, paper_results, recipe):
+    few = paper_results[paper_results["metric"] != "converged_accuracy"]
+    accuracy = [c.id for c in geomx_claims if c.ours and c.ours.metric == "converged_accuracy"]
+    rest = ["GEO-S4-03", "GEO-S4-05", "GEO-ABS"]
+    listed = dict.fromkeys([*accuracy, *rest], "training is not run at this scale")
+    table = judge(geomx_claims, few, recipe, "paper", {"paper": listed})
+    assert verdict_of(table, accuracy[0]) == "not run here"
+    assert reason_of(table, accuracy[0]) == "training is not run at this scale"
+    # 9 of 91 are allowed; the nine latencies and the rounds on top are more than 15 %.
+    gone = few[~few["metric"].isin(["rounds_to_converge"])]
+    rounds = [c.id for c in geomx_claims if c.ours and c.ours.metric == "rounds_to_converge"]
+    listed |= dict.fromkeys(rounds, "training is not run at this scale")
+    with pytest.raises(ValueError, match="18 of 91 .* more than 15%"):
+        judge(geomx_claims, gone, recipe, "paper", {"paper": listed})
+
+
+def test_a_listed_claim_with_results_is_judged():
+    row = one(demo(), rows(9.9), {"desk": {"D-1": "we thought it would not run"}})
+    assert row["verdict"] == "holds"
+
+
+def test_failed_runs_are_told_and_decide_nothing():
+    failed = Row(paper="demo", experiment="t", case="c", metric="size", unit="s", scale="desk",
+                 evidence="simulated", status="failed", reason="diverged", seed=3)  # fmt: skip
+    row = one(demo(), [*rows([9.9, 9.9, 9.9], seeds=[0, 1, 2]), failed])
+    assert row["verdict"] == "undecided" and "diverged" in row["reason"]
+    assert one(demo(where="§1", kind="value"), rows(9.9))["verdict"] == "holds"
+    look = {"x": {"experiment": "t", "metric": "size"}}
+    part = {"quantity": "ratio", "printed": "4", "value": "{x}"}
+    row = one(demo("derived", parts=[part], lookups=look), [failed])
+    assert row["verdict"] == "undecided" and "diverged" in row["reason"]
+    stands_in = failed.model_copy(update={"model": "small"})
+    row = one(demo(quantity="hours", model="large"), [stands_in])
+    assert row["verdict"] == "not comparable" and "diverged" in row["reason"]
+
+
+def test_a_lookup_must_not_be_ambiguous():
+    with pytest.raises(ValueError, match=r"different values for one seed.*'a', 'b'"):
+        one(demo(), rows(1.0, variant="a") + rows(2.0, variant="b"))
+    same = rows(9.9, variant="a") + rows(9.9, variant="b")
+    assert one(demo(), same)["verdict"] == "holds"
+
+
+def test_a_second_kind_of_evidence_is_compared():
+    look = {"x": {"experiment": "t", "metric": "size"}}
+    part = {"quantity": "ratio", "printed": "4", "value": "{x}"}
+    claim = demo("derived", parts=[part], lookups=look, headline="It is four")
+    alone = one(claim, rows(4.0))
+    assert alone["kinds_of_evidence"] == 1 and "one kind of evidence only" in alone["reason"]
+    both = one(claim, rows(4.0) + rows(4.2, evidence="emulated"))
+    assert both["kinds_of_evidence"] == 2
+    assert "emulated is 1.05 times simulated" in both["reason"]
+    assert (both["evidence"], both["ours_value"]) == ("simulated", 4.0)
+
+
+def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):
+    table = judge(geomx_claims, paper_results, recipe, "paper", {})
+    params = table[(table["kind"] == "param")]
+    assert set(params["verdict"]) == {"used as printed", "implemented"}
+    assert "learning rate is not printed; optimizer.lr is 0.1 here" in reason_of(table, "GEO-P08")
+    changed = recipe | {"bisparse": recipe["bisparse"] | {"ratio": 0.02}}
+    table = judge(geomx_claims, paper_results, changed, "paper", {})
+    assert verdict_of(table, "GEO-P09") == "scaled here"
+    assert reason_of(table, "GEO-P09") == "bisparse.ratio is 0.02 here"
+    less = {key: value for key, value in recipe.items() if key != "bisparse"}
+    with pytest.raises(ValueError, match="GEO-P09: recipe: no 'bisparse.ratio'"):
+        judge(geomx_claims, paper_results, less, "paper", {})
+    unsaid = demo("param", not_printed={"lr": "learning rate"})
+    assert detail([unsaid], frame([]), {"lr": 1}, "desk", {}).iloc[0]["verdict"] == "not printed"
+
+
+def test_other_papers_and_scales_do_not_count():
+    results = rows(9.9) + rows(1.0, paper="other") + rows(1.0, scale="smoke")
+    assert one(demo(), results)["ours_value"] == 9.9
+
+
+def test_t_interval_is_student_s():
+    values = [1.0, 2.0, 4.0]
+    low, high = t_interval(values)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (low, high) == pytest.approx((expected.low, expected.high))
+    assert t_interval([1.0, 2.0]) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(93.952, "93.95"), (0, "0"), (5270, "5270"), (153.37, "153.4"), (-0.2, "-0.2"),
+     (1.55e8, "1.55e8"), (0.0123456, "0.01235"), (1e-7, "1e-7"), (123456.7, "123457")],
+)  # fmt: skip
+def test_numbers_as_people_write_them(value, text):
+    assert number(value) == text
+
+
+def test_every_quantity_has_a_rule_and_bands_are_symmetric():
+    from typing import get_args
+
+    from reports.claims import Quantity
+
+    assert set(RULES) == set(get_args(Quantity))
+    for rule in RULES.values():
+        band = rule.band("50.0")
+        assert band.middle == pytest.approx(50) and band.high > 50
+    assert str(Estimate(2.0, Interval(1.5, 2.5), 3)) == "2 [1.5, 2.5]"
