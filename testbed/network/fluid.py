@@ -1,0 +1,383 @@
+"""Fluid simulation: transfers are flows that share links max-min fairly.
+
+A message first spends the latency of its route, then streams at the rate that progressive filling
+gives it: all rates rise together, and a flow stops rising at its first full link. Links are
+directed, so a full-duplex cable carries both ways at once. Any number of plans share the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+
+import numpy as np
+
+from methods.exchange import COPY, Plan, Topology
+from testbed.network import _engine as engine
+from testbed.network.counting import (
+    Sizes,
+    between_regions,
+    plan_routes,
+    spread,
+    transfer_bytes,
+)
+from testbed.network.execution import check_structure
+from testbed.network.faults import Faults
+
+TIMELINE = np.dtype(
+    [("src", "i4"), ("dst", "i4"), ("slot", "i2"), ("nbytes", "f8")]
+    + [("start_s", "f8"), ("end_s", "f8")]
+)
+
+REMEMBERED = 256
+"""Plans of which a network keeps what it computed."""
+
+
+def tcp_efficiency(mtu: int = 1500, framing: str = "shaper") -> float:
+    """Payload share of full TCP segments over Ethernet, with IPv4 and TCP timestamps.
+
+    Parameters
+    ----------
+    mtu: bytes of an IP packet.
+    framing: ``shaper``: a kernel shaper counts the 14-byte Ethernet header, and neither preamble,
+        check sequence nor gap. ``wire``: all 38 bytes around a packet count.
+    """
+    around = {"shaper": 14, "wire": 38}
+    if framing not in around:
+        raise ValueError(f"tcp_efficiency: framing must be shaper or wire, not {framing!r}")
+    headers = 20 + 20 + 12
+    if mtu <= headers:
+        raise ValueError(f"tcp_efficiency: mtu must exceed {headers} bytes of headers, not {mtu}")
+    return (mtu - headers) / (mtu + around[framing])
+
+
+@dataclass(eq=False)
+class Result:
+    """One plan on a network: what :meth:`Network.start` returns, filled in when it completes.
+
+    Attributes
+    ----------
+    start_s: when it was started.
+    completion_s: when its last transfer arrived; nan until then.
+    node_completion: for each node that receives, when the last of what it gets was in.
+    transfers: a record a transfer: ``src, dst, slot, nbytes, start_s, end_s``; its last two are
+        nan until completion.
+    """
+
+    plan: Plan
+    topology: Topology
+    start_s: float
+    transfers: np.ndarray
+    completion_s: float = math.nan
+    node_completion: dict[int, float] = field(default_factory=dict)
+    _static: SimpleNamespace = field(default_factory=SimpleNamespace, repr=False)
+
+    @property
+    def done(self) -> bool:
+        return not math.isnan(self.completion_s)
+
+    @cached_property
+    def link_bytes(self) -> np.ndarray:
+        """Bytes on each link, (n_links,): payload over the network's efficiency."""
+        static = self._static
+        return spread(self.topology, static.route_ptr, static.route, self.transfers["nbytes"])
+
+    @cached_property
+    def region_bytes(self) -> dict[str, np.ndarray]:
+        """For each layer, bytes out of each of its regions, counted as in ``link_bytes``."""
+        columns = (self.transfers[key] for key in ("src", "dst", "nbytes"))
+        traffic = between_regions(self.topology, *columns)
+        return {layer: moved.egress for layer, moved in traffic.items()}
+
+
+def simulate(
+    plan: Plan,
+    topology: Topology,
+    nbytes: Sizes,
+    faults: Faults | None = None,
+    **network_options: float,
+) -> Result:
+    """Run one plan alone from time 0; see :class:`Network` for sizes and options."""
+    network = Network(topology, faults, **network_options)
+    result = network.start(plan, nbytes)
+    network.advance()
+    return result
+
+
+class Network:
+    """A network in which plans run.
+
+    Parameters
+    ----------
+    topology: its links, bit/s and seconds.
+    faults: nodes that pause.
+    efficiency: payload share of what links carry, e.g. :func:`tcp_efficiency`.
+    flow_cap: highest rate of a single transfer, bit/s, as links count.
+
+    A node that has a send window is busy with a message until its last byte left, which is the
+    message's latency before it arrives.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        faults: Faults | None = None,
+        *,
+        efficiency: float = 1.0,
+        flow_cap: float = math.inf,
+    ) -> None:
+        if not 0 < efficiency <= 1:
+            raise ValueError(f"efficiency must be above 0 and at most 1, not {efficiency}")
+        if not flow_cap > 0:
+            raise ValueError(f"flow_cap must be a rate above 0 bit/s, not {flow_cap}")
+        if not np.isfinite(topology.link_latency).all():
+            raise ValueError(f"{topology.name}: link latencies must be finite")
+        self.topology, self.efficiency = topology, efficiency
+        self._live: dict[int, Result] = {}
+        self._ready: dict[int, Mapping[int, float]] = {}
+        self._plans: dict[bytes, SimpleNamespace] = {}
+
+        self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
+        self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
+        pauses = faults.pauses if faults else ()
+        for node, _, _ in pauses:
+            if not 0 <= node < topology.n_nodes:
+                raise ValueError(f"faults: {topology.name} has no node {node} to pause")
+        self._state = engine.empty_state(topology.n_nodes, topology.n_links, 2 * len(pauses))
+        self._state.links["rate"] = topology.link_rate / 8
+        self._state.clock[1] = flow_cap / 8
+        for node, begin, end in pauses:
+            self._push(begin, engine.PAUSE, node)
+            self._push(end, engine.RESUME, node)
+
+    @property
+    def now(self) -> float:
+        """Virtual time, seconds."""
+        return float(self._state.clock[0])
+
+    @property
+    def running(self) -> list[Result]:
+        """Plans started and not complete."""
+        return list(self._live.values())
+
+    @property
+    def link_bytes(self) -> np.ndarray:
+        """Bytes that each link has delivered so far: those of all messages that arrived."""
+        return self._state.links["bytes"].copy()
+
+    def start(
+        self,
+        plan: Plan,
+        sizes: Sizes,
+        at: float | None = None,
+        ready: Mapping[int, float] | None = None,
+    ) -> Result:
+        """Start ``plan`` at time ``at`` (now if None, not before).
+
+        Parameters
+        ----------
+        sizes: payload bytes of the whole vector: a number, or for each slot a number or a mapping
+            from the sending node to a number.
+        ready: for contributors, the earliest time at which their own value exists.
+
+        Raises
+        ------
+        ValueError
+            A plan that does not fit the topology, missing or invalid sizes, a time in the past.
+        """
+        at = self.now if at is None else float(at)
+        if not self.now <= at < math.inf:
+            raise ValueError(f"{plan.name}: cannot start at {at} s, it is {self.now} s")
+        ready = dict(ready or {})
+        strangers = sorted(set(ready) - set(plan.contributors.tolist()))
+        if strangers:
+            raise ValueError(f"{plan.name}: ready names node {strangers[0]}, no contributor")
+        if not all(0 <= time < math.inf for time in ready.values()):
+            raise ValueError(f"{plan.name}: ready times must be finite and >= 0")
+        static = self._compiled(plan)
+        transfers = np.zeros(len(plan), TIMELINE)
+        for column in ("src", "dst", "slot"):
+            transfers[column] = getattr(plan, column)
+        transfers["nbytes"] = transfer_bytes(plan, sizes) / self.efficiency
+        transfers["start_s"] = transfers["end_s"] = math.nan
+        result = Result(plan, self.topology, at, transfers, _static=static)
+        self._launch(result, ready)
+        return result
+
+    def advance(self, until: float | None = None, *, first: bool = False) -> list[Result]:
+        """Let time pass; return the plans that completed, in the order in which they did.
+
+        To the next completion if ``until`` is None (nothing if no plan runs); else to the time
+        ``until``, or with ``first`` to the next completion if that comes before.
+        """
+        if until is None and not self._live:
+            return []
+        if until is not None and not self.now <= until < math.inf:
+            raise ValueError(f"cannot advance to {until} s, it is {self.now} s")
+        engine.advance(
+            self._state, math.inf if until is None else float(until), first or until is None
+        )
+        count = self._state.count
+        done = self._state.done[: count[engine.DONE]].tolist()
+        count[engine.DONE] = 0
+        if until is None and not done:
+            raise RuntimeError("plans are running but nothing can happen")
+        return [self._finish(instance) for instance in done]
+
+    def _compiled(self, plan: Plan) -> SimpleNamespace:
+        """What the engine needs to know of a plan, computed once for all plans equal to it."""
+        digest = hashlib.blake2b(repr((plan.units, plan.overlap, plan.slots)).encode())
+        for name in ("src", "dst", "lo", "hi", "slot", "op", "phase"):
+            digest.update(getattr(plan, name).tobytes())
+        for array in (plan.dep_ptr, plan.dep_idx, plan.contributors, plan.receivers):
+            digest.update(len(array).to_bytes(8, "little") + array.tobytes())
+        key = digest.digest()
+        if key not in self._plans:
+            if len(self._plans) >= REMEMBERED:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = _compile(plan, self.topology)
+        return self._plans[key]
+
+    def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
+        plan, static = result.plan, result._static
+        n, chunks, nodes = len(plan), plan.chunks, self.topology.n_nodes
+        sizes = dict(
+            transfers=n,
+            pieces=n * chunks,
+            hops=len(static.route),
+            successors=len(static.successors),
+            phases=len(static.phase_ptr),
+            slots=nodes * plan.window,
+            instances=1,
+        )
+        blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
+        arrays = {name: pool.array for name, pool in self._pools.items()}
+        if any(getattr(self._state, name) is not array for name, array in arrays.items()):
+            self._state = engine.grown(self._state, arrays)
+        state, (instance, _) = self._state, blocks["instances"]
+        self._blocks[instance], self._live[instance] = blocks, result
+        self._ready[instance] = ready
+
+        start = {name: offset for name, (offset, _) in blocks.items()}
+        view = {name: arrays[name][at : at + size] for name, (at, size) in blocks.items()}
+        t0, rows, hops = start["transfers"], view["transfers"], view["hops"]
+        for column, values in static.columns.items():
+            rows[column] = values
+        rows["instance"] = instance
+        rows["nbytes"] = result.transfers["nbytes"] / chunks
+        rows["piece0"] = start["pieces"] + np.arange(n) * chunks
+        for column, name, ptr in [
+            ("route", "hops", static.route_ptr),
+            ("next", "successors", static.next_ptr),
+        ]:
+            rows[f"{column}0"], rows[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
+        rows["order"] = t0 + static.order
+        rows["linked"], rows["chunk"], rows["slot"], rows["mark"] = 0, 0, -1, 0
+        hops["link"], hops["owner"] = static.route, t0 + static.owner
+        view["successors"][:] = t0 + static.successors
+        view["phases"][:] = static.phase_ptr
+        view["slots"][:] = -math.inf
+
+        own = np.full(nodes, result.start_s)
+        for node, time in ready.items():
+            own[node] = max(time, result.start_s)
+        begin = np.where(static.sends_own, own[plan.src], result.start_s)
+        pieces = view["pieces"].reshape(n, chunks)
+        pieces["ready"] = begin[:, None]
+        pieces["pending"] = static.n_dependencies[:, None]
+        pieces["pending"][:, 1:] += 1  # the piece before it
+        pieces["pending"][:, 0] += static.waits  # the phases before its own
+
+        (row,) = view["instances"]
+        row["chunks"], row["window"], row["left"] = chunks, plan.window, n
+        row["transfer0"], row["slot0"], row["phase0"] = t0, start["slots"], start["phases"]
+        row["phase"], row["phase_left"] = 0, static.phase_ptr[1]
+        senders = state.senders[instance]
+        senders["root"], senders["last"], senders["touched"] = -1, -math.inf, 0
+        if not n:
+            self._push(own.max(), engine.CLOSE, instance)
+            return
+        first = np.flatnonzero(pieces["pending"][:, 0] == 0)
+        codes = (engine.READY << engine.KIND_SHIFT) | (t0 + first)
+        engine.push_events(state, begin[first], codes)
+
+    def _finish(self, instance: int) -> Result:
+        result, ready = self._live.pop(instance), self._ready.pop(instance)
+        blocks = self._blocks.pop(instance)
+        t0, n = blocks["transfers"]
+        rows = self._state.transfers[t0 : t0 + n]
+        result.transfers["start_s"], result.transfers["end_s"] = rows["start_s"], rows["end_s"]
+        local = rows["src"] == rows["dst"]
+        result.transfers["start_s"][local] = rows["end_s"][local]
+        result.completion_s = float(rows["end_s"].max()) if n else self.now
+        last = self._state.senders[instance]["last"]
+        nodes = np.union1d(result.plan.dst, result.plan.receivers).tolist()
+        result.node_completion = {
+            node: max(float(last[node]), ready.get(node, 0.0), result.start_s) for node in nodes
+        }
+        for name, (offset, size) in blocks.items():
+            self._pools[name].give(offset, size)
+        return result
+
+    def _push(self, time: float, kind: int, item: int) -> None:
+        codes = np.array([(kind << engine.KIND_SHIFT) | item], np.int64)
+        engine.push_events(self._state, np.array([time]), codes)
+
+
+class _Pool:
+    """An array that hands out blocks of itself, and grows."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.array = np.zeros(0, dtype)
+        self._used = 0
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, size: int) -> int:
+        """Offset of a block; its contents are whatever the last user left."""
+        if self._free.get(size):
+            return self._free[size].pop()
+        offset = self._used
+        self._used += size
+        if self._used > len(self.array):
+            self.array = engine.longer(self.array, max(self._used, 2 * len(self.array)))
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        self._free.setdefault(size, []).append(offset)
+
+
+def _compile(plan: Plan, topology: Topology) -> SimpleNamespace:
+    """Routes, successors and phases of ``plan`` as arrays; all numbered from 0 within the plan."""
+    check_structure(plan)
+    n = len(plan)
+    route_ptr, route = plan_routes(plan, topology)
+    owner = np.repeat(np.arange(n), np.diff(route_ptr))
+    limits = np.isfinite(topology.link_rate[route])
+    n_dependencies = np.diff(plan.dep_ptr)
+    waiter = np.repeat(np.arange(n), n_dependencies)
+    copies = np.bincount(waiter, plan.op[plan.dep_idx] == COPY, minlength=n) > 0
+    rank = np.zeros(n, np.int64)
+    if not plan.overlap:
+        rank = np.unique(plan.phase, return_inverse=True)[1].reshape(n)
+    return SimpleNamespace(
+        route_ptr=route_ptr,
+        route=route,
+        owner=owner,
+        next_ptr=np.concatenate([[0], np.cumsum(np.bincount(plan.dep_idx, minlength=n))]),
+        successors=waiter[np.argsort(plan.dep_idx, kind="stable")],
+        n_dependencies=n_dependencies,
+        sends_own=np.isin(plan.src, plan.contributors) & ~copies,
+        waits=(rank > 0).astype(np.int32),
+        order=np.argsort(rank, kind="stable"),
+        phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=1))]),
+        columns=dict(
+            src=plan.src,
+            dst=plan.dst,
+            latency=np.bincount(owner, topology.link_latency[route], minlength=n),
+            limited=np.bincount(owner, limits, minlength=n) > 0,
+        ),
+    )

@@ -1,0 +1,222 @@
+"""A second fluid simulator, slow and literal, in exact arithmetic: the oracle of the fast one.
+
+It looks at every piece of every plan at every instant, and asks a function for the rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from scipy.optimize import linprog
+
+WAITING, READY, LATENT, FLOWING, ARRIVED = range(5)
+
+
+@dataclass
+class Piece:
+    plan: int
+    transfer: int
+    chunk: int
+    src: int
+    dst: int
+    size: Fraction
+    latency: Fraction
+    links: list[int]
+    state: int = WAITING
+    ready: Fraction | None = None
+    began: Fraction | None = None
+    enters: Fraction | None = None
+    remaining: Fraction = Fraction(0)
+    arrived: Fraction | None = None
+    slot: int = -1
+
+
+@dataclass
+class Job:
+    """A plan with the bytes of each transfer, its start, and when own values exist."""
+
+    plan: object
+    nbytes: list[float]
+    at: float = 0.0
+    ready: dict[int, float] = field(default_factory=dict)
+
+
+def water_filling(flows, capacity, cap):
+    """Exact max-min rates: raise all, freeze at the first full link, repeat."""
+    rates: dict[int, Fraction] = {}
+    while len(rates) < len(flows):
+        tightest = None
+        for link, total in capacity.items():
+            crossing = [i for i, links in enumerate(flows) if link in links]
+            free = [i for i in crossing if i not in rates]
+            if free:
+                share = (total - sum(rates[i] for i in crossing if i in rates)) / len(free)
+                if tightest is None or share < tightest[0]:
+                    tightest = share, free
+        if tightest is None or (cap is not None and cap <= tightest[0]):
+            rates |= {i: cap for i in range(len(flows)) if i not in rates}
+        else:
+            rates |= dict.fromkeys(tightest[1], tightest[0])
+    return [rates[i] for i in range(len(flows))]
+
+
+def lexicographic(flows, capacity, cap):
+    """Max-min rates by linear programs: raise the lowest rate, fix who cannot rise, repeat."""
+    n, links = len(flows), sorted(capacity)
+    crosses = np.array([[link in path for path in flows] for link in links], float)
+    limits = np.array([float(capacity[link]) for link in links])
+    top = None if cap is None else float(cap)
+    fixed: dict[int, float] = {}
+
+    def solve(objective, lowest):
+        bounds = [(fixed[i],) * 2 if i in fixed else (lowest, top) for i in range(n)]
+        if len(objective) == n:
+            return linprog(-objective, crosses, limits, bounds=bounds)
+        # One more variable: the level that every free rate reaches.
+        free = [i for i in range(n) if i not in fixed]
+        above = np.zeros((len(free), n + 1))
+        above[np.arange(len(free)), free], above[:, n] = -1, 1
+        rows = np.vstack([np.hstack([crosses, np.zeros((len(links), 1))]), above])
+        ceiling = np.concatenate([limits, np.zeros(len(free))])
+        return linprog(-objective, rows, ceiling, bounds=[*bounds, (0, top)])
+
+    while len(fixed) < n:
+        level = solve(np.eye(n + 1)[n], 0.0).x[n]
+        stuck = {}
+        for i in range(n):
+            if i not in fixed:
+                best = solve(np.eye(n)[i], level * (1 - 1e-12)).x[i]
+                if best <= level * (1 + 1e-9):
+                    stuck[i] = level
+        fixed |= stuck
+    return [Fraction(fixed[i]) for i in range(n)]
+
+
+def run(topology, paths, jobs, pauses=(), cap=None, rates_of=water_filling):
+    """Arrival of every transfer of every job: ``ends[job][transfer]`` in exact seconds.
+
+    ``paths`` maps (src, dst) to links; ``cap`` is bytes/s.
+    """
+    capacity = {
+        link: Fraction(rate) / 8
+        for link, rate in enumerate(topology.link_rate.tolist())
+        if rate < float("inf")
+    }
+    latency = [Fraction(value) for value in topology.link_latency.tolist()]
+    pauses = [(node, Fraction(begin), Fraction(end)) for node, begin, end in pauses]
+    pieces: dict[tuple[int, int, int], Piece] = {}
+    slots: dict[tuple[int, int], list[Fraction | None]] = {}
+    for j, job in enumerate(jobs):
+        plan = job.plan
+        for t in range(len(plan)):
+            src, dst = int(plan.src[t]), int(plan.dst[t])
+            links = paths[src, dst]
+            for c in range(plan.chunks):
+                pieces[j, t, c] = Piece(
+                    *(j, t, c, src, dst, Fraction(job.nbytes[t]) / plan.chunks),
+                    sum((latency[link] for link in links), Fraction(0)),
+                    links,
+                )
+            slots.setdefault((j, src), [Fraction(-1)] * plan.window)
+
+    def waits_until(piece):
+        """The time from which ``piece`` may be sent; None if that is not known yet."""
+        job = jobs[piece.plan]
+        plan, t = job.plan, piece.transfer
+        times = [Fraction(job.at)]
+        needed = [(piece.plan, int(d), piece.chunk) for d in plan.dependencies(t)]
+        if not plan.overlap:
+            needed += [
+                key for key in pieces if key[0] == piece.plan and plan.phase[key[1]] < plan.phase[t]
+            ]
+        copied = any(plan.op[d] == 1 for d in plan.dependencies(t))
+        if piece.src in plan.contributors and not copied:
+            times.append(Fraction(job.ready.get(piece.src, 0)))
+        for key in needed:
+            if pieces[key].state != ARRIVED:
+                return None
+            times.append(pieces[key].arrived)
+        if piece.chunk:
+            before = pieces[piece.plan, t, piece.chunk - 1]
+            if before.state != ARRIVED:
+                return None
+            times.append(before.arrived - piece.latency)
+        return max(times)
+
+    def paused(node, now):
+        return any(n == node and begin <= now < end for n, begin, end in pauses)
+
+    def arrive(piece, now):
+        piece.state, piece.arrived = ARRIVED, now
+        if piece.slot >= 0:
+            slots[piece.plan, piece.src][piece.slot] = now - piece.latency
+
+    def settle(now):
+        """Everything that happens at ``now``, until nothing more does."""
+        moved = True
+        while moved:
+            moved = False
+            for piece in pieces.values():
+                if piece.state == WAITING:
+                    when = waits_until(piece)
+                    if when is not None and when <= now:
+                        piece.state, piece.ready = READY, when
+                        if piece.src == piece.dst:
+                            arrive(piece, now)
+                        moved = True
+                elif piece.state == LATENT and piece.enters <= now:
+                    piece.state, piece.remaining = FLOWING, piece.size
+                    moved = True
+                elif piece.state == FLOWING:
+                    free = cap is None and not any(link in capacity for link in piece.links)
+                    if free or piece.remaining == 0:
+                        arrive(piece, now)
+                        moved = True
+            if moved:
+                continue
+            for key in sorted(pieces):
+                piece = pieces[key]
+                if piece.state != READY or paused(piece.src, now):
+                    continue
+                begin = piece.ready
+                if jobs[piece.plan].plan.window:
+                    mine = slots[piece.plan, piece.src]
+                    free = [k for k, since in enumerate(mine) if since is not None]
+                    if not free:
+                        continue
+                    piece.slot = min(free, key=lambda k: (mine[k], k))
+                    begin = max(begin, mine[piece.slot])
+                    mine[piece.slot] = None
+                resumed = [end for n, _, end in pauses if n == piece.src and end <= now]
+                piece.began = max([begin, *resumed])
+                piece.state, piece.enters = LATENT, piece.began + piece.latency
+                moved = True
+
+    now = Fraction(0)
+    while True:
+        settle(now)
+        if all(piece.state == ARRIVED for piece in pieces.values()):
+            return [
+                [pieces[j, t, job.plan.chunks - 1].arrived for t in range(len(job.plan))]
+                for j, job in enumerate(jobs)
+            ]
+        flowing = [
+            piece
+            for piece in pieces.values()
+            if piece.state == FLOWING and not paused(piece.src, now)
+        ]
+        rates = rates_of([piece.links for piece in flowing], capacity, cap) if flowing else []
+        times = [now + p.remaining / rate for p, rate in zip(flowing, rates, strict=True)]
+        times += [piece.enters for piece in pieces.values() if piece.state == LATENT]
+        times += [edge for _, begin, end in pauses for edge in (begin, end)]
+        for piece in pieces.values():
+            if piece.state == WAITING and (when := waits_until(piece)) is not None:
+                times.append(when)
+        then = min(time for time in times if time > now)
+        for piece, rate in zip(flowing, rates, strict=True):
+            piece.remaining -= rate * (then - now)
+            if rates_of is lexicographic and abs(piece.remaining) < Fraction(1, 10**9):
+                piece.remaining = Fraction(0)
+        now = then
