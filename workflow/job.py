@@ -65,7 +65,7 @@ def only_run(folder: Path) -> TextIO | None:
     that another run is alive (or that this is one of its jobs), whose locks stay.
     """
     folder.mkdir(exist_ok=True)
-    holder = open(folder / "run.lock", "w")
+    holder = open(folder / "run.lock", "w")  # noqa: SIM115 (held for as long as we run)
     try:
         fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from methods import compression, exchange, synchronization
 from testbed.results import Scale
-from testbed.training import device, models
 from testbed.training.recipe import Level, Link, Part, Recipe
 
 CONFIG = Path(__file__).parent / "config"
@@ -208,8 +206,13 @@ class Settings(_Strict):
     geomx: GeoMX
 
 
-def load(command_line: dict[str, Any] | None = None, config: Path = CONFIG) -> Settings:
+def load(
+    command_line: dict[str, Any] | None = None, config: Path = CONFIG, names: bool = True
+) -> Settings:
     """Settings for a scale, from ``--config`` and the files in ``workflow/config``.
+
+    ``names=False`` skips the check that named methods, models and devices exist, which imports
+    them: the jobs of a run need not repeat it.
 
     Raises
     ------
@@ -241,7 +244,8 @@ def load(command_line: dict[str, Any] | None = None, config: Path = CONFIG) -> S
             recipes[paper] = SCHEMAS[paper](**merge(recipe, changed))
         except ValidationError as error:
             raise SettingsError(_explain(error, recipe_file, overrides_file, changed)) from None
-        _check_names(recipes[paper], recipe_file)
+        if names:
+            _check_names(recipes[paper], recipe_file)
     return Settings(scale=scale, **recipes)
 
 
@@ -255,6 +259,9 @@ def merge(base: dict, override: dict) -> dict:
 
 
 def _check_names(recipe: GeoMX, file: Path) -> None:
+    from methods import compression, exchange, synchronization
+    from testbed.training import device, models
+
     def need(key: str, name: str, known) -> None:
         if name not in known:
             allowed = ", ".join(sorted(known))

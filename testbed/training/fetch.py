@@ -235,12 +235,18 @@ def _from_npm(source: NpmSource, wanted: Sequence[str], scratch: Path) -> Delive
 
 
 def _from_debian(source: DebianSource, wanted: Sequence[str], scratch: Path) -> Delivery:
+    download = ["apt-get", "download", source.package, "-o", "Acquire::Retries=1"]
     try:
-        _command(["apt-get", "download", source.package, "-o", "Acquire::Retries=1"], scratch)
+        _command(download, scratch)
     except Refused as error:
-        if "nable to locate" in str(error):
-            raise Refused(f"{error} (if apt has no package lists, run: apt-get update)") from error
-        raise
+        if "nable to locate" not in str(error):
+            raise
+        # A machine that never fetched its package lists: fetch them here, for this once.
+        lists = scratch / "lists"
+        (lists / "partial").mkdir(parents=True)
+        own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={scratch}"]
+        _command(["apt-get", "update", *own], scratch)
+        _command([*download, *own], scratch)
     package = _only(scratch, "*.deb")
     _check_archive(package, source)
     contents = scratch / "contents.tar"

@@ -12,8 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from testbed.training._torchvision import torchvision
-
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 
 
@@ -64,6 +62,8 @@ def lenet5(
 
 
 def _resnet_v1(depth: int, in_channels: int, classes: int) -> nn.Module:
+    from testbed.training._torchvision import torchvision  # slow to import, needed here only
+
     network = getattr(torchvision.models, f"resnet{depth}")(num_classes=classes)
     network.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
     for module in network.modules():

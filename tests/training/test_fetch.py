@@ -654,10 +654,19 @@ def test_debian_package(tools, tmp_path):
         fetch("toy", tmp_path / "d", dataset(debian_source()))
 
 
-def test_apt_without_lists_says_what_to_run(tools, tmp_path):
-    tools("apt-get", "import sys; sys.exit('E: Unable to locate package toy-data')")
-    with pytest.raises(DataUnavailable, match="Unable to locate package.*run: apt-get update"):
+def test_apt_without_lists_fetches_its_own(tools, tmp_path):
+    calls = tmp_path / "calls"
+    tools(
+        "apt-get",
+        "import sys\n"
+        f"open({str(calls)!r}, 'a').write(sys.argv[1] + ' ')\n"
+        "lists = any(a.startswith('Dir::State::Lists=') for a in sys.argv)\n"
+        "if sys.argv[1] == 'update' and not lists: sys.exit('E: Could not open lock file')\n"
+        "if sys.argv[1] == 'download': sys.exit('E: Unable to locate package toy-data')",
+    )
+    with pytest.raises(DataUnavailable, match="Unable to locate package"):
         fetch("toy", tmp_path, dataset(debian_source()))
+    assert calls.read_text() == "download update download "
 
 
 def pypi_source(archive: bytes) -> dict:

@@ -135,7 +135,7 @@ def test_virtual_time_is_compute_plus_simulated_exchange_on_every_network():
     rows = run(networks=networks)
     spec = recipe(networks=networks)
     numel = models.count(models.gradient_shapes(models.make("lenet5", hidden=(20, 16))))
-    for case, link in networks.items():
+    for case, link in networks.items():  # noqa: B007 (the query below names it)
         sites = trainer.topology(spec.workers, link)
         plan = exchange.load("hips", overlap=False)(sites)
         expected = 0.25 + simulate(plan, sites, 4 * numel).completion_s

@@ -13,7 +13,7 @@ from workflow.settings import SettingsError, load
 RUNNING = only_run(Path(".snakemake"))
 
 try:
-    SETTINGS = load(config)
+    SETTINGS = load(config, names=RUNNING is not None)
 except SettingsError as error:
     raise WorkflowError(str(error)) from None
 

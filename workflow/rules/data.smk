@@ -14,3 +14,11 @@ rule dataset:
         "fetching and checking {wildcards.dataset}"
     script:
         "../scripts/dataset.py"
+
+
+rule data:
+    input:
+        expand(
+            "results/data/{dataset}.json",
+            dataset=["mnist", "fashion_mnist", "cifar10", "penn_treebank"],
+        ),

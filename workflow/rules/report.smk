@@ -52,9 +52,6 @@ rule geomx_svg:
     threads: 1
     resources:
         mem_mb=1000,
-    params:
-        recipe=GEOMX.model_dump(mode="json"),
-        scale=SCALE,
     message:
         "drawing {wildcards.figure}"
     script:

@@ -1,23 +1,21 @@
 """One figure, as SVG."""
 
-from reports import figures
+from reports import claims, figures
+from testbed import results as rows
 from workflow.job import job, whole
-from workflow.judging import judge_from
+from workflow.judging import CLAIMS
 
 
-def main(name: str, results: list[str], recipe: dict, scale: str, output: str, log: str) -> None:
-    with job(log):
-        judged, table = judge_from("geomx", results, recipe, scale, table="table1")
-        with whole(output) as path:
-            figures.save(figures.FIGURES[name](table, judged), path)
+def main(name: str, results: list[str], output: str, log: str) -> None:
+    with job(log), whole(output) as path:
+        printed = claims.load(CLAIMS / "geomx.yaml")
+        figures.save(figures.FIGURES[name](rows.read(results), printed), path)
 
 
 if "snakemake" in globals():
     main(
         snakemake.wildcards.figure,  # noqa: F821
         list(snakemake.input.results),  # noqa: F821
-        snakemake.params.recipe,  # noqa: F821
-        snakemake.params.scale,  # noqa: F821
         snakemake.output[0],  # noqa: F821
         snakemake.log[0],  # noqa: F821
     )

@@ -1,0 +1,181 @@
+"""The whole workflow at smoke scale, killed inside every rule and at random, then completed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from testbed import results
+from testbed.training.fetch import fetch
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+
+# Kills the whole process group, as a power cut would, just before a file whose path contains
+# KILL_AT takes its name.
+SITECUSTOMIZE = """
+import os, signal
+_replace, _at = os.replace, os.environ.get("KILL_AT")
+
+def replace(src, dst, **kwargs):
+    if _at and _at in str(dst):
+        os.killpg(0, signal.SIGKILL)
+    return _replace(src, dst, **kwargs)
+
+os.replace = replace
+"""
+
+# For every rule: part of the name of a file that it writes.
+RULES = {
+    "dataset": "results/data/fashion_mnist.json",
+    "geomx_rounds": "geomx/rounds/table2.parquet",
+    "geomx_train": "geomx/train/mixed-GeoMX-mixed-seed2.parquet",
+    "geomx_summary": "geomx/summary/figure6.parquet",
+    "geomx_csv": "geomx/tables/table2.csv",
+    "geomx_svg": "geomx/figures/figure6.svg",
+    "verdicts": "smoke/verdicts.csv",
+    "html": "html/smoke",
+}
+
+
+class Checkout:
+    """A copy of the repository in which Snakemake runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        ignore = shutil.ignore_patterns(
+            ".git", ".venv", ".snakemake", "results", "logs", "cache", "html.egg-info", "*.egg-info"
+        )
+        shutil.copytree(ROOT, path, ignore=ignore)
+        shutil.rmtree(path / "reports" / "html", ignore_errors=True)
+        hooks = path / ".hooks"
+        hooks.mkdir()
+        (hooks / "sitecustomize.py").write_text(textwrap.dedent(SITECUSTOMIZE))
+        data = fetch("fashion_mnist").parent
+        self.environment = os.environ | {
+            "PYTHONPATH": f"{hooks}{os.pathsep}{path}",
+            "SLOWLINK_DATA": str(data),
+        }
+
+    def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
+        return subprocess.Popen(
+            [str(SNAKEMAKE), "--cores", "2", *arguments, "--config", "scale=smoke"],
+            cwd=self.path,
+            env=self.environment | {"KILL_AT": kill_at},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, kill_at: str = "") -> tuple[int, str]:
+        process = self.start(*arguments, kill_at=kill_at)
+        output, _ = process.communicate(timeout=600)
+        return process.returncode, output
+
+    def planned(self, *targets: str) -> str:
+        code, output = self.run("-n", *targets)
+        assert code == 0, output
+        return output
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout in which the workflow was killed inside every rule, then ran to its end."""
+    checkout = Checkout(tmp_path_factory.mktemp("smoke") / "slowlink")
+    chance = random.Random(20)
+    for rule, output in RULES.items():
+        targets = ["geomx"] if rule in ("geomx_csv", "geomx_svg") else []
+        code, said = checkout.run(*targets, kill_at=output)
+        assert code == -signal.SIGKILL, f"{rule} was not killed:\n{said[-3000:]}"
+        written = checkout.path / ("reports/html/smoke" if rule == "html" else output)
+        hits = [written] if rule in ("dataset", "html") else checkout.path.rglob(written.name)
+        assert not any(hit.exists() for hit in hits), f"{rule} left a result when it was killed"
+        if rule in ("geomx_rounds", "geomx_train"):
+            process = checkout.start()
+            time.sleep(chance.uniform(5, 12))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    for targets in (["geomx"], []):
+        code, said = checkout.run(*targets)
+        assert code == 0, said[-3000:]
+    return checkout
+
+
+@pytest.mark.timeout(1500)
+def test_killed_in_every_rule_it_completes(checkout):
+    assert (checkout.path / "reports/html/smoke/index.html").stat().st_size > 50_000
+    assert "Nothing to be done" in checkout.planned()
+
+
+def test_no_half_written_file_is_left_under_a_result_name(checkout):
+    files = [f for f in checkout.path.glob("results/smoke/geomx/**/*.parquet") if f.name[0] != "."]
+    assert len(files) > 30
+    assert set(results.read(files)["scale"]) == {"smoke"}
+
+
+def test_every_claim_has_its_row(checkout):
+    table = pd.read_csv(checkout.path / "results/smoke/verdicts.csv", keep_default_na=False)
+    columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
+    assert ",".join(table.columns) == columns
+    assert table["id"].is_unique
+    assert len(table) == 123
+    unexplained = table[
+        table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
+    ]
+    assert unexplained.empty
+
+
+def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
+    table = pd.read_csv(checkout.path / "results/smoke/verdicts.csv", index_col="id")
+    for claim in ("G155F-up", "G155B-up", "G155B-dn", "G155BF-up", "G155BF-dn", "M1-up0"):
+        row = table.loc[f"GEO-T2-{claim}"]
+        assert row["verdict"] == "holds" and row["evidence"] == "computed"
+
+
+def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout):
+    source = checkout.path / "methods/compression/bisparse.py"
+    before = source.stat()
+    try:
+        os.utime(source, (time.time() + 5, time.time() + 5))
+        plan = checkout.planned()
+        trained = {line.split()[-1] for line in plan.splitlines() if ": training " in line}
+    finally:
+        os.utime(source, (before.st_atime, before.st_mtime))
+    assert {run.rpartition("-bsp-")[0] for run in trained} == {
+        "figure6-GeoMX_BiSparse",
+        "figure6-GeoMX_BiSparse_FP16",
+    }
+    assert "Nothing to be done" in checkout.planned()
+
+
+def test_named_targets_are_there(checkout):
+    for target in ("table1", "table2", "figure4", "figure6", "sensitivity", "mixed"):
+        assert "Nothing to be done" in checkout.planned(f"geomx_{target}")
+
+
+def test_snakemakes_own_report_works(checkout):
+    code, said = checkout.run("--report", "run.zip", "geomx", "all")
+    assert code == 0, said[-3000:]
+    assert (checkout.path / "run.zip").stat().st_size > 100_000
+
+
+def test_a_wrong_scale_stops_before_the_first_job(checkout):
+    done = subprocess.run(
+        [str(SNAKEMAKE), "--cores", "2", "--config", "scale=tiny"],
+        cwd=checkout.path,
+        env=checkout.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "scale='tiny'; allowed: smoke, desk, paper" in done.stderr
+    assert "Traceback" not in done.stderr
