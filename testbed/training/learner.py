@@ -275,7 +275,7 @@ class Learner:
     # Evaluation ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, replica: Replica, batch: int = 1000) -> tuple[float, float]:
+    def evaluate(self, replica: Replica, batch: int = 250) -> tuple[float, float]:
         """Test accuracy (%) and mean test loss of ``replica``."""
         self._load(replica)
         self.model.eval()
