@@ -26,13 +26,24 @@ class Estimate:
     mean: float
     interval: Interval
     seeds: int = 0
+    by_seed: pd.Series | None = None
 
     @classmethod
     def of(cls, value: float | pd.Series) -> Estimate:
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
         low, high = t_interval(value)
-        return cls(float(value.mean()), Interval(low, high), len(value))
+        return cls(float(value.mean()), Interval(low, high), len(value), value)
+
+    def below(self, other: Estimate) -> bool:
+        """Whether this lies surely below ``other``.
+
+        Runs of one seed share data order and initial weights, so two series of seeds are compared
+        pair by pair: the 95 % interval of their difference must lie above zero.
+        """
+        if self.by_seed is None or other.by_seed is None:
+            return self.interval.high < other.interval.low
+        return t_interval((other.by_seed - self.by_seed).dropna())[0] > 0
 
     def __str__(self) -> str:
         mean, low, high = map(number, (self.mean, self.interval.low, self.interval.high))

@@ -9,8 +9,9 @@ A number is judged in this order, and the first rule that applies decides:
 4. *not comparable*: our model stands in for another and the number depends on the model.
 5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
 
-An ordering holds if every step of it does: deterministic values must differ, seeded ones must have
-separate 95 % intervals (Student's t, at least three seeds).
+An ordering holds if every step of it does: deterministic values must differ, and between seeded
+ones the 95 % interval of the difference, seed by seed, must not reach zero (Student's t, at least
+three seeds).
 """
 
 from __future__ import annotations
@@ -474,14 +475,14 @@ def _modelled_otherwise(others: Mapping[str, str], verdict: str) -> str:
 
 
 def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str]:
-    """Whether our values ascend; deterministic ones must differ, intervals must separate."""
+    """Whether our values ascend; deterministic ones must differ, paired seeds must separate."""
     reversed_, open_ = [], []
     for index in range(len(ours) - 1):
         a, b = ours[index], ours[index + 1]
         step = f"{names[index]} ({a}) < {names[index + 1]} ({b})"
-        if a.interval.low > b.interval.high:
+        if b.below(a):
             reversed_.append(step)
-        elif not a.interval.high < b.interval.low:
+        elif not a.below(b):
             open_.append(step)
     steps = len(ours) - 1
     if reversed_:

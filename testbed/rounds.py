@@ -114,7 +114,7 @@ def costs(recipe: Recipe, traffic: Traffic) -> tuple[float, float]:
     device = profile(recipe.device)
     model = models.make(recipe.model.name, **recipe.model.parameters)
     shape = load_dataset(recipe.dataset, limit=recipe.limit).shape
-    image = (recipe.model.parameters.get("in_channels", shape[0]), *shape[1:])
+    image = models.image_shape(recipe.model.parameters, shape)
     compute_s = device.compute_s(models.flops_per_image(model, image), recipe.batch)
     coded = traffic.coded.items()
     return compute_s, sum(device.compression_s(codec, nbytes) for codec, nbytes in coded)

@@ -98,7 +98,6 @@ class GeoMX(_Strict):
     model: Part
     stands_for: Part | None
     optimizer: Optimizer
-    sparse_lr: PositiveFloat
     batch: PositiveInt
     rounds: PositiveInt
     evaluate_every: PositiveInt
@@ -170,7 +169,6 @@ class GeoMX(_Strict):
     def _recipe(self, name, experiment, system_name, policy, networks, seed, scale) -> Recipe:
         system = self.systems[system_name]
         levels = self.levels(system, experiment.workers)
-        sparse = any(level.up.name == "bisparse" for level in levels)
         return Recipe(
             paper=self.paper,
             experiment=name,
@@ -186,7 +184,7 @@ class GeoMX(_Strict):
             sampler=self.sampler,
             augment=self.augment,
             batch=self.batch,
-            lr=self.sparse_lr if sparse else self.optimizer.lr,
+            lr=self.optimizer.lr,
             momentum=self.optimizer.momentum,
             optimizer_at="server" if name == "mixed" else "worker",
             rounds=self.rounds,

@@ -64,6 +64,22 @@ def lenet5(
     )
 
 
+@_model
+def strided_cnn(in_channels: int = 1, classes: int = 10, hidden: int = 180) -> nn.Module:
+    """Two strided convolutions and two linear layers for 28×28 images: cheap enough to train long
+    on a processor. 180 hidden units put 6.8 % of the values outside the one large tensor."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 8, 5, stride=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
+
+
 def _resnet_v1(depth: int, in_channels: int, classes: int) -> nn.Module:
     from testbed.training._torchvision import torchvision  # slow to import, needed here only
 
@@ -121,6 +137,11 @@ def gradient_shapes(model: nn.Module, norm: bool = True) -> dict[str, tuple[int,
 def count(shapes: dict[str, tuple[int, ...]]) -> int:
     """Number of values in all of the tensors."""
     return sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def image_shape(part_parameters: dict, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What a network made with these parameters takes, given the data set's image shape."""
+    return (part_parameters.get("in_channels", shape[0]), *shape[1:])
 
 
 def flops_per_image(model: nn.Module, image: tuple[int, ...]) -> float:

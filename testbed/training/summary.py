@@ -9,9 +9,9 @@ import pandas as pd
 
 from testbed.results import Row
 
-TAIL = 5
+TAIL = 10
 """Evaluations averaged for a final accuracy."""
-WINDOW = 3
+WINDOW = 5
 """Evaluations averaged before a curve is held against the target: one lucky point is no arrival."""
 
 METRICS = {
@@ -32,7 +32,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
 
     The target of an experiment is the mean final accuracy of its uncompressed, fully synchronous
     runs less ``below_dense`` points (GeoMX, Figure 6: 90.4 % under 90.8 %). Arrival is the first
-    time the mean of three evaluations reaches it, interpolated between evaluations. A run that
+    time the mean of five evaluations reaches it, interpolated between evaluations. A run that
     never arrives gives a failed row that says so.
     """
     for experiment, table in curves.groupby("experiment", sort=True):

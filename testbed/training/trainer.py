@@ -100,7 +100,8 @@ class _Session:
         own = models.count(models.gradient_shapes(model, norm=False))
         self.shrink = own / models.count(models.gradient_shapes(original, norm=False))
         if recipe.compute_s is None:
-            flops = models.flops_per_image(original, dataset.shape)
+            image = models.image_shape(stood.parameters, dataset.shape)
+            flops = models.flops_per_image(original, image)
             self.compute_s = self.device.compute_s(flops, recipe.batch)
         else:
             self.compute_s = recipe.compute_s

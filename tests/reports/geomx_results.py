@@ -47,7 +47,6 @@ RECIPE = {
     "dataset": "fashion_mnist",
     "model": {"name": "resnet50_v1", "in_channels": 1},
     "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0},
-    "sparse_lr": 0.02,
     "batch": 32,
     "seeds": [1, 2, 3],
     "bisparse": {"ratio": 0.01, "sample_rate": 0.005, "momentum": 0.9},

@@ -311,7 +311,11 @@ def test_intervals_over_seeds_decide(values, verdict):
         (2.0, 2.0, "undecided"),
         ([1, 1.1, 0.9], [2, 2.1, 1.9], "holds"),
         ([2, 2.1, 1.9], [1, 1.1, 0.9], "fails"),
-        ([1, 2, 3], [2, 3, 4], "undecided"),
+        # Seeds are pairs: what all of them share does not blur the comparison …
+        ([1, 2, 3], [2, 3, 4.1], "holds"),
+        # … and what they do not share does.
+        ([1, 2, 3], [2.5, 2, 3.5], "undecided"),
+        ([2, 3, 4.1], [1, 2, 3], "fails"),
         ([1, 1.1], [2, 2.1], "undecided"),
     ],
 )

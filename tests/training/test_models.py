@@ -46,7 +46,7 @@ def test_resnet50_of_table_2_and_its_dense_share():
 
 
 def test_the_stand_in_keeps_the_dense_share_of_resnet50():
-    shapes = models.gradient_shapes(models.make("lenet5", hidden=(102, 84)))
+    shapes = models.gradient_shapes(models.make("strided_cnn"))
     sizes = [torch.Size(shape).numel() for shape in shapes.values()]
     dense = sum(size for size in sizes if size < 5000)
     assert dense / sum(sizes) == pytest.approx(1_598_986 / 23_488_010, abs=5e-4)

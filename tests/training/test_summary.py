@@ -25,32 +25,32 @@ def curve(case, seed, accuracies, compression="identity", round_s=2.0):
         yield Row(metric="bytes_sent", value=index * 500.0, unit="B", evidence="computed", **common)
 
 
-def test_arrival_interpolates_the_mean_of_three_evaluations():
-    # Means of three: 0, 15, 30, 60, 80: 45 lies half-way between the third and the fourth.
-    assert arrival(np.array([0.0, 30, 60, 90, 90]), 45.0) == pytest.approx(2.5)
+def test_arrival_interpolates_the_mean_of_five_evaluations():
+    # Means of up to five: 0, 10, 20, 30, 40, 60: 45 is a quarter of the way to the last.
+    assert arrival(np.array([0.0, 20, 40, 60, 80, 100]), 45.0) == pytest.approx(4.25)
     assert arrival(np.array([50.0, 60]), 45.0) == 0
     # One lucky point is no arrival.
     assert arrival(np.array([0.0, 0, 90, 0, 0, 0]), 45.0) is None
 
 
 def test_summary_of_a_known_curve():
-    dense = [0, 0, 0, 0, 90, 90, 90, 90, 90, 90]
-    slow = [0, 0, 0, 0, 0, 0, 0, 60, 60, 60]
+    dense = [0] * 4 + [90] * 10
+    slow = [0] * 7 + [60] * 7
     rows = [*curve("dense", 1, dense), *curve("sparse", 1, slow, "bisparse", 1.0)]
     summary = frame(summarise(frame(rows), below_dense=30.0))
     value = summary.set_index(["case", "metric"])["value"]
     assert value["dense", "final_accuracy"] == 90
     assert value["dense", "target_accuracy"] == value["sparse", "target_accuracy"] == 60
-    # The mean of three is 30 at round 40 and 60 at round 50.
-    assert value["dense", "rounds_to_target"] == pytest.approx(50)
-    assert value["dense", "time_to_target"] == pytest.approx(100 / 3600)
-    assert value["dense", "bytes_to_target"] == pytest.approx(2500)
-    assert value["sparse", "rounds_to_target"] == pytest.approx(90)
-    assert value["sparse", "time_to_target"] == pytest.approx(90 / 3600)
+    # The mean of five is 54 at round 60 and 72 at round 70.
+    assert value["dense", "rounds_to_target"] == pytest.approx(60 + 10 / 3)
+    assert value["dense", "time_to_target"] == pytest.approx(2 * (60 + 10 / 3) / 3600)
+    assert value["dense", "bytes_to_target"] == pytest.approx(50 * (60 + 10 / 3))
+    assert value["sparse", "rounds_to_target"] == pytest.approx(110)
+    assert value["sparse", "time_to_target"] == pytest.approx(110 / 3600)
 
 
 def test_a_run_that_never_arrives_is_a_failed_row_with_its_reason():
-    rows = [*curve("dense", 1, [0, 90, 90, 90, 90, 90]), *curve("lost", 1, [1] * 6, "bisparse")]
+    rows = [*curve("dense", 1, [0] + [90] * 10), *curve("lost", 1, [1] * 6, "bisparse")]
     summary = frame(summarise(frame(rows), below_dense=1.0))
     lost = summary.query("case == 'lost' and metric == 'time_to_target'").iloc[0]
     assert lost["status"] == "failed" and "never reached 89.00 % within 50 rounds" in lost["reason"]
@@ -68,14 +68,14 @@ def test_a_run_that_diverged_fails_in_every_metric():
         for row in curve("lost", 1, [1], "bisparse")
         if row.metric == "test_accuracy"
     ]
-    rows = [*curve("dense", 1, [0, 90, 90, 90, 90, 90]), *broken]
+    rows = [*curve("dense", 1, [0] + [90] * 10), *broken]
     summary = frame(summarise(frame(rows), below_dense=1.0)).query("case == 'lost'")
     assert set(summary["metric"]) == set(METRICS)
     assert set(summary["reason"]) == {"diverged"}
 
 
 def test_the_table_prints_the_same_numbers_under_its_own_names():
-    rows = list(summarise(frame(curve("dense", 1, [0, 90, 90, 90, 90, 90])), below_dense=1.0))
+    rows = list(summarise(frame(curve("dense", 1, [0] + [90] * 10)), below_dense=1.0))
     table = {row.metric: row.value for row in converged(rows, "table2")}
     ours = {row.metric: row.value for row in rows}
     assert table["converged_accuracy"] == ours["final_accuracy"]
