@@ -37,6 +37,7 @@ Quantity = Literal[
     "change",
     "saving",
     "difference",
+    "kept",
 ]
 Expression = Annotated[str, AfterValidator(expressions.check)]
 Reasons = dict[str, Annotated[str, Field(min_length=10)]]

@@ -93,7 +93,8 @@ class Rule:
     number (``relative``) or a distance in its unit (``points``). ``neutral`` is the value that
     means *no effect*: being on the printed side of it is the claim's direction. ``elsewhere``
     says why a number outside the tolerance is not comparable rather than wrong, ``stand_in`` why
-    it cannot be compared if another model was trained.
+    it cannot be compared if another model was trained. With ``or_more`` anything above the printed
+    number agrees too: what is not lost may be gained.
     """
 
     tolerance: str
@@ -101,6 +102,7 @@ class Rule:
     neutral: float | None = None
     elsewhere: str = ""
     stand_in: str = ""
+    or_more: bool = False
 
     def band(self, printed: str) -> Interval:
         """The values that agree with a printed number."""
@@ -112,7 +114,7 @@ class Rule:
         }[self.tolerance]
         # One part in 1e12 keeps binary fractions from deciding a tie.
         half += 1e-12 * abs(span.middle)
-        return Interval(span.middle - half, span.middle + half)
+        return Interval(span.middle - half, math.inf if self.or_more else span.middle + half)
 
 
 _HARDWARE = "an absolute time on other hardware and software"
@@ -137,6 +139,7 @@ RULES = {
     "change": Rule("relative", 0.10, neutral=0.0),
     "saving": Rule("points", 2.0, neutral=0.0),
     "difference": Rule("points", 0.5, neutral=0.0),
+    "kept": Rule("points", 0.5, or_more=True),
 }
 
 
@@ -371,7 +374,8 @@ def _variant_ratios(claim: Claim, book: Book, said: float) -> str:
 def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str]:
     """Whether our number agrees with a printed one under a rule."""
     band = rule.band(printed)
-    span = f"{number(band.low)} to {number(band.high)} {unit}".strip()
+    low, high = number(band.low), number(band.high)
+    span = f"{low} {unit} or more" if rule.or_more else f"{low} to {high} {unit}".strip()
     if ours.seeds and ours.seeds < MIN_SEEDS:
         return "undecided", f"{ours.seeds} of the {MIN_SEEDS} seeds an interval needs"
     if ours.interval.within(band):
