@@ -25,6 +25,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from reports.book import number, t_interval
 from reports.claims import Claim
+from testbed.training.summary import WINDOW
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart. The page gives each a
 # lighter twin on dark backgrounds, and draws INK in the colour of its text.
@@ -265,10 +266,10 @@ def _race(
 
 
 def _curves(ax: Axes, curves: pd.DataFrame, x: str) -> None:
-    """One line a case on a shared grid of ``x``, its band the interval over seeds."""
+    """One line a case: running means on a shared grid of ``x``; its band: the seeds' interval."""
     for case, rows in curves.groupby("case", sort=False):
         colour, dashes = _look(case)
-        seeds = [one.sort_values(x) for _, one in rows.groupby("seed")]
+        seeds = [_smooth(one.sort_values(x)) for _, one in rows.groupby("seed")]
         # Only where every seed has values: no seed is extrapolated.
         low, high = max(one[x].min() for one in seeds), min(one[x].max() for one in seeds)
         grid = np.unique(np.concatenate([one[x] for one in seeds]))
@@ -288,6 +289,11 @@ def _curves(ax: Axes, curves: pd.DataFrame, x: str) -> None:
     margin = 0.04 * (top - shown["value"].min())
     ax.set_ylim(shown["value"].min() - margin, top + margin)
     ax.set_xlim(shown[x].min() / 1.1, shown[x].max() * 1.1)
+
+
+def _smooth(curve: pd.DataFrame) -> pd.DataFrame:
+    """The running mean that is held against the target, and that a reader can follow."""
+    return curve.assign(value=curve["value"].rolling(WINDOW, min_periods=1).mean())
 
 
 def _relative(

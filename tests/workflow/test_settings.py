@@ -68,7 +68,7 @@ RECIPE = "papers/geomx.yaml"
         ("desk.yaml", ("geomx", "round"), 10, "allowed here: "),
         ("desk.yaml", ("geo",), {}, "allowed: geomx"),
         (RECIPE, ("cluster", "wan"), "155Mbit", "cluster.wan"),
-        (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, lan"),
+        (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
         (RECIPE, ("bisparse", "ratio"), 1.5, "less than or equal to 1"),
         (RECIPE, ("sampler",), "shuffled", "'random' or 'sequential'"),
         (RECIPE, ("cluster", "device"), "k80", "allowed: geomx_k40m, this_cpu"),
