@@ -14,6 +14,7 @@ rule all:
     input:
         REPORT,
         f"{RESULTS}/verdicts.csv",
+        rules.geomx.input,
 
 
 onsuccess:

@@ -45,11 +45,22 @@ class Estimate:
             return self.interval.high < other.interval.low
         return t_interval((other.by_seed - self.by_seed).dropna())[0] > 0
 
+    def gap(self, other: Estimate) -> str:
+        """How far ``other`` lies above this, seed by seed, in words; empty without seeds."""
+        if self.by_seed is None or other.by_seed is None:
+            return ""
+        return f", larger by {Estimate.of((other.by_seed - self.by_seed).dropna())}"
+
     def __str__(self) -> str:
-        mean, low, high = map(number, (self.mean, self.interval.low, self.interval.high))
-        if self.seeds and not math.isfinite(self.interval.low):
-            return f"{mean} ({self.seeds} seed{'s' * (self.seeds > 1)})"
-        return mean if low == high else f"{mean} [{low}, {high}]"
+        low, high = self.interval.low, self.interval.high
+        if self.seeds and not math.isfinite(low):
+            return f"{number(self.mean)} ({self.seeds} seed{'s' * (self.seeds > 1)})"
+        if low == high:
+            return number(self.mean)
+        # No digit beyond the second that the interval leaves open.
+        digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))
+        mean, low, high = (f"{value:.{digits}f}" for value in (self.mean, low, high))
+        return f"{mean} [{low}, {high}]"
 
 
 def t_interval(values: Iterable[float]) -> tuple[float, float]:

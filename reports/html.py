@@ -230,7 +230,7 @@ def _paper(
 def _described(paper: str, item: Shown, results: pd.DataFrame) -> dict[str, Any]:
     rows = results[(results["experiment"] == item.experiment) & (results["status"] == "ok")]
     seeds = sorted(set(rows["seed"]) - {-1})
-    data = sorted(set(rows["dataset"]) - {""})
+    data = sorted(set(rows.loc[rows["seed"] >= 0, "dataset"]) - {""})
     trained = sorted(set(rows.loc[rows["seed"] >= 0, "model"]))
     basis = []
     if data:

@@ -254,6 +254,8 @@ def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> No
     other = sorted(found.models - meant)
     if claim.kind in ("ordering", "derived") and other:
         judgement.reason += f"; {', '.join(other)} stands in for {_join(sorted(meant - {''}))}"
+    if claim.note and claim.kind in ("ordering", "derived"):
+        judgement.reason += f"; {claim.note}"
     if claim.headline and found.agreement:
         judgement.reason += f"; {_join(found.agreement)}"
     elif claim.headline and found.evidence:
@@ -309,6 +311,8 @@ def _judge_value(claim: Claim, book: Book, found: Found) -> Judgement:
     bound = book.bound(claim, found) if claim.bound else None
     result.bound = math.nan if bound is None else bound
     result.verdict, result.reason = _value_verdict(claim, book, found, rule, ours, bound)
+    if rule.stand_in and found.models - {claim.model}:
+        result.bound = math.nan  # it bounds the document's model, and stands beside our stand-in
     if claim.beside:
         result.reason += _beside(claim, claim.beside.value, claim.beside.why, book)
     return result
@@ -334,12 +338,15 @@ def _value_verdict(
         whole = book.printed(claim, claim.part_of)
         room = whole.high - said.low
         if said.high >= whole.low and room < ROOM * whole.high:
-            return (
-                "contradicts itself",
+            reason = (
                 f"the document's own {book.label(claim, claim.part_of, 'metric')} = "
                 f"{number(whole.middle)} {claim.unit} is the whole round: at most "
-                f"{room:.2f} {claim.unit} ({room / whole.high:.1%}) is left for everything else",
+                f"{room:.2f} {claim.unit} ({room / whole.high:.1%}) is left for everything else"
             )
+            if ours is not None:
+                near = _near(claim.printed, claim.unit, rule, Estimate.of(ours))
+                reason += f"; its size {near[0]} against ours ({near[1]})"
+            return "contradicts itself", reason
     other = sorted(found.models - {claim.model})
     if rule.stand_in and other:
         return "not comparable", f"{', '.join(other)} stands in for {claim.model}: {rule.stand_in}"
@@ -483,7 +490,7 @@ def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str
     reversed_, open_ = [], []
     for index in range(len(ours) - 1):
         a, b = ours[index], ours[index + 1]
-        step = f"{names[index]} ({a}) < {names[index + 1]} ({b})"
+        step = f"{names[index]} ({a}) < {names[index + 1]} ({b}{a.gap(b)})"
         if b.below(a):
             reversed_.append(step)
         elif not a.below(b):
@@ -543,12 +550,15 @@ def _judge_parameters(
 
 
 def at(recipe: Mapping[str, Any], path: str, claim: str = "") -> Any:
-    """The value at a dotted path of nested mappings; ValueError if it is not there."""
+    """The value at a dotted path of mappings and lists; ValueError if it is not there."""
     value: Any = recipe
     for step in path.split("."):
-        if not isinstance(value, Mapping) or step not in value:
-            raise ValueError(f"{claim}: recipe: no {path!r} in the recipe (stopped at {step!r})")
-        value = value[step]
+        try:
+            value = value[int(step) if isinstance(value, list | tuple) else step]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(
+                f"{claim}: recipe: no {path!r} in the recipe (stopped at {step!r})"
+            ) from None
     return value
 
 

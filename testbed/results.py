@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -102,9 +103,14 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
             raise ValueError(f"{path}: not a readable result file ({error})") from error
         if list(table.columns) != COLUMNS:
             raise ValueError(f"{path}: columns {list(table.columns)} are not the result schema")
-        bad = set(table["evidence"]) - set(get_args(Evidence))
-        if bad:
-            raise ValueError(f"{path}: unknown evidence {sorted(bad)}")
+        for column, allowed in (("evidence", Evidence), ("scale", Scale), ("unit", Unit)):
+            if bad := set(table[column]) - set(get_args(allowed)):
+                raise ValueError(f"{path}: unknown {column} {sorted(bad)}")
+        good = table["status"] == "ok"
+        whole = np.where(good, np.isfinite(table["value"]), table["reason"] != "")
+        if not whole.all():
+            broken = table.iloc[int(np.argmin(whole))]
+            raise ValueError(f"{path}: {broken['metric']!r} of {broken['case']!r} is incomplete")
         try:
             for record in table.drop_duplicates(["metric", "unit", "status"]).to_dict("records"):
                 Row(**record)

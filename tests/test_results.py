@@ -88,6 +88,13 @@ def test_unreadable_and_foreign_files_are_named(tmp_path):
     pd.DataFrame({"a": [1]}).to_parquet(foreign)
     with pytest.raises(ValueError, match=r"foreign\.parquet: columns"):
         results.read([foreign])
+    for changes in ({"value": math.nan}, {"status": "failed"}, {"scale": "huge"}):
+        hidden = tmp_path / "hidden.parquet"
+        table = results.frame([row(), row()]).astype(object)
+        table.loc[1, list(changes)] = list(changes.values())
+        table.infer_objects().to_parquet(hidden, index=False)
+        with pytest.raises(ValueError, match=r"hidden\.parquet: (unknown scale|'m' of 'c' is)"):
+            results.read([hidden])
     bad = tmp_path / "bad.parquet"
     results.frame([row()]).assign(evidence="guessed").to_parquet(bad, index=False)
     with pytest.raises(ValueError, match=r"bad\.parquet: unknown evidence"):

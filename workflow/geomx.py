@@ -55,11 +55,11 @@ def round_rows(
             sent = traffic[case.system]
             yield from byte_rows(row, network, len(run.levels), sent)
             timings = {
-                name: Timing(recipe.link(case, variant, table.colocated), variant.exchange)
+                name: Timing(recipe.link(case, table.workers, variant), variant.exchange)
                 for name, variant in recipe.variants.items()
             }
             best = Link(
-                **recipe.link(case).model_dump()
+                **recipe.link(case, table.workers).model_dump()
                 | {"colocated": recipe.cluster.gpus_per_server, "efficiency": 1.0}
             )
             compute_s, compression_s = costs(run.model_copy(update={"batch": recipe.batch}), sent)
@@ -103,6 +103,6 @@ def _full_size(recipe: GeoMX, table, system_name: str, network: Part, scale: Sca
             norm=False,
             workers=tuple(table.workers),
             batch=IMAGES,
-            networks={"any": recipe.link(case)},
+            networks={"any": recipe.link(case, table.workers)},
         )
     )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe
@@ -24,12 +33,17 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _distinct(values: list[int]) -> list[int]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"must differ from each other, not {values}")
+    return values
+
+
 class Cluster(_Strict):
     device: str
     servers_per_site: list[PositiveInt]
     gpus_per_server: PositiveInt
     lan: PositiveFloat
-    wan: PositiveFloat
     lan_latency: Annotated[float, Field(ge=0)]
     wan_latency: Annotated[float, Field(ge=0)]
 
@@ -41,7 +55,6 @@ class Optimizer(_Strict):
 
 
 class Target(_Strict):
-    printed: PositiveFloat
     below_dense: PositiveFloat
 
 
@@ -50,11 +63,8 @@ class BiSparse(_Strict):
     sample_rate: Annotated[float, Field(gt=0, le=1)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     lower_bound: PositiveInt
+    format: Literal["padded", "tight"]
     stand_in_lower_bound: PositiveInt | None = None
-
-
-class Fp16(_Strict):
-    scope: Literal["all but sparse"]
 
 
 class System(_Strict):
@@ -77,10 +87,8 @@ class Case(_Strict):
 class Experiment(_Strict):
     workers: list[PositiveInt]
     cases: dict[str, Case]
-    colocated: Annotated[int, Field(ge=0)] = 0
     models: dict[str, dict[str, Any]] = {}
     model: Part | None = None
-    wans: list[PositiveFloat] = []
 
 
 class Sensitivity(_Strict):
@@ -101,11 +109,11 @@ class GeoMX(_Strict):
     batch: PositiveInt
     rounds: PositiveInt
     evaluate_every: PositiveInt
-    seeds: Annotated[list[int], Field(min_length=1)]
+    seeds: Annotated[list[int], Field(min_length=1), AfterValidator(_distinct)]
     limit: PositiveInt | None
+    accelerator: Literal["auto", "cpu", "cuda"]
     target: Target
     bisparse: BiSparse
-    fp16: Fp16
     systems: dict[str, System]
     variants: dict[str, Variant]
     table1: Experiment
@@ -114,15 +122,20 @@ class GeoMX(_Strict):
     mixed: Experiment
     sensitivity: Sensitivity
 
-    def link(self, case: Case, variant: Variant | None = None, colocated: int = 0) -> Link:
-        """The network of ``case``, modelled as ``variant`` says."""
+    def colocated(self, workers: list[int]) -> int:
+        """Workers that share a host with their site's server: what each machine has at least."""
+        machines = self.cluster.servers_per_site[1:]
+        return min(n // m for n, m in zip(workers, machines, strict=True))
+
+    def link(self, case: Case, workers: list[int], variant: Variant | None = None) -> Link:
+        """The network of ``case`` for sites of ``workers``, modelled as ``variant`` says."""
         variant = variant or self.default_variant
         return Link(
             lan=self.cluster.lan,
             wan=case.wan,
             lan_latency=self.cluster.lan_latency,
             wan_latency=self.cluster.wan_latency,
-            colocated=colocated if variant.colocated else 0,
+            colocated=self.colocated(workers) if variant.colocated else 0,
             efficiency=variant.efficiency,
         )
 
@@ -157,7 +170,7 @@ class GeoMX(_Strict):
             shared: dict[tuple[str, str], dict[str, Link]] = {}
             for case_name, case in experiment.cases.items():
                 networks = shared.setdefault((case.system, case.synchronization), {})
-                networks[case_name] = self.link(case, colocated=experiment.colocated)
+                networks[case_name] = self.link(case, experiment.workers)
             for (system_name, policy), networks in shared.items():
                 for seed in self.seeds:
                     run = f"{name}-{system_name}-{policy}-seed{seed}"
@@ -193,6 +206,7 @@ class GeoMX(_Strict):
             scale=scale,
             device=self.cluster.device,
             networks=networks,
+            accelerator=self.accelerator,
         )
 
 
@@ -243,7 +257,12 @@ def load(
         except ValidationError as error:
             raise SettingsError(_explain(error, recipe_file, overrides_file, changed)) from None
         if names:
-            _check_names(recipes[paper], recipe_file)
+
+            def shown(key: str, recipe_file=recipe_file, changed=changed) -> str:
+                path = key.split(".")
+                return _shown(overrides_file if _reaches(changed, path) else recipe_file)
+
+            _check_names(recipes[paper], shown)
     return Settings(scale=scale, **recipes)
 
 
@@ -256,28 +275,55 @@ def merge(base: dict, override: dict) -> dict:
     return merged
 
 
-def _check_names(recipe: GeoMX, file: Path) -> None:
+def _check_names(recipe: GeoMX, shown: Callable[[str], str]) -> None:
+    """Make every method, model and device that the recipe names, once, with its parameters."""
     from methods import compression, exchange, synchronization
+    from testbed.network import geo_sites
     from testbed.training import device, models
 
-    def need(key: str, name: str, known) -> None:
+    def need(key: str, name: str, known: Iterable[str]) -> None:
         if name not in known:
             allowed = ", ".join(sorted(known))
-            raise SettingsError(f"{_shown(file)}: {key}: {name!r}; allowed: {allowed}")
+            raise SettingsError(f"{shown(key)}: {key}: {name!r}; allowed: {allowed}")
 
-    need("cluster.device", recipe.cluster.device, {"this_cpu", *device.profiles()})
-    need("model.name", recipe.model.name, models.MODELS)
+    def make(key: str, build: Callable, *args, **parameters):
+        try:
+            return build(*args, **parameters)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"{shown(key)}: {key}: {error}") from None
+
+    need("cluster.device", recipe.cluster.device, device.profiles())
+    networks = {"model": recipe.model, "stands_for": recipe.stands_for}
+    networks["table2.model"] = recipe.table2.model
+    networks |= {f"table1.models.{n}": Part(name=n, **p) for n, p in recipe.table1.models.items()}
+    for key, part in networks.items():
+        if part is not None:
+            need(f"{key}.name", part.name, models.MODELS)
+            make(key, models.make, part.name, **part.parameters)
+    sites = geo_sites([1, 1])
     for name, system in recipe.systems.items():
         need(f"systems.{name}.exchange", system.exchange, exchange.names())
-        for number, level in enumerate(system.levels):
-            need(f"systems.{name}.levels.{number}.up", level.up.name, compression.names())
+        for variant, options in recipe.variants.items():
+            key = f"variants.{variant}.exchange"
+            make(key, exchange.load, system.exchange, **options.exchange)
+        key = f"systems.{name}.levels"
+        depth = len(exchange.load(system.exchange).groups(sites))
+        if len(system.levels) != depth:
+            raise SettingsError(
+                f"{shown(key)}: {key}: {system.exchange} has {depth} levels, "
+                f"{len(system.levels)} given"
+            )
+        for number, level in enumerate(recipe.levels(system, recipe.table2.workers)):
+            for direction, part in (("up", level.up), ("down", level.down)):
+                if part is not None:
+                    where = f"{key}.{number}.{direction}"
+                    need(where, part.name, compression.names())
+                    make(where, compression.load, part.name, **part.parameters)
     for experiment in ("table1", "figure4", "table2", "mixed"):
         for name, case in getattr(recipe, experiment).cases.items():
             key = f"{experiment}.cases.{name}"
             need(f"{key}.system", case.system, recipe.systems)
             need(f"{key}.synchronization", case.synchronization, synchronization.names())
-    for name in recipe.table1.models:
-        need("table1.models", name, models.MODELS)
 
 
 def _explain(error: ValidationError, recipe_file: Path, overrides_file: Path, changed: dict) -> str:

@@ -32,7 +32,11 @@ class Diverged(ArithmeticError):
 
 @dataclass
 class Replica:
-    """A model's state as someone holds it. Immutable once shared: updating makes a new one."""
+    """A model's state as someone holds it; updating makes a new one.
+
+    Only ``buffers`` change in place: BatchNorm's running statistics follow the batches of everyone
+    who holds the replica.
+    """
 
     parameters: list[torch.Tensor]
     buffers: list[torch.Tensor]
@@ -99,6 +103,7 @@ class Learner:
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
         self._codecs: dict[tuple, Compressor] = {}
+        self._codec_seed = fan_out(recipe.seed, "codec") % 2**31
         self._check()
 
     def _check(self) -> None:
@@ -133,7 +138,11 @@ class Learner:
     def _codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
         key = (direction, level, node)
         if key not in self._codecs:
-            self._codecs[key] = compression.load(part.name, **part.parameters)
+            codec = compression.load(part.name, **part.parameters)
+            if hasattr(codec, "seed") and "seed" not in part.parameters:
+                # One seed for all parties: some codecs must draw alike everywhere.
+                codec = compression.load(part.name, **part.parameters, seed=self._codec_seed)
+            self._codecs[key] = codec
         return self._codecs[key]
 
     # Gradients and updates ---------------------------------------------------------------------
@@ -154,7 +163,6 @@ class Learner:
         if not torch.isfinite(loss):
             raise Diverged(f"loss of worker {worker} is {loss.item()}; lower lr")
         loss.backward()
-        # BatchNorm's running statistics follow the batches of everyone who holds the replica.
         for held, seen in zip(replica.buffers, self.model.buffers(), strict=True):
             held.copy_(seen)
         return [parameter.grad for parameter in self.parameters]
@@ -183,7 +191,8 @@ class Learner:
                 step = step.clone() if speed is None else speed.mul(recipe.momentum).add_(step)
                 velocity.append(step)
             parameters.append(value.sub(step, alpha=recipe.lr))
-        return Replica(parameters, replica.buffers, velocity or None, replica.version + 1)
+        buffers = [buffer.clone() for buffer in replica.buffers]
+        return Replica(parameters, buffers, velocity or None, replica.version + 1)
 
     # Aggregation ---------------------------------------------------------------------------------
 
@@ -260,7 +269,7 @@ class Learner:
             total = codec.decompress(payload, self.device)
         return total.view_as(results[0])
 
-    def broadcast_size(self, replica: Replica) -> tuple[Replica, Sizes]:
+    def broadcast(self, replica: Replica) -> tuple[Replica, Sizes]:
         """Parameters as they arrive from a server that keeps the model, and their pull bytes."""
         sizes: Sizes = {}
         parameters = replica.parameters
@@ -270,7 +279,8 @@ class Learner:
             payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
             sizes[f"pull/{level}"] = float(sum(p.nbytes for p in payloads))
             parameters = [codec.decompress(p, self.device) for p in payloads]
-        return Replica(parameters, replica.buffers, None, replica.version), sizes
+        buffers = [buffer.clone() for buffer in replica.buffers]
+        return Replica(parameters, buffers, None, replica.version), sizes
 
     # Evaluation ----------------------------------------------------------------------------------
 

@@ -35,8 +35,8 @@ def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> I
 
     For every network of the recipe: ``test_accuracy`` (%), ``test_loss`` and ``bytes_sent`` (B,
     payload bytes that one outermost party has sent and received so far), each with its round and
-    virtual time; then ``round_time`` (s, mean), and ``staleness`` (updates) for policies that do
-    not wait for everybody. A run that diverges ends with a failed row a network.
+    virtual time; then ``mean_round_time`` (s), and ``staleness`` (updates) for policies that look
+    at the clock. A run that diverges ends with a failed row a network.
     """
     torch.set_num_threads(recipe.torch_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -44,6 +44,11 @@ def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> I
     policy: Policy = synchronization.load(
         recipe.synchronization.name, **recipe.synchronization.parameters
     )
+    if policy.travels != "gradient" or policy.continues_after_upload:
+        raise ValueError(
+            f"{recipe.synchronization.name}: the trainer carries only gradients, of workers that "
+            "wait for their answer"
+        )
     if policy.asynchronous and recipe.optimizer_at != "server":
         raise ValueError(
             f"{recipe.synchronization.name} needs optimizer_at: server; without an optimizer the "
@@ -112,6 +117,8 @@ class _Session:
         ]
         self.learner = Learner(recipe, model, dataset, self.exchange, self.clocks[0].topology)
         self.sites = self._sites()
+        outermost = self.exchange.groups(self.clocks[0].topology)[-1]
+        self.parties = sum(map(len, outermost))
         self._plans: dict[tuple, Plan] = {}
         self.bytes_sent = 0.0
 
@@ -134,12 +141,12 @@ class _Session:
         )
 
     def count_bytes(self, rounds: Sequence[Sizes]) -> None:
-        """Add what one outermost party sent and received (the mean where they differ)."""
+        """Add what an outermost party sent and received, in the mean over all of them."""
         outer = len(self.recipe.levels) - 1
         for sizes in rounds:
             pushed = sizes.get(f"push/{outer}", {})
-            self.bytes_sent += sum(pushed.values()) / max(1, len(pushed))
-            self.bytes_sent += sizes.get(f"pull/{outer}", 0.0)
+            pulled = sizes.get(f"pull/{outer}", 0.0) * len(pushed)
+            self.bytes_sent += (sum(pushed.values()) + pulled) / self.parties
 
     def row(self, clock: _Clock, metric: str, value: float, unit: str, **fields) -> Row:
         recipe = self.recipe
@@ -220,13 +227,16 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
         decisions = []
         for sync in pending:
             total, traffic = learner.aggregate(sync.members, gradients, sync.weights)
-            replica = learner.update(learner.replicas[sync.members[0]], total)
+            held = learner.replicas[sync.members[0]]
             if recipe.optimizer_at == "server":
-                replica, pulled = _through_server(learner, replica)
+                learner.server = learner.update(learner.server, total)
+                learner.server.buffers = held.buffers
+                held, pulled = learner.broadcast(learner.server)
                 traffic.rounds[-1] |= pulled
+            else:
+                learner.server = held = learner.update(held, total)
             for rank in sync.members:
-                learner.replicas[rank] = replica
-            learner.server = replica
+                learner.replicas[rank] = held
             session.count_bytes(traffic.rounds)
             plan = session.plan(sync.members)
             for clock in session.clocks:
@@ -239,14 +249,6 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
     for clock in session.clocks:
         mean = clock.now / rounds
         yield session.row(clock, "mean_round_time", mean, "s", evidence="simulated")
-
-
-def _through_server(learner: Learner, replica):
-    """What workers hold after the server's parameters came down, and the bytes of that."""
-    kept = replica.velocity
-    received, pulled = learner.broadcast_size(replica)
-    received.velocity = kept
-    return received, pulled
 
 
 def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
@@ -292,7 +294,8 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
             staleness.append(learner.server.version - seen)
             share = len(sync.members) / len(learner.nodes)
             learner.server = learner.update(learner.server, [g * share for g in total])
-            received, pulled = learner.broadcast_size(learner.server)
+            learner.server.buffers = [b.clone() for b in learner.replicas[sync.members[0]].buffers]
+            received, pulled = learner.broadcast(learner.server)
             session.count_bytes([*traffic.rounds[:-1], traffic.rounds[-1] | pulled])
 
             def arrive(t: float) -> None:
@@ -334,6 +337,8 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
         if due > evaluated:
             evaluated = due
             yield from session.evaluate(learner.server, due * recipe.evaluate_every)
+    if recipe.rounds % recipe.evaluate_every:
+        yield from session.evaluate(learner.server, recipe.rounds)
     mean = clock.now / recipe.rounds
     yield session.row(clock, "mean_round_time", mean, "s", evidence="simulated")
     stale = sum(staleness) / max(1, len(staleness))

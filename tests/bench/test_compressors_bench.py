@@ -20,7 +20,7 @@ VALUES = int(os.environ.get("SLOWLINK_BENCH_VALUES", 2_000_000))
 LARGEST = 512 * 512 * 9
 ROUNDS = 5
 SLOWEST = 400
-"""Times a plain copy that the slowest codec may take: catches a loop over values in Python."""
+"""Plain copies that a pass of the slowest codec may take: catches a loop over values in Python."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def copy_seconds(tensors: list[torch.Tensor]) -> float:
     return min(times)
 
 
-def report(benchmark, tensors: list[torch.Tensor], nbytes: int) -> None:
+def report(benchmark, tensors: list[torch.Tensor], nbytes: int, passes: int = 1) -> None:
     best, copied = benchmark.stats.stats.min, copy_seconds(tensors)
     gigabytes = 4 * VALUES / 1e9
     benchmark.extra_info |= {
@@ -53,7 +53,7 @@ def report(benchmark, tensors: list[torch.Tensor], nbytes: int) -> None:
         "copy_gb_per_s": gigabytes / copied,
         "times_a_copy": best / copied,
     }
-    assert best < SLOWEST * copied
+    assert best < SLOWEST * passes * copied
 
 
 @pytest.mark.parametrize("name", names())
@@ -96,4 +96,4 @@ def test_aggregate(benchmark, gradients, name):
         return sum(sum(up[0]) for _, up, _ in runs)
 
     nbytes = benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=1)
-    report(benchmark, gradients[0], nbytes)
+    report(benchmark, gradients[0], nbytes, passes=5)

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from testbed.results import Row, frame
+from workflow import settings
 
 LAN = 1e9 / 8
 RATES = {"1G": LAN, "155M": 155e6 / 8, "100M": 100e6 / 8, "50M": 50e6 / 8, "10M": 10e6 / 8}
@@ -34,25 +35,7 @@ ROUNDS = {"": 5270, "FP16": 4900, "BiSparse": 4720, "BiSparse+FP16": 5370}
 ACCURACY = {"": 90.8, "FP16": 90.8, "BiSparse": 90.8, "BiSparse+FP16": 90.6}
 
 # The recipe with everything as GeoMX prints it.
-RECIPE = {
-    "cluster": {
-        "device": "geomx_k40m",
-        "servers_per_site": [1, 3, 3],
-        "lan": 1.0e9,
-        "wan": 155.0e6,
-    },
-    "table1": {"workers": [6, 6]},
-    "figure4": {"workers": [6, 6]},
-    "table2": {"workers": [4, 4], "wans": [1.0e9, 155.0e6, 100.0e6, 50.0e6, 10.0e6]},
-    "dataset": "fashion_mnist",
-    "model": {"name": "resnet50_v1", "in_channels": 1},
-    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0},
-    "batch": 32,
-    "seeds": [1, 2, 3],
-    "bisparse": {"ratio": 0.01, "sample_rate": 0.005, "momentum": 0.9},
-    "fp16": {"scope": "all but sparse"},
-    "target": {"printed": 90.4},
-}
+RECIPE = settings.load({"scale": "paper"}).geomx.model_dump(mode="json")
 
 
 def split(case: str) -> tuple[str, float, str]:

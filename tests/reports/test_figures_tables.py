@@ -72,7 +72,9 @@ def test_bands_are_the_intervals_of_the_verdicts(desk_results):
     rows = desk_results.query(
         "experiment == 'figure4' and metric == 'test_accuracy' and case == 'GeoMX-1G'"
     )
-    last = rows[rows["round"] == rows["round"].max()]
+    # Curves are drawn as the means of five evaluations that are held against the target.
+    tail = rows.sort_values("round").groupby("seed").tail(5)
+    last = tail.groupby("seed").agg(value=("value", "mean"), time_s=("time_s", "max"))
     low, high = t_interval(last["value"])
     band = ax.collections[0].get_paths()[0].vertices
     end = band[band[:, 0] == band[:, 0].max()][:, 1]

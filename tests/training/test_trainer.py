@@ -205,6 +205,48 @@ def test_mixed_sites_do_not_wait_and_their_staleness_is_counted():
     assert rows.query("metric == 'staleness'")["value"].item() == pytest.approx(2, abs=0.25)
 
 
+def test_mixed_moves_the_bytes_of_bsp_at_equal_work():
+    common = dict(workers=(1, 1), optimizer_at="server", rounds=6, evaluate_every=6)
+    mixed = run(synchronization=Part(name="mixed"), **common)
+    bsp = run(**common)
+    sent = [r.query("metric == 'bytes_sent' and round == 6")["value"].item() for r in (mixed, bsp)]
+    assert sent[0] == pytest.approx(sent[1])
+
+
+def test_the_server_keeps_what_rounding_on_the_way_down_would_lose():
+    # Steps far below half a unit of float16 must still add up at the server.
+    down = Level(up=Part(name="identity"), down=Part(name="fp16"))
+    rows = run(
+        levels=(down, down), optimizer_at="server", lr=1e-5, rounds=40, evaluate_every=40
+    ).query("metric == 'test_loss'")
+    whole = run(optimizer_at="server", lr=1e-5, rounds=40, evaluate_every=40)
+    whole = whole.query("metric == 'test_loss'")["value"].to_list()
+    ours = rows["value"].to_list()
+    assert whole[1] < whole[0]
+    assert ours[1] - ours[0] == pytest.approx(whole[1] - whole[0], rel=0.05)
+
+
+def test_running_statistics_travel_with_replicas_only(small_data, monkeypatch):
+    def tiny(**_):
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
+
+    monkeypatch.setitem(models.MODELS, "tiny", tiny)
+    trained = make_learner(recipe(model=Part(name="tiny"), workers=(1, 1)), small_data)
+    trained.replicas[0] = trained.update(trained.replicas[0], trained.gradient(0))
+    before = [buffer.clone() for buffer in trained.replicas[0].buffers]
+    trained.gradient(1)
+    assert all(map(torch.equal, before, trained.replicas[0].buffers))
+    assert not torch.equal(before[0], trained.replicas[1].buffers[0])
+
+
+@pytest.mark.parametrize("field", ["travels", "continues_after_upload"])
+def test_a_policy_that_needs_more_than_the_trainer_has_is_refused(field, monkeypatch):
+    bsp = type(trainer.synchronization.load("bsp"))
+    monkeypatch.setattr(bsp, field, "delta" if field == "travels" else True)
+    with pytest.raises(ValueError, match="bsp: the trainer carries only gradients"):
+        run()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

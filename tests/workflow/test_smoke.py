@@ -33,16 +33,16 @@ def replace(src, dst, **kwargs):
 os.replace = replace
 """
 
-# For every rule: part of the name of a file that it writes.
+# For every rule: something that it writes.
 RULES = {
     "dataset": "results/data/fashion_mnist.json",
-    "geomx_rounds": "geomx/rounds/table2.parquet",
-    "geomx_train": "geomx/train/mixed-GeoMX-mixed-seed2.parquet",
-    "geomx_summary": "geomx/summary/figure6.parquet",
-    "geomx_csv": "geomx/tables/table2.csv",
-    "geomx_svg": "geomx/figures/figure6.svg",
-    "verdicts": "smoke/verdicts.csv",
-    "html": "html/smoke",
+    "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
+    "geomx_train": "results/smoke/geomx/train/mixed-GeoMX-mixed-seed2.parquet",
+    "geomx_summary": "results/smoke/geomx/summary/figure6.parquet",
+    "geomx_csv": "results/smoke/geomx/tables/table2.csv",
+    "geomx_svg": "results/smoke/geomx/figures/figure6.svg",
+    "verdicts": "results/smoke/verdicts.csv",
+    "html": "reports/html/smoke",
 }
 
 
@@ -94,11 +94,12 @@ def checkout(tmp_path_factory):
     chance = random.Random(20)
     for rule, output in RULES.items():
         targets = ["geomx"] if rule in ("geomx_csv", "geomx_svg") else []
+        written = checkout.path / output
+        if written.is_file():  # made while another rule's turn to be killed came
+            written.unlink()
         code, said = checkout.run(*targets, kill_at=output)
         assert code == -signal.SIGKILL, f"{rule} was not killed:\n{said[-3000:]}"
-        written = checkout.path / ("reports/html/smoke" if rule == "html" else output)
-        hits = [written] if rule in ("dataset", "html") else checkout.path.rglob(written.name)
-        assert not any(hit.exists() for hit in hits), f"{rule} left a result when it was killed"
+        assert not written.exists(), f"{rule} left a result when it was killed"
         if rule in ("geomx_rounds", "geomx_train"):
             process = checkout.start()
             time.sleep(chance.uniform(5, 12))
@@ -118,7 +119,7 @@ def test_killed_in_every_rule_it_completes(checkout):
 
 def test_no_half_written_file_is_left_under_a_result_name(checkout):
     files = [f for f in checkout.path.glob("results/smoke/geomx/**/*.parquet") if f.name[0] != "."]
-    assert len(files) > 30
+    assert len(files) > 20
     assert set(results.read(files)["scale"]) == {"smoke"}
 
 

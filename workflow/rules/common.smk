@@ -30,6 +30,10 @@ def sources(*patterns):
     return sorted(found)
 
 
+# What the methods of a room share.
+SHARED = sources("methods/__init__.py", "methods/*/_*.py", "methods/compression/pieces/*.py")
+
+
 def methods_of(recipe):
     """The files of the methods that a training recipe uses, with their rooms' shared pieces."""
     names = [("exchange", recipe.exchange.name)]
@@ -40,10 +44,9 @@ def methods_of(recipe):
     names += [("compression", codec) for codec in codecs]
     files = {f"methods/{room}/{name}.py" for room, name in names}
     rooms = {f"methods/{room}/__init__.py" for room, _ in names}
-    return sorted(
-        files | rooms | set(sources("methods/compression/pieces/*.py", "methods/__init__.py"))
-    )
+    return sorted(files | rooms | set(SHARED))
 
 
 NETWORK_SOURCES = sources("testbed/network/*.py", "testbed/results.py", "data/devices.yaml")
-TRAINING_SOURCES = sources("testbed/training/*.py")
+# The summary is made after training: changing it trains nothing anew.
+TRAINING_SOURCES = sorted(set(sources("testbed/training/*.py")) - {"testbed/training/summary.py"})

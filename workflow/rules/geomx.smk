@@ -43,11 +43,9 @@ rule geomx_train:
 rule geomx_rounds:
     input:
         data=f"results/data/{GEOMX.dataset}.json",
-        methods=sources(
-            "methods/__init__.py",
-            "methods/exchange/__init__.py",
-            "methods/compression/__init__.py",
-            "methods/compression/pieces/*.py",
+        methods=SHARED
+        + sources(
+            "methods/fusion/layer_wise.py",
             *sorted({f"methods/exchange/{s.exchange}.py" for s in GEOMX.systems.values()}),
             *sorted(
                 {
@@ -58,6 +56,7 @@ rule geomx_rounds:
             ),
         ),
         testbed=NETWORK_SOURCES + TRAINING_SOURCES + sources("testbed/rounds.py"),
+        workflow=sources("workflow/geomx.py", "workflow/settings.py"),
     output:
         f"{GEOMX_DIR}/rounds/{{experiment}}.parquet",
     log:

@@ -1,5 +1,5 @@
 # Verdicts, tables, figures and the HTML page; and the named targets.
-REPORT_SOURCES = sources("reports/*.py", "data/claims/*.yaml")
+REPORT_SOURCES = sources("reports/*.py", "data/claims/*.yaml", "workflow/judging.py")
 TABLES = ["table1", "table2"]
 FIGURES = ["table1", "figure4", "figure6", "accuracy_bytes", "sensitivity", "mixed"]
 # The experiment that a figure shows, where its name does not say.
@@ -89,7 +89,8 @@ rule html:
         details=f"{RESULTS}/verdicts.parquet",
         datasets=f"results/data/{GEOMX.dataset}.json",
         sources=REPORT_SOURCES
-        + sources("reports/templates/*", "reports/assets/*", "data/sources.yaml"),
+        + sources("reports/templates/*", "reports/assets/*", "data/sources.yaml")
+        + sources("workflow/provenance.py"),
     output:
         REPORT,
     log:
