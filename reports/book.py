@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,14 @@ MIN_SEEDS = 3
 CONFIDENCE = 0.95
 
 
+_SCALES: dict[str, tuple[Callable, Callable]] = {
+    "": (lambda v: v, lambda v: v),
+    "ratio": (np.log, np.exp),
+    "change": (lambda v: np.log1p(v / 100), lambda v: 100 * np.expm1(v)),
+}
+"""To the scale on which seeds are averaged, and back."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Our number: the mean over seeds with its interval, or one deterministic value (seeds 0)."""
@@ -29,11 +37,21 @@ class Estimate:
     by_seed: pd.Series | None = None
 
     @classmethod
-    def of(cls, value: float | pd.Series) -> Estimate:
+    def of(cls, value: float | pd.Series, quantity: str = "") -> Estimate:
+        """Of one value, or of one a seed. Ratios and relative changes are averaged as logarithms:
+        twice as fast and half as fast lie equally far from equal."""
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
-        low, high = t_interval(value)
-        return cls(float(value.mean()), Interval(low, high), len(value), value)
+        there, back = _SCALES.get(quantity, _SCALES[""])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = there(value)
+        if not np.isfinite(scaled).all():  # a ratio of 0 or below has no logarithm
+            (there, back), scaled = _SCALES[""], value
+        low, high = t_interval(scaled)
+        mean = float(back(scaled.mean()))
+        if not math.isfinite(low):
+            return cls(mean, Interval(-math.inf, math.inf), len(value), value)
+        return cls(mean, Interval(float(back(low)), float(back(high))), len(value), value)
 
     def below(self, other: Estimate) -> bool:
         """Whether this lies surely below ``other``.

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from reports.book import number, t_interval
+from reports.book import Estimate, number, t_interval
 from reports.claims import Claim
 from testbed.training.summary import WINDOW
 
@@ -311,10 +311,11 @@ def _relative(
         if case in by_seed and reference in by_seed:
             ratio = (by_seed[case] / by_seed[reference]).dropna()
             if len(ratio):
-                low, high = t_interval(ratio)
+                ours = Estimate.of(ratio, "ratio")
+                low, high = ours.interval.low, ours.interval.high
                 if math.isfinite(low):
-                    ax.plot([max(low, 1e-9), high], [index, index], color=colour, linewidth=2.4)
-                ax.plot(ratio.mean(), index, marker="o", markersize=6.5, color=colour)
+                    ax.plot([low, high], [index, index], color=colour, linewidth=2.4)
+                ax.plot(ours.mean, index, marker="o", markersize=6.5, color=colour)
         if case in printed and reference in printed:
             ax.plot(printed[case] / printed[reference], index, marker="D", markersize=6,
                     markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.2)  # fmt: skip

@@ -131,7 +131,8 @@ _TABLES = {
             "table2",
             "Table 2: compression and bandwidth",
             "Bytes are those of the real tensors; times are simulated; accuracy, rounds and hours "
-            "come from training, with 95 % intervals in brackets.",
+            "come from training (below paper scale of a small stand-in, for fewer rounds), with "
+            "95 % intervals in brackets.",
             "BiSparse with FP16 converges in 5.8 h over the WAN, MXNET in 22.8 h in the LAN.",
             "table2",
         ),

@@ -11,7 +11,7 @@ A number is judged in this order, and the first rule that applies decides:
 
 An ordering holds if every step of it does: deterministic values must differ, and between seeded
 ones the 95 % interval of the difference, seed by seed, must not reach zero (Student's t, at least
-three seeds).
+three seeds). Ratios and relative changes are averaged over seeds as logarithms.
 """
 
 from __future__ import annotations
@@ -410,7 +410,7 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
     ours = book.ours(claim, part.value, found)
     result = Judgement(*_unanswered(found))
     if ours is not None:
-        estimate = Estimate.of(ours)
+        estimate = Estimate.of(ours, part.quantity)
         result.verdict, result.reason = _near(part.printed, part.unit, rule, estimate)
         result.ours, result.ours_value = f"{estimate} {part.unit}".strip(), estimate.mean
         said = expressions.printed(part.printed).middle
@@ -418,7 +418,7 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
         result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
         others = {}
         for variant in book.variants(claim, [part.value]):
-            one = Estimate.of(book.ours(claim, part.value, Found(), variant))
+            one = Estimate.of(book.ours(claim, part.value, Found(), variant), part.quantity)
             others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
         result.reason += _modelled_otherwise(others, result.verdict)
     band = rule.band(part.printed)

@@ -495,3 +495,17 @@ def test_every_quantity_has_a_rule_and_bands_are_symmetric():
         assert band.low < 50 < band.high
         assert rule.or_more or band.middle == pytest.approx(50)
     assert str(Estimate(2.0, Interval(1.5, 2.5), 3)) == "2.00 [1.50, 2.50]"
+
+
+def test_ratios_are_averaged_as_logarithms():
+    values = pd.Series([0.5, 1.0, 2.0], index=[1, 2, 3])
+    ratio = Estimate.of(values, "ratio")
+    assert ratio.mean == pytest.approx(1)
+    assert ratio.interval.low == pytest.approx(1 / ratio.interval.high)
+    # The same three as relative changes in per cent.
+    change = Estimate.of(100 * (values - 1), "change")
+    assert change.mean == pytest.approx(0, abs=1e-9)
+    assert 1 + change.interval.low / 100 == pytest.approx(ratio.interval.low)
+    assert Estimate.of(values).mean == pytest.approx(3.5 / 3)
+    # What has no logarithm is averaged as it is.
+    assert Estimate.of(pd.Series([-1.0, 0.0, 1.0]), "ratio").mean == pytest.approx(0)
