@@ -73,7 +73,7 @@ class Estimate:
         low, high = self.interval.low, self.interval.high
         if self.seeds and not math.isfinite(low):
             return f"{number(self.mean)} ({self.seeds} seed{'s' * (self.seeds > 1)})"
-        if low == high:
+        if high - low <= 1e-9 * abs(self.mean):  # seeds that agree up to rounding
             return number(self.mean)
         # No digit beyond the second that the interval leaves open.
         digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))

@@ -495,6 +495,7 @@ def test_every_quantity_has_a_rule_and_bands_are_symmetric():
         assert band.low < 50 < band.high
         assert rule.or_more or band.middle == pytest.approx(50)
     assert str(Estimate(2.0, Interval(1.5, 2.5), 3)) == "2.00 [1.50, 2.50]"
+    assert str(Estimate.of(pd.Series([86.3943, 86.3943 + 1e-14, 86.3943]))) == "86.39"
 
 
 def test_ratios_are_averaged_as_logarithms():
