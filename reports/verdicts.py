@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -508,7 +508,8 @@ def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str
 def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
     """A claim of several statements is as good as its worst one."""
     if len(judgements) == 1:
-        return judgements[0]
+        (one,), (label,) = judgements, labels
+        return replace(one, ours=f"{label}: {one.ours}") if label and one.ours else one
     worst = min(judgements, key=lambda one: WORST_FIRST.index(one.verdict))
     said = [
         f"{label or 'part'}: {one.verdict} ({one.reason.replace('; ', ', ')})"
