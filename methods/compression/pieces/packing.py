@@ -129,7 +129,7 @@ def read_pairs(body: bytes, n: int, what: str, padded: bool = False) -> Pairs:
         if (indices[used:] != PAD_INDEX).any() or (values[used:] != PAD_VALUE).any():
             raise ValueError(f"{what}: padding is not ({PAD_VALUE:g}, {PAD_INDEX}) at the end")
         values, indices = values[:used], indices[:used]
-    if len(indices) and not (indices[0] >= 0 and indices[-1] < n):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < n):
         raise ValueError(f"{what}: an index lies outside 0…{n - 1}")
     indices = indices.astype(np.int64)
     if (np.diff(indices) <= 0).any():
