@@ -7,6 +7,7 @@ them lets models, datasets and transforms work; the operators themselves (nms) s
 from __future__ import annotations
 
 import torch
+from torch import library as operators
 
 _libraries = []  # torch forgets an operator when its Library object is collected
 
@@ -14,7 +15,7 @@ _libraries = []  # torch forgets an operator when its Library object is collecte
 def _declare_missing_operators() -> None:
     if hasattr(torch.ops.torchvision, "nms"):
         return
-    library = torch.library.Library("torchvision", "DEF")
+    library = operators.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _libraries.append(library)

@@ -20,7 +20,6 @@ except SettingsError as error:
 SCALE = SETTINGS.scale
 RESULTS = f"results/{SCALE}"
 REPORT = f"reports/html/{SCALE}/index.html"
-SCRIPTS = "../scripts"
 
 
 def sources(*patterns):
