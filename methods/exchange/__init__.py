@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from methods import room
 
@@ -152,8 +153,13 @@ class PlanBuilder:
 
     def __init__(self, name: str, units: int, slots: Sequence[str]) -> None:
         self.name, self.units, self.slots = name, units, tuple(slots)
+        self._length = 0
+        self._columns: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+        self._deps: list[np.ndarray] = []
+        # Single transfers wait here, as lists, until a block of them is worth an array.
         self._rows: list[tuple[int, int, int, int, int, int, int]] = []
-        self._deps: list[Sequence[int]] = []
+        self._after: list[Sequence[int]] = []
 
     def add(
         self,
@@ -168,20 +174,59 @@ class PlanBuilder:
         """Append a transfer and return its number."""
         lo, hi = parts if parts is not None else (0, self.units)
         self._rows.append((src, dst, lo, hi, self.slots.index(slot), op, phase))
-        self._deps.append(tuple(after))
-        return len(self._rows) - 1
+        self._after.append(tuple(after))
+        self._length += 1
+        return self._length - 1
 
     def join(self, node: int, slot: str, after: Sequence[int], **kwargs) -> int:
         """A local step at ``node`` that stands for everything in ``after``; takes no time."""
         return self.add(node, node, slot, COPY, after, **kwargs)
 
+    def extend(
+        self,
+        src: ArrayLike,
+        dst: ArrayLike,
+        slot: str,
+        op: int,
+        after: ArrayLike | tuple[ArrayLike, ArrayLike] = (),
+        lo: ArrayLike = 0,
+        hi: ArrayLike | None = None,
+        phase: ArrayLike = 0,
+    ) -> np.ndarray:
+        """Append many transfers at once and return their numbers.
+
+        ``src``, ``dst``, ``lo``, ``hi`` (None: ``units``) and ``phase`` are broadcast to one
+        shape; transfers are numbered along it in C order, and their numbers have that shape.
+
+        ``after`` holds equally many dependencies for every transfer, in the order of the
+        transfers: any array with a multiple of their number of entries, as ``(*shape, d)`` has.
+        An entry of -1 is none. Where the counts differ much, ``after`` is a tuple ``(ptr, idx)``,
+        as ``dep_ptr`` and ``dep_idx`` of a :class:`Plan`.
+        """
+        hi = self.units if hi is None else hi
+        columns = np.broadcast_arrays(src, dst, lo, hi, self.slots.index(slot), op, phase)
+        shape, n = columns[0].shape, columns[0].size
+        if isinstance(after, tuple) and len(after):
+            counts, deps = np.diff(after[0]), np.asarray(after[1])
+        elif np.size(after) and n:
+            table = np.asarray(after).reshape(n, -1)
+            counts, deps = (table >= 0).sum(axis=1), table[table >= 0]
+        else:
+            counts, deps = np.zeros(n, np.int64), np.empty(0, np.int64)
+        if len(counts) != n or counts.sum() != len(deps):
+            raise ValueError(f"{self.name}: dependencies do not fit {n} transfers")
+        self._flush()
+        self._append(np.stack([column.ravel() for column in columns]), counts, deps)
+        self._length += n
+        return np.arange(self._length - n, self._length).reshape(shape)
+
     def build(self, contributors: Sequence[int], receivers: Sequence[int], **options) -> Plan:
-        columns = np.array(self._rows, dtype=np.int64).reshape(-1, 7).T
-        counts = np.array([len(d) for d in self._deps], dtype=np.int64)
+        self._flush()
+        self._append(np.empty((7, 0)), np.empty(0), np.empty(0))
         return Plan(
-            *columns,
-            dep_ptr=np.concatenate([[0], np.cumsum(counts)]),
-            dep_idx=np.concatenate([np.asarray(d, np.int64) for d in self._deps] or [[]]),
+            *np.concatenate(self._columns, axis=1),
+            dep_ptr=np.concatenate([[0], np.cumsum(np.concatenate(self._counts), dtype=np.int64)]),
+            dep_idx=np.concatenate(self._deps),
             slots=self.slots,
             units=self.units,
             contributors=np.asarray(contributors),
@@ -189,6 +234,18 @@ class PlanBuilder:
             name=self.name,
             **options,
         )
+
+    def _flush(self) -> None:
+        if self._rows:
+            counts = [len(after) for after in self._after]
+            deps = [dep for after in self._after for dep in after]
+            self._append(np.array(self._rows).T, np.array(counts), np.array(deps))
+            self._rows, self._after = [], []
+
+    def _append(self, columns: np.ndarray, counts: np.ndarray, deps: np.ndarray) -> None:
+        self._columns.append(columns.astype(np.int32))
+        self._counts.append(counts.astype(np.int32))
+        self._deps.append(deps.astype(np.int32))
 
 
 @dataclass(frozen=True)

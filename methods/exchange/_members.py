@@ -35,3 +35,13 @@ def central_server(name: str, topology: Topology) -> int:
 def check_part(name: str, part: Part) -> None:
     if part not in ("all", "push", "pull"):
         raise ValueError(f"{name}: part must be all, push or pull, not {part!r}")
+
+
+def whole_only(name: str, part: Part, instead: str = "") -> None:
+    """Refuse fragments, for exchanges in which every node ends up with some part of the sum."""
+    check_part(name, part)
+    if part != "all":
+        raise ValueError(
+            f"{name}: there is no {part} fragment, because no node holds the whole sum in "
+            f"between; ask for part 'all'{instead}"
+        )

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
-from methods.exchange._members import central_server, check_part, participants
+from methods.exchange._members import central_server, check_part, participants, whole_only
 
 PUSH, PULL = "push/0", "pull/0"
 
@@ -60,28 +62,15 @@ class ParameterServer(Exchange):
         )
 
     def _colocated(self, topology: Topology, nodes: list[int], part: Part) -> Plan:
-        if part != "all":
-            raise ValueError(
-                f"parameter_server: colocated shards have no {part} fragment, because no node "
-                f"holds the whole sum in between; ask for part 'all' or use shards 'central'"
-            )
-        n = len(nodes)
+        whole_only("colocated parameter_server", part, " or use shards 'central'")
+        order, n = np.array(nodes), len(nodes)
         builder = PlanBuilder("parameter_server", n, (PUSH, PULL))
         # Rank i sends to i + 1, i + 2, …, so that no two ranks start with the same target.
-        pushes: list[list[int]] = [[] for _ in nodes]
-        for step in range(1, n):
-            for rank, node in enumerate(nodes):
-                shard = (rank + step) % n
-                push = builder.add(node, nodes[shard], PUSH, REDUCE, parts=(shard, shard + 1))
-                pushes[shard].append(push)
-        summed = [
-            builder.join(node, PULL, pushes[shard], parts=(shard, shard + 1), phase=1)
-            for shard, node in enumerate(nodes)
-        ]
-        for step in range(1, n):
-            for shard, node in enumerate(nodes):
-                target = nodes[(shard + step) % n]
-                builder.add(
-                    node, target, PULL, COPY, [summed[shard]], parts=(shard, shard + 1), phase=1
-                )
+        ranks, steps = np.arange(n), np.arange(1, n)[:, None]
+        target = (ranks + steps) % n
+        push = builder.extend(order, order[target], PUSH, REDUCE, lo=target, hi=target + 1)
+        arrived = push[steps - 1, (ranks - steps) % n].T
+        summed = builder.extend(order, order, PULL, COPY, arrived, ranks, ranks + 1, phase=1)
+        after = np.broadcast_to(summed, target.shape)
+        builder.extend(order, order[target], PULL, COPY, after, ranks, ranks + 1, phase=1)
         return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap)

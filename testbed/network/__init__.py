@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from testbed.network.balancing import tree_loads, tree_weights
 from testbed.network.bounds import bound
 from testbed.network.counting import (
     Traffic,
+    least_egress,
     link_traffic,
     longest_chain,
     node_traffic,
@@ -12,22 +14,38 @@ from testbed.network.counting import (
     transfer_bytes,
 )
 from testbed.network.execution import execute, verify
-from testbed.network.faults import Faults
+from testbed.network.faults import Faults, failed_links, priority, random_pauses
 from testbed.network.fluid import Network, Result, simulate, tcp_efficiency
-from testbed.network.routing import route, routes
-from testbed.network.topology import geo_sites, star
+from testbed.network.routing import Paths, route, routes
+from testbed.network.topology import (
+    bcube,
+    geo_sites,
+    leaf_spine,
+    links_between,
+    star,
+    tree,
+    without,
+)
 
 __all__ = [
     "Faults",
     "Network",
+    "Paths",
     "Result",
     "Traffic",
+    "bcube",
     "bound",
     "execute",
+    "failed_links",
     "geo_sites",
+    "leaf_spine",
+    "least_egress",
     "link_traffic",
+    "links_between",
     "longest_chain",
     "node_traffic",
+    "priority",
+    "random_pauses",
     "region_traffic",
     "route",
     "routes",
@@ -35,5 +53,9 @@ __all__ = [
     "star",
     "tcp_efficiency",
     "transfer_bytes",
+    "tree",
+    "tree_loads",
+    "tree_weights",
     "verify",
+    "without",
 ]

@@ -66,6 +66,7 @@ LINK = np.dtype(
         ("bytes", "f8"),
         ("head", "i8"),
         ("flows", "i8"),
+        ("foreign", "i8"),  # background flows
         ("spare", "f8"),
         ("open", "i8"),
         ("mark", "i8"),
@@ -74,9 +75,10 @@ LINK = np.dtype(
 )
 NODE = np.dtype([("paused", "i8"), ("resumed", "f8")])
 EVENT = np.dtype([("time", "f8"), ("code", "i8")])
+CHANGE = np.dtype([("link", "i8"), ("rate", "f8"), ("foreign", "i8")])
 
 # Kinds of timed events, in the order in which one instant handles them.
-RESUME, PAUSE, READY, ENTER, CLOSE = range(5)
+RESUME, PAUSE, ALTER, READY, ENTER, CLOSE = range(6)
 KIND_SHIFT = 40
 
 # Entries of ``State.count``.
@@ -100,6 +102,7 @@ class State(NamedTuple):
     senders: np.ndarray  # (instances, nodes)
     links: np.ndarray
     nodes: np.ndarray
+    changes: np.ndarray  # what links become
     events: np.ndarray  # a binary heap
     active: np.ndarray
     work: np.ndarray
@@ -124,14 +127,15 @@ POOLS = dict(
 """The arrays of which every running plan has a block."""
 
 
-def empty_state(nodes: int, links: int, events: int) -> State:
-    """Nothing runs, at time 0; room for so many nodes, links and events."""
+def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
+    """Nothing runs, at time 0; room for so many nodes, links, events and changes of links."""
     state = State(
         **{name: np.zeros(0, dtype) for name, dtype in POOLS.items()},
         senders=np.zeros((0, nodes), SENDER),
         links=np.zeros(links, LINK),
         nodes=np.zeros(nodes, NODE),
-        events=np.zeros(events, EVENT),
+        events=np.zeros(events + changes, EVENT),
+        changes=np.zeros(changes, CHANGE),
         dirty=np.zeros(links, np.int64),
         some_links=np.zeros(links, np.int64),
         count=np.zeros(N_COUNTS, np.int64),
@@ -213,6 +217,11 @@ def _instant(s, now):
         elif kind == CLOSE:
             s.done[s.count[DONE]] = item
             s.count[DONE] += 1
+        elif kind == ALTER:
+            change = s.changes[item]
+            link = s.links[change.link]
+            link.rate, link.foreign = change.rate, change.foreign
+            _soil(s, change.link)
         else:
             _switch(s, item, kind == PAUSE, now)
     while s.count[WORK] or s.count[TOUCHED]:
@@ -486,20 +495,22 @@ def _share(s, now):
         link.spare = link.rate
         link.open = link.flows
 
+    before = 0.0
     while True:
         level, kept = np.inf, 0
         for k in range(n_links):
             link = s.links[links[k]]
             if link.open:
-                level = min(level, link.spare / link.open)
+                level = min(level, link.spare / (link.open + link.foreign))
                 links[kept] = links[k]
                 kept += 1
         n_links = kept
+        level = before = max(level, before)  # rounding apart, levels rise
         if n_links == 0 or level >= s.clock[1]:
             break
         for k in range(n_links):
             link = s.links[links[k]]
-            if not link.open or link.spare > level * link.open * (1 + SAME_SIZE):
+            if not link.open or link.spare > level * (link.open + link.foreign) * (1 + SAME_SIZE):
                 continue
             h = link.head
             while h >= 0:

@@ -9,17 +9,21 @@ import numpy as np
 
 from methods.exchange import Plan, Topology
 from testbed.network.counting import Sizes, plan_routes, spread, transfer_bytes
+from testbed.network.routing import Paths
 
 
-def bound(plan: Plan, topology: Topology, sizes: Sizes, duplex: bool = True) -> float:
+def bound(
+    plan: Plan, topology: Topology, sizes: Sizes, duplex: bool = True, paths: Paths = Paths()
+) -> float:
     """Seconds below which ``plan`` cannot complete.
 
     Parameters
     ----------
     duplex: True for perfect pipelining on full-duplex links: the most loaded directed link. False
         for phases that do not overlap: the sum over phases of each one's most loaded link.
+    paths: as the plan will take them.
     """
-    ptr, links = plan_routes(plan, topology)
+    ptr, links = plan_routes(plan, topology, paths)
     nbytes = transfer_bytes(plan, sizes)
     phases = [np.ones(len(plan), dtype=bool)]
     if not duplex:

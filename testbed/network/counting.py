@@ -7,14 +7,16 @@ or a mapping from the sending node to a number. A transfer moves its share of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import get_args
 
+import numba
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.network.routing import routes
+from methods.exchange import Part, Plan, Topology
+from testbed.network.routing import Paths, routes
 
 Sizes = float | Mapping[str, float | Mapping[int, float]]
 
@@ -67,14 +69,18 @@ def _size(plan: Plan, size: float, what: str) -> float:
     return float(size)
 
 
-def link_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> np.ndarray:
+def link_traffic(
+    plan: Plan, topology: Topology, sizes: Sizes = 1.0, paths: Paths = Paths()
+) -> np.ndarray:
     """Bytes that the plan sends over each directed link, (n_links,)."""
-    return spread(topology, *plan_routes(plan, topology), transfer_bytes(plan, sizes))
+    return spread(topology, *plan_routes(plan, topology, paths), transfer_bytes(plan, sizes))
 
 
-def plan_routes(plan: Plan, topology: Topology) -> tuple[np.ndarray, np.ndarray]:
+def plan_routes(
+    plan: Plan, topology: Topology, paths: Paths = Paths()
+) -> tuple[np.ndarray, np.ndarray]:
     """Links of every transfer as ``(ptr, links)``; see :func:`testbed.network.routing.routes`."""
-    return routes(topology, np.stack([plan.src, plan.dst], axis=1))
+    return routes(topology, np.stack([plan.src, plan.dst], axis=1), paths)
 
 
 def spread(
@@ -117,12 +123,46 @@ def between_regions(
     return traffic
 
 
-def longest_chain(plan: Plan) -> int:
-    """Transfers between different nodes on the plan's longest chain of dependencies."""
-    depth: list[int] = []
-    moves = (plan.src != plan.dst).tolist()
-    ptr, idx = plan.dep_ptr.tolist(), plan.dep_idx.tolist()
-    for t, move in enumerate(moves):
-        before = max((depth[d] for d in idx[ptr[t] : ptr[t + 1]]), default=0)
-        depth.append(before + move)
-    return max(depth, default=0)
+def least_egress(topology: Topology, members: Sequence[int] | None = None) -> dict[str, float]:
+    """What the busiest region of each layer sends in any all-reduce, at the least, in vectors.
+
+    ``2 (R - 1) / R`` for ``R`` regions with members (worker node ids; all workers if None),
+    whatever their sizes. Take one element of the vector, and a message to be what carries a
+    partial sum of it into another region. Until some region first knows the whole sum, each of the
+    others has sent a message: ``R - 1``. That message told one region only, so each of the others
+    has yet to get one: ``R - 1`` more. Over all elements regions send ``2 (R - 1)`` vectors, and
+    the busiest no less than the mean; so it is attained only where they share evenly. (A helper
+    outside these regions that sums for all of them would leave each of them one vector to send.)
+
+    Source: RAT, section 3 (least traffic across regions) and Table 1.
+    """
+    nodes = topology.workers if members is None else np.asarray(members, dtype=np.int64)
+    counts = [len(np.unique(region[nodes])) for region in topology.regions]
+    return {
+        layer: 2 * (count - 1) / count for layer, count in zip(topology.layers, counts, strict=True)
+    }
+
+
+def longest_chain(plan: Plan, part: Part = "all") -> int:
+    """Transfers between different nodes on the plan's longest chain of dependencies.
+
+    ``part`` counts all of them, or only those of ``push/*`` slots (partial sums: the reduce half)
+    or of ``pull/*`` slots (finished sums: the broadcast half).
+    """
+    if part not in get_args(Part):
+        raise ValueError(f"{plan.name}: part must be one of {get_args(Part)}, not {part!r}")
+    slots = [part == "all" or slot.startswith(f"{part}/") for slot in plan.slots]
+    counts = (plan.src != plan.dst) & np.array(slots, dtype=np.bool_)[plan.slot]
+    return int(_depth(counts, plan.dep_ptr, plan.dep_idx))
+
+
+@numba.njit(cache=True)
+def _depth(counts, dep_ptr, dep_idx):
+    depth = np.zeros(len(counts), dtype=np.int32)
+    deepest = 0
+    for t in range(len(counts)):
+        for i in range(dep_ptr[t], dep_ptr[t + 1]):
+            depth[t] = max(depth[t], depth[dep_idx[i]])
+        depth[t] += counts[t]
+        deepest = max(deepest, depth[t])
+    return deepest

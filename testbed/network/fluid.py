@@ -26,7 +26,8 @@ from testbed.network.counting import (
     transfer_bytes,
 )
 from testbed.network.execution import check_structure
-from testbed.network.faults import Faults
+from testbed.network.faults import Faults, link_changes
+from testbed.network.routing import Paths
 
 TIMELINE = np.dtype(
     [("src", "i4"), ("dst", "i4"), ("slot", "i2"), ("nbytes", "f8")]
@@ -99,7 +100,7 @@ def simulate(
     topology: Topology,
     nbytes: Sizes,
     faults: Faults | None = None,
-    **network_options: float,
+    **network_options: float | Paths,
 ) -> Result:
     """Run one plan alone from time 0; see :class:`Network` for sizes and options."""
     network = Network(topology, faults, **network_options)
@@ -114,7 +115,8 @@ class Network:
     Parameters
     ----------
     topology: its links, bit/s and seconds.
-    faults: nodes that pause.
+    faults: what goes wrong and when.
+    paths: which of its equal shortest paths a pair of nodes takes; within each plan by itself.
     efficiency: payload share of what links carry, e.g. :func:`tcp_efficiency`.
     flow_cap: highest rate of a single transfer, bit/s, as links count.
 
@@ -127,6 +129,7 @@ class Network:
         topology: Topology,
         faults: Faults | None = None,
         *,
+        paths: Paths = Paths(),
         efficiency: float = 1.0,
         flow_cap: float = math.inf,
     ) -> None:
@@ -136,23 +139,25 @@ class Network:
             raise ValueError(f"flow_cap must be a rate above 0 bit/s, not {flow_cap}")
         if not np.isfinite(topology.link_latency).all():
             raise ValueError(f"{topology.name}: link latencies must be finite")
-        self.topology, self.efficiency = topology, efficiency
+        self.topology, self.paths, self.efficiency = topology, paths, efficiency
         self._live: dict[int, Result] = {}
         self._ready: dict[int, Mapping[int, float]] = {}
         self._plans: dict[bytes, SimpleNamespace] = {}
 
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
-        pauses = faults.pauses if faults else ()
-        for node, _, _ in pauses:
-            if not 0 <= node < topology.n_nodes:
-                raise ValueError(f"faults: {topology.name} has no node {node} to pause")
-        self._state = engine.empty_state(topology.n_nodes, topology.n_links, 2 * len(pauses))
+        faults = faults or Faults()
+        times, links, rates, flows = link_changes(faults, topology)
+        events = 2 * len(faults.pauses)
+        self._state = engine.empty_state(topology.n_nodes, topology.n_links, events, len(times))
         self._state.links["rate"] = topology.link_rate / 8
         self._state.clock[1] = flow_cap / 8
-        for node, begin, end in pauses:
-            self._push(begin, engine.PAUSE, node)
-            self._push(end, engine.RESUME, node)
+        changes = self._state.changes
+        changes["link"], changes["rate"], changes["foreign"] = links, rates / 8, flows
+        nodes, begins, ends = np.array(faults.pauses, dtype=np.float64).reshape(-1, 3).T
+        self._push(begins, engine.PAUSE, nodes.astype(np.int64))
+        self._push(ends, engine.RESUME, nodes.astype(np.int64))
+        self._push(times, engine.ALTER, np.arange(len(times)))
 
     @property
     def now(self) -> float:
@@ -239,7 +244,7 @@ class Network:
         if key not in self._plans:
             if len(self._plans) >= REMEMBERED:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = _compile(plan, self.topology)
+            self._plans[key] = _compile(plan, self.topology, self.paths)
         return self._plans[key]
 
     def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
@@ -299,11 +304,10 @@ class Network:
         senders = state.senders[instance]
         senders["root"], senders["last"], senders["touched"] = -1, -math.inf, 0
         if not n:
-            self._push(own.max(), engine.CLOSE, instance)
+            self._push(own.max(keepdims=True), engine.CLOSE, np.array([instance]))
             return
         first = np.flatnonzero(pieces["pending"][:, 0] == 0)
-        codes = (engine.READY << engine.KIND_SHIFT) | (t0 + first)
-        engine.push_events(state, begin[first], codes)
+        self._push(begin[first], engine.READY, t0 + first)
 
     def _finish(self, instance: int) -> Result:
         result, ready = self._live.pop(instance), self._ready.pop(instance)
@@ -323,9 +327,8 @@ class Network:
             self._pools[name].give(offset, size)
         return result
 
-    def _push(self, time: float, kind: int, item: int) -> None:
-        codes = np.array([(kind << engine.KIND_SHIFT) | item], np.int64)
-        engine.push_events(self._state, np.array([time]), codes)
+    def _push(self, times: np.ndarray, kind: int, items: np.ndarray) -> None:
+        engine.push_events(self._state, times, (kind << engine.KIND_SHIFT) | items)
 
 
 class _Pool:
@@ -350,11 +353,11 @@ class _Pool:
         self._free.setdefault(size, []).append(offset)
 
 
-def _compile(plan: Plan, topology: Topology) -> SimpleNamespace:
+def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:
     """Routes, successors and phases of ``plan`` as arrays; all numbered from 0 within the plan."""
     check_structure(plan)
     n = len(plan)
-    route_ptr, route = plan_routes(plan, topology)
+    route_ptr, route = plan_routes(plan, topology, paths)
     owner = np.repeat(np.arange(n), np.diff(route_ptr))
     limits = np.isfinite(topology.link_rate[route])
     n_dependencies = np.diff(plan.dep_ptr)

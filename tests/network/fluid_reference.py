@@ -94,18 +94,20 @@ def lexicographic(flows, capacity, cap):
     return [Fraction(fixed[i]) for i in range(n)]
 
 
-def run(topology, paths, jobs, pauses=(), cap=None, rates_of=water_filling):
+def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
     """Arrival of every transfer of every job: ``ends[job][transfer]`` in exact seconds.
 
     ``paths`` maps (src, dst) to links; ``cap`` is bytes/s.
     """
-    capacity = {
+    whole = {
         link: Fraction(rate) / 8
         for link, rate in enumerate(topology.link_rate.tolist())
         if rate < float("inf")
     }
     latency = [Fraction(value) for value in topology.link_latency.tolist()]
-    pauses = [(node, Fraction(begin), Fraction(end)) for node, begin, end in pauses]
+    pauses = [(node, Fraction(begin), Fraction(end)) for node, begin, end in faults.pauses]
+    every_fault = [*faults.pauses, *faults.rates, *faults.bursts]
+    edges = [Fraction(edge) for fault in every_fault for edge in fault[1:3]]
     pieces: dict[tuple[int, int, int], Piece] = {}
     slots: dict[tuple[int, int], list[Fraction | None]] = {}
     for j, job in enumerate(jobs):
@@ -148,6 +150,21 @@ def run(topology, paths, jobs, pauses=(), cap=None, rates_of=water_filling):
     def paused(node, now):
         return any(n == node and begin <= now < end for n, begin, end in pauses)
 
+    def at(now, of_links):
+        return [(fault[0], fault[3]) for fault in of_links if fault[1] <= now < fault[2]]
+
+    def capacity(now):
+        left = dict(whole)
+        for link, rate in at(now, faults.rates):
+            left[link] = min(left[link], Fraction(rate) / 8)
+        return left
+
+    def shares(flowing, now):
+        """Rates of the pieces that flow; background flows cross their own link and no other."""
+        background = [[link] for link, flows in at(now, faults.bursts) for _ in range(flows)]
+        crossed = [piece.links for piece in flowing] + background
+        return rates_of(crossed, capacity(now), cap)[: len(flowing)] if flowing else []
+
     def arrive(piece, now):
         piece.state, piece.arrived = ARRIVED, now
         if piece.slot >= 0:
@@ -170,7 +187,7 @@ def run(topology, paths, jobs, pauses=(), cap=None, rates_of=water_filling):
                     piece.state, piece.remaining = FLOWING, piece.size
                     moved = True
                 elif piece.state == FLOWING:
-                    free = cap is None and not any(link in capacity for link in piece.links)
+                    free = cap is None and not any(link in whole for link in piece.links)
                     if free or piece.remaining == 0:
                         arrive(piece, now)
                         moved = True
@@ -207,10 +224,10 @@ def run(topology, paths, jobs, pauses=(), cap=None, rates_of=water_filling):
             for piece in pieces.values()
             if piece.state == FLOWING and not paused(piece.src, now)
         ]
-        rates = rates_of([piece.links for piece in flowing], capacity, cap) if flowing else []
-        times = [now + p.remaining / rate for p, rate in zip(flowing, rates, strict=True)]
+        rates = shares(flowing, now)
+        times = [now + p.remaining / rate for p, rate in zip(flowing, rates, strict=True) if rate]
         times += [piece.enters for piece in pieces.values() if piece.state == LATENT]
-        times += [edge for _, begin, end in pauses for edge in (begin, end)]
+        times += edges
         for piece in pieces.values():
             if piece.state == WAITING and (when := waits_until(piece)) is not None:
                 times.append(when)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from methods.exchange import COPY, REDUCE, PlanBuilder, load
 from testbed.network import (
     bound,
     geo_sites,
+    leaf_spine,
+    least_egress,
     link_traffic,
     longest_chain,
     node_traffic,
@@ -16,6 +20,7 @@ from testbed.network import (
     simulate,
     star,
     transfer_bytes,
+    tree,
 )
 
 PARAMETERS = {
@@ -123,3 +128,81 @@ def test_longest_chain_counts_moves_only():
     builder.add(2, 0, "x", COPY, [d])
     assert longest_chain(builder.build([0], [])) == 3
     assert longest_chain(PlanBuilder("none", 1, ["x"]).build([0], [])) == 0
+
+
+def test_longest_chain_of_each_half():
+    """Two reductions in a row, then three copies, past a longer reduce chain that leads nowhere."""
+    builder = PlanBuilder("halves", 1, ["push/0", "push/1", "pull/0"])
+    a = builder.add(0, 1, "push/0", REDUCE)
+    b = builder.add(1, 2, "push/1", REDUCE, [builder.join(1, "push/1", [a])])
+    c = builder.add(2, 1, "pull/0", COPY, [builder.join(2, "pull/0", [b])])
+    d = builder.add(1, 0, "pull/0", COPY, [c])
+    builder.add(0, 3, "pull/0", COPY, [d])
+    side = builder.add(4, 5, "push/0", REDUCE)
+    side = builder.add(5, 6, "push/0", REDUCE, [side])
+    builder.add(6, 7, "push/0", REDUCE, [side])
+    plan = builder.build([0], [])
+    assert [longest_chain(plan, part) for part in ("all", "push", "pull")] == [5, 3, 3]
+    with pytest.raises(ValueError, match="part must be one of .*not 'reduce'"):
+        longest_chain(plan, "reduce")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_longest_chain_against_all_chains(seed):
+    rng = np.random.default_rng(seed)
+    builder = PlanBuilder("random", 1, ["push/0", "pull/0"])
+    after, n = [], 40
+    for t in range(n):
+        after.append(np.unique(rng.integers(0, t, rng.integers(0, 3))).tolist() if t else [])
+        node, slot = rng.integers(4, size=2), ["push/0", "pull/0"][rng.integers(2)]
+        builder.add(*node, slot, COPY, after[t])
+    plan = builder.build([0], [])
+
+    def chains(t):
+        yield [t]
+        for before in after[t]:
+            for chain in chains(before):
+                yield [*chain, t]
+
+    moves = plan.src != plan.dst
+    for part, slots in [("all", (0, 1)), ("push", (0,)), ("pull", (1,))]:
+        counted = moves & np.isin(plan.slot, slots)
+        expected = max(sum(counted[chain]) for t in range(n) for chain in chains(t))
+        assert longest_chain(plan, part) == expected
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3, 4])
+def test_least_egress_by_search(regions):
+    """The fewest one-way messages after which every region knows of every other: 2 (R - 1)."""
+    everything = (1 << regions) - 1
+    states, messages = {tuple(1 << i for i in range(regions))}, 0
+    while not any(all(known == everything for known in state) for state in states):
+        states = {
+            tuple(known | (state[a] if i == b else 0) for i, known in enumerate(state))
+            for state in states
+            for a, b in itertools.permutations(range(regions), 2)
+        }
+        messages += 1
+    topology = leaf_spine(regions, 2, 1e9)
+    assert least_egress(topology)["rack"] == pytest.approx(messages / regions)
+
+
+def test_least_egress_counts_regions_with_members():
+    topology = tree((2, 3, 2), 1e9)
+    assert least_egress(topology) == pytest.approx({"rack": 2 * 5 / 6, "pod": 2 * 1 / 2})
+    assert least_egress(topology, [0, 1, 2]) == {"rack": 1.0, "pod": 0.0}
+    assert least_egress(star(3, 1e9)) == {}
+
+
+@pytest.mark.parametrize("name", ["rat", "ring", "halving_doubling", "parameter_server"])
+@pytest.mark.parametrize("shape", [(4, 4), (2, 4, 2), (2, 2, 2, 2)])
+def test_no_exchange_sends_less_than_the_least(name, shape):
+    topology = tree(shape, 1e9)
+    parameters = {"shards": "colocated"} if name == "parameter_server" else {}
+    traffic = region_traffic(load(name, **parameters)(topology), topology)
+    for layer, least in least_egress(topology).items():
+        assert traffic[layer].egress.max() >= least * (1 - 1e-12)
+        if name == "rat":
+            assert traffic[layer].egress == pytest.approx(
+                np.full(len(traffic[layer].egress), least)
+            )

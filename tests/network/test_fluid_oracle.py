@@ -76,30 +76,45 @@ def jobs(draw, topology, simple=False):
 
 
 @st.composite
+def spans(draw, items, most):
+    """Up to ``most`` entries ``(item, begin, end)``; they may overlap."""
+    n = draw(st.integers(0, most)) if items else 0
+    found = []
+    for _ in range(n):
+        begin = draw(quarters)
+        item, quarters_long = draw(st.sampled_from(items)), draw(st.integers(1, 12))
+        found.append((item, begin, begin + quarters_long / 4))
+    return found
+
+
+@st.composite
 def scenes(draw, simple=False):
     topology = draw(topologies())
     plans = draw(st.lists(jobs(topology, simple), min_size=1, max_size=3))
-    pauses = []
-    for node in topology.workers.tolist():
-        if draw(st.integers(0, 3)) == 0:
-            begin = draw(quarters)
-            pauses.append((node, begin, begin + draw(st.integers(1, 12)) / 4))
+    limited = np.flatnonzero(np.isfinite(topology.link_rate)).tolist()
+    pauses = draw(spans(topology.workers.tolist(), 2))
+    rates, bursts = draw(spans(limited, 3)), draw(spans(limited, 3))
+    faults = Faults(
+        pauses,
+        [(*span, draw(st.sampled_from([0, 0, 4, 12, 100]))) for span in rates],
+        [(*span, draw(st.integers(1, 3))) for span in bursts],
+    )
     cap = draw(st.sampled_from([None, None, 1, 3]))
     if cap is None and np.isinf(topology.link_rate).all():
         cap = 2
-    return topology, plans, pauses, cap
+    return topology, plans, faults, cap
 
 
 def check(scene, rates_of, tolerance=1e-6):
-    topology, plans, pauses, cap = scene
+    topology, plans, faults, cap = scene
     hosts = topology.workers.tolist()
     paths = {(a, b): route(topology, a, b) for a in hosts for b in hosts}
     expected = run(
-        *(topology, paths, [job for job, _ in plans], pauses),
+        *(topology, paths, [job for job, _ in plans], faults),
         cap=None if cap is None else Fraction(cap),
         rates_of=rates_of,
     )
-    network = Network(topology, Faults(pauses), flow_cap=np.inf if cap is None else 8 * cap)
+    network = Network(topology, faults, flow_cap=np.inf if cap is None else 8 * cap)
     results = [network.start(job.plan, sizes, job.at, job.ready) for job, sizes in plans]
     order = []
     while batch := network.advance():
@@ -129,11 +144,11 @@ def test_agrees_with_lexicographic_linear_programs(scene):
 @settings(FUZZ, max_examples=30)
 @given(scenes())
 def test_stopping_on_the_way_changes_nothing(scene):
-    topology, plans, pauses, cap = scene
+    topology, plans, faults, cap = scene
     cap = np.inf if cap is None else 8 * cap
 
     def ends(stops):
-        network = Network(topology, Faults(pauses), flow_cap=cap)
+        network = Network(topology, faults, flow_cap=cap)
         results = [network.start(job.plan, sizes, job.at, job.ready) for job, sizes in plans]
         for stop in stops:
             network.advance(stop)

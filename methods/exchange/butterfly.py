@@ -1,0 +1,38 @@
+"""Butterfly mixing: everybody swaps the whole vector with one partner a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from methods.exchange import REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange._members import participants, whole_only
+from methods.exchange._regions import power_of
+
+
+@dataclass(frozen=True)
+class Butterfly(Exchange):
+    """In stage s, ranks that differ in bit s swap the sums they have, so both have the sum of two.
+
+    A power of two workers; log2 n stages, a phase each, all of them of partial sums.
+    """
+
+    summary: ClassVar[str] = "log2 n stages of swapping whole vectors with a partner"
+    source: ClassVar[str] = "RAT, section 2.3 (butterfly mixing; its [19])"
+
+    def __call__(
+        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+    ) -> Plan:
+        whole_only("butterfly", part)
+        nodes = np.array(participants("butterfly", topology, members))
+        ranks = np.arange(len(nodes))
+        builder = PlanBuilder("butterfly", 1, ("push/0", "pull/0"))
+        arrived = np.empty((len(nodes), 0), int)
+        for stage in range(power_of("butterfly", len(nodes), 2)):
+            partner = ranks ^ (1 << stage)
+            sent = builder.extend(nodes, nodes[partner], "push/0", REDUCE, arrived, phase=stage)
+            arrived = np.column_stack([arrived, sent[partner]])
+        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap)

@@ -1,0 +1,225 @@
+"""Table 1 of RAT as formulas: traffic out of regions and dependency chains of every exchange.
+
+What the document's table printed is lost; these formulas are derived here, from the text of its
+sections 2 and 3. They hold on a :func:`testbed.network.topology.tree` of any ``shape`` (workers of
+a rack, racks of a pod, …), and counts on plans are compared with them. Traffic is in units of the
+exchanged vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+
+from methods.exchange import load
+from testbed.network.topology import LAYERS
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Formulas of one exchange, with ``n`` workers, ``w`` a rack, and ``s`` in a region.
+
+    Attributes
+    ----------
+    egress: (s, n, w) -> vectors that leave the busiest region of ``s`` workers, both halves.
+    chain: shape -> transfers on the longest chain of dependencies that moves partial sums.
+    card: (n,) -> vectors that the busiest worker sends.
+    halves: 2, or 1 where there is no half that moves finished sums.
+    """
+
+    egress: Callable[[int, int, int], float]
+    chain: Callable[[Shape], int]
+    card: Callable[[int], float] = lambda n: 2 * (n - 1) / n
+    halves: int = 2
+
+
+def least(s: int, n: int, w: int) -> float:
+    """All of ``n / s`` regions but one send their sum, and all but one are sent the total, once;
+    shared evenly. No all-reduce sends less: :func:`testbed.network.counting.least_egress`."""
+    return 2 * (n - s) / n
+
+
+def direct(s: int, n: int, w: int) -> float:
+    """Each of ``s`` workers sends ``1/n`` to each of ``n - s`` outside, as pushes and as pulls."""
+    return 2 * s * (n - s) / n
+
+
+def one_edge(s: int, n: int, w: int) -> float:
+    """One edge of the ring leaves the region and carries what each edge carries."""
+    return 2 * (n - 1) / n if s < n else 0.0
+
+
+def racks_direct(s: int, n: int, w: int) -> float:
+    """Each of ``s / w`` racks sends ``w/n`` to each of ``(n - s) / w`` outside, both ways."""
+    return 2 * (s / w) * (n - s) / n
+
+
+def tree_children(n: int, k: int) -> int:
+    """Children of the root of a k-nomial tree of ``n``: ranks with one non-zero digit.
+
+    Nobody has more edges: a rank whose lowest non-zero digit is at place ``p`` has one parent and
+    at most ``(k - 1) p`` children, and the root has one more than that at least.
+    """
+    return sum(min(k - 1, -(-n // k**place) - 1) for place in range(n.bit_length()))
+
+
+def tree_depth(n: int, k: int) -> int:
+    """Most non-zero digits of a rank below ``n`` in base ``k``: where 1…1 is the first of them.
+
+    That is ``log_k n`` rounded up, or one less where ``n`` is not far above a power of ``k``.
+    """
+    depth = 0
+    while sum(k**place for place in range(depth + 1)) < n:
+        depth += 1
+    return depth
+
+
+def stages(shape: Shape) -> int:
+    """One a level where more than one party meets: levels of a tree, dimensions of a grid."""
+    return sum(size > 1 for size in shape)
+
+
+def two_levels(shape: Shape) -> int:
+    """In the rack, and between racks."""
+    return stages((shape[0], prod(shape[1:])))
+
+
+def rings(shape: Shape) -> int:
+    """A ring of ``g`` takes ``g - 1`` steps, and the rings of a level follow those inside."""
+    return sum(size - 1 for size in shape)
+
+
+def one_ring(shape: Shape) -> int:
+    return prod(shape) - 1
+
+
+def doublings(shape: Shape) -> int:
+    return round(log2(prod(shape)))
+
+
+FORMS = {
+    # Every worker pushes to every shard at once.
+    ("parameter_server", "colocated"): Form(direct, lambda shape: int(prod(shape) > 1)),
+    ("ring", "rack"): Form(one_edge, one_ring),
+    # An edge of a random ring leaves with probability (n - s) / (n - 1): s edges of 2(n - 1)/n.
+    ("ring", "oblivious"): Form(direct, one_ring),
+    # At the log2(n / s) stages between partners at least s apart, all s send all of it.
+    ("butterfly", None): Form(lambda s, n, w: s * log2(n / s), doublings, log2, halves=1),
+    # What crosses comes first: 1/2 + 1/4 + … + s/n of the vector, from each of s.
+    ("halving_doubling", "far"): Form(direct, doublings),
+    # What crosses comes last: 1/(2s) + … + 1/n of the vector, from each of s.
+    ("halving_doubling", "near"): Form(least, doublings),
+    # What crosses was shrunk to 1/s a worker before, and is summed among the n/s of a place.
+    ("blue_connect", None): Form(least, rings),
+    ("geng_hips", "ps"): Form(least, stages),
+    ("geng_hips", "ring"): Form(least, rings),
+    # Helpers, or masters, share the work with no regard to what lies above the racks.
+    ("parameter_hub", None): Form(
+        racks_direct, lambda shape: two_levels((2, *shape[1:])), lambda n: 1
+    ),
+    ("plink", None): Form(racks_direct, two_levels),
+    # Every tree crosses once up from each of the other n/s - 1 regions, and once down to each;
+    # rotation gives every region equally many of these edges.
+    ("rat", None): Form(least, stages),
+}
+"""By exchange and by the option that changes what is sent to whom."""
+
+
+def k_nomial(k: int) -> Form:
+    """Regions that are subtrees (``s`` a power of ``k``) form a k-nomial tree of their own."""
+    return Form(
+        lambda s, n, w: tree_children(n // s, k),
+        lambda shape: tree_depth(prod(shape), k),
+        lambda n: tree_children(n, k),
+    )
+
+
+def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[str, float]:
+    """What the formulas give for ``exchange`` on a tree of ``shape``.
+
+    Parameters
+    ----------
+    options: parameters of the exchange, as for :func:`methods.exchange.load`.
+    shape: workers of a rack, racks of a pod, …; whole numbers >= 1.
+
+    Returns
+    -------
+    ``egress_rack``, ``egress_pod``, … (vectors, the busiest region of each layer), ``chain`` (the
+    half that moves partial sums), ``chain_whole`` and ``node_egress`` (vectors, the busiest
+    worker). The egress of an oblivious ring is the mean over orders. A k-nomial tree has no closed
+    form for layers whose regions are no subtrees; they are left out.
+
+    Raises
+    ------
+    ValueError
+        There is no formula for this choice, or none for that many workers.
+    """
+    form, n = _form(exchange, options), prod(shape)
+    if exchange in ("butterfly", "halving_doubling") and not _is_power(n, 2):
+        raise ValueError(f"closed forms: {exchange} needs a power of 2 workers, not {n}")
+    found = {}
+    for layer in range(len(shape) - 1):
+        s = prod(shape[: layer + 1])
+        if exchange != "k_nomial_tree" or _is_power(s, int(options.get("k", 2))):
+            name = LAYERS[layer] if layer < len(LAYERS) else f"layer{layer}"
+            found[f"egress_{name}"] = float(form.egress(s, n, shape[0]))
+    chain = form.chain(shape)
+    found |= dict(chain=chain, chain_whole=form.halves * chain, node_egress=form.card(n))
+    return found
+
+
+def bcube_hips(ports: int, levels: int) -> float:
+    """Vectors out of every region of every layer of a BCube, by the stages of HiPS.
+
+    Each of ``levels`` parts of the vector has one stage that stays inside the region, and for each
+    part it is another one: the first, the second, …. So all but one in ``levels`` of what the
+    ``ports`` workers send, ``2 (1 - 1/n)`` each, goes out.
+    """
+    return 2 * ports * (1 - 1 / ports**levels) * (levels - 1) / levels
+
+
+def pipelined_rat(w: int, r: int, uplinks: float, chunks: int) -> float:
+    """Time of pipelined RAT on ``r`` racks of ``w``, in times that a card takes for the vector.
+
+    Cards have rate 1, a rack ``uplinks`` of them. A worker sends four kinds of flow, of M/n each:
+    n - r to rack aggregators; r - 1 from those to roots; from its own root r - 1 to the other
+    racks' aggregators and w - 1 to its rack; (r - 1)(w - 1) from aggregators to racks. A chunk of
+    one kind follows the same chunk of the kind before, so chunk k of kind j is sent in round j + k,
+    and a round takes as long as the fullest card or uplink in it. Cards are full in every round
+    that has leaves' flows; the first and last kinds are such. So there is a fill term, the excess
+    over the most loaded link, only
+
+    - with fewer chunks than keep both kinds of leaves' flows in all rounds (three), or
+    - where uplinks limit, that wait for the first kind and leave the last behind:
+      (1 - 1/w)(2 - 1/r) / chunks.
+    """
+    n = r * w
+    cards = [n - r, r - 1, (r - 1) + (w - 1), (r - 1) * (w - 1)]
+    between = [0, w * (r - 1), w * (r - 1), 0]
+    total = 0.0
+    for step in range(chunks + 3):
+        kinds = [kind for kind in range(4) if 0 <= step - kind < chunks]
+        load_of_cards = sum(cards[kind] for kind in kinds)
+        load_of_uplinks = sum(between[kind] for kind in kinds) / uplinks
+        total += max(load_of_cards, load_of_uplinks) / (n * chunks)
+    return total
+
+
+def _form(exchange: str, options: Mapping[str, object]) -> Form:
+    method = load(exchange, **options)
+    if exchange == "k_nomial_tree":
+        return k_nomial(method.k)
+    choices = ("shards", "order", "first", "mode")
+    key = exchange, next((getattr(method, name) for name in choices if hasattr(method, name)), None)
+    if key not in FORMS or getattr(method, "weights", None) is not None:
+        raise ValueError(f"closed forms: there is none for {exchange} with {dict(options)}")
+    return FORMS[key]
+
+
+def _is_power(s: int, k: int) -> bool:
+    while s % k == 0:
+        s //= k
+    return s == 1

@@ -1,0 +1,243 @@
+"""RAT: its trees are those of the document, its loads even, its times those of closed forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from exact import total_is_exact
+
+from methods.exchange import COPY, REDUCE, load
+from testbed.network import (
+    bcube,
+    bound,
+    closed_forms,
+    geo_sites,
+    leaf_spine,
+    longest_chain,
+    node_traffic,
+    region_traffic,
+    simulate,
+    tree,
+    verify,
+)
+
+GBIT, VECTOR, CARD = 1e9, 1e9, 8e9  # VECTOR / CARD is one second: times are in M/B
+SHAPES = [(4,), (1, 3), (4, 2), (3, 4), (2, 2, 2), (3, 2, 4), (2, 3, 2, 2)]
+NETWORKS = [
+    *(tree(shape, GBIT) for shape in SHAPES),
+    leaf_spine(1, 1, GBIT),
+    leaf_spine(3, [3, 2, 2], GBIT),
+    leaf_spine(4, [1, 5, 2, 4], GBIT),
+    geo_sites([2, 5, 1]),
+    bcube(2, 3, GBIT),
+]
+
+
+def by_tree(plan):
+    """The moving transfers of every tree, by the parts that it carries: (src, dst, slot, op)."""
+    moves = plan.src != plan.dst
+    slots = np.array(plan.slots)[plan.slot]
+    columns = zip(*(c[moves].tolist() for c in (plan.src, plan.dst, slots, plan.op)), strict=True)
+    found = {}
+    for parts, row in zip(zip(plan.lo[moves], plan.hi[moves], strict=True), columns, strict=True):
+        found.setdefault(tuple(map(int, parts)), []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("topology", NETWORKS, ids=lambda t: f"{t.name}{len(t.workers)}")
+def test_exact_sums_for_everybody_and_any_members(topology):
+    rng = np.random.default_rng(0)
+    n = len(topology.workers)
+    total_is_exact(load("rat")(topology))
+    verify(load("rat", overlap=False, chunks=3)(topology))
+    for count in rng.integers(1, n + 1, 4):
+        members = rng.choice(topology.workers, count, replace=False).tolist()
+        plan = load("rat")(topology, members)
+        assert sorted(plan.contributors) == sorted(plan.receivers) == sorted(members)
+        total_is_exact(plan)
+
+
+@pytest.mark.parametrize("topology", NETWORKS[:-1], ids=lambda t: f"{t.name}{len(t.workers)}")
+def test_trees_are_those_of_the_document(topology):
+    """Section 3.1: a leaf for everybody, an aggregator for every region, one root; reversed."""
+    workers, trees = topology.workers.tolist(), by_tree(load("rat")(topology))
+    roots = []
+    for rows in trees.values():
+        up = {src: (dst, slot) for src, dst, slot, op in rows if op == REDUCE}
+        down = {dst: (src, slot.replace("pull", "push")) for src, dst, slot, op in rows if op}
+        assert len(rows) == 2 * len(up) and up == down
+        (root,) = set(workers) - set(up)
+        roots.append(root)
+        region = [np.zeros(topology.n_nodes, int), *topology.regions[::-1]][::-1]
+        for src, (dst, slot) in up.items():
+            level = int(slot.removeprefix("push/"))
+            assert region[level][src] == region[level][dst]
+            assert level == 0 or region[level - 1][src] != region[level - 1][dst]
+        for layer in topology.regions:  # one way out of every region without the root
+            leaving = [layer[src] for src, (dst, _) in up.items() if layer[src] != layer[dst]]
+            assert sorted(leaving) == sorted(set(layer[workers]) - {layer[root]})
+    assert len(workers) == 1 or sorted(roots) == workers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loads_are_even_and_the_least_possible(shape):
+    topology = tree(shape, GBIT)
+    n, plan = len(topology.workers), load("rat")(topology)
+    moved = node_traffic(plan, topology)
+    for side in (moved.egress, moved.ingress):
+        assert side[topology.workers] == pytest.approx([2 * (n - 1) / n] * n)
+    for layer, traffic in region_traffic(plan, topology).items():
+        regions = len(traffic.egress)
+        for side in (traffic.egress, traffic.ingress):
+            assert side == pytest.approx([2 * (regions - 1) / regions] * regions), layer
+    # Everybody aggregates equally often, at every level.
+    for slot in range(len(plan.slots)):
+        into = plan.dst[(plan.slot == slot) & (plan.op == REDUCE)]
+        assert len({*np.bincount(into, minlength=topology.n_nodes)[topology.workers]}) == 1
+    depth = sum(size > 1 for size in shape)  # layers + 1, where every region has several parties
+    assert (longest_chain(plan, "push"), longest_chain(plan)) == (depth, 2 * depth)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (3, 4), (2, 3, 2), (2, 2, 2, 2)])
+def test_issue_order_lets_no_two_begin_with_one_receiver(shape):
+    """In equal regions, the k-th transfers of all workers in a slot have n different receivers."""
+    topology = tree(shape, GBIT)
+    n, plan = len(topology.workers), load("rat")(topology)
+    for slot in range(len(plan.slots)):
+        mine = (plan.slot == slot) & (plan.src != plan.dst)
+        for nodes in (plan.src[mine], plan.dst[mine]):
+            rounds = nodes.reshape(-1, n)
+            assert all(len(set(row)) == n for row in rounds.tolist())
+
+
+def test_groups_are_racks_then_regions():
+    topology = tree((2, 2, 2), GBIT)
+    a, b, c, d, e, f, g, h = topology.workers.tolist()
+    levels = load("rat").groups(topology)
+    assert levels == [[[a, b], [c, d], [e, f], [g, h]], [[a, c], [e, g]], [[a, e]]]
+    plan = load("rat", overlap=False)(topology)
+    assert plan.slots == ("push/0", "push/1", "push/2", "pull/0", "pull/1", "pull/2")
+    phases = [(plan.slots[slot], phase) for slot, phase in zip(plan.slot, plan.phase, strict=True)]
+    # The sums at the roots are steps of the phase in which the broadcast begins.
+    assert sorted(set(phases), key=lambda pair: pair[1]) == [
+        *((f"push/{level}", level) for level in range(3)),
+        *((f"pull/{level}", 5 - level) for level in (2, 1, 0)),
+    ]
+
+
+def test_weights_share_out_the_vector():
+    topology = leaf_spine(3, [2, 3, 2], GBIT)
+    workers = topology.workers.tolist()
+    weights = [1, 0, 3, 2, 0, 1e-9, 4]
+    plan = load("rat", weights=weights)(topology)
+    verify(plan)
+    trees = by_tree(plan)
+    spans = sorted(trees)
+    assert [lo for lo, _ in spans] == [0, *(hi for _, hi in spans[:-1])]  # no gap, no overlap
+    assert spans[-1][1] == plan.units == 10_000
+    load_of = {}
+    for (lo, hi), rows in trees.items():
+        (root,) = set(workers) - {src for src, _, _, op in rows if op == REDUCE}
+        load_of[root] = (hi - lo) / plan.units
+    # Weights too small for a part carry nothing; the others are met to a part.
+    assert [load_of.get(node, 0) for node in workers] == pytest.approx(
+        [weight / 10 for weight in weights], abs=1e-4
+    )
+    even, none = load("rat", weights=[5] * 7)(topology), load("rat")(topology)
+    assert np.array_equal(even.src, none.src) and np.array_equal(even.dep_idx, none.dep_idx)
+
+
+def test_weights_follow_ranks_among_members():
+    topology = leaf_spine(2, 3, GBIT)
+    members = topology.workers[[4, 0, 5]].tolist()
+    plan = load("rat", weights=[1, 0, 0])(topology, members)  # the lowest rank of the members
+    total_is_exact(plan)
+    assert set(plan.dst[plan.op == REDUCE]) >= {topology.workers[0]}
+    assert topology.workers[0] not in plan.src[plan.op == REDUCE]
+    assert np.all(plan.dst[(plan.op == COPY) & (plan.src == plan.dst)] == topology.workers[0])
+
+
+def barrier_time(w, r, uplinks):
+    """Four levels one after the other: cards in racks, the slower of card and uplinks between."""
+    n = r * w
+    return 2 * ((1 - 1 / w) + max((r - 1) / n, (r - 1) / (r * uplinks)))
+
+
+@pytest.mark.parametrize(
+    ("w", "printed"), [(4, 2.25), (8, 2.5), (16, 2.62), (32, 2.69), (64, 2.72)]
+)
+def test_time_with_barriers_on_four_racks(w, printed):
+    topology = leaf_spine(4, w, CARD)
+    plan = load("rat", overlap=False)(topology)
+    took = simulate(plan, topology, VECTOR).completion_s
+    assert took == pytest.approx(barrier_time(w, 4, 2), rel=1e-6)
+    assert took == pytest.approx(printed, rel=0.005)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("w", [4, 16])
+def test_pipelined_time_is_that_of_the_cards_from_three_chunks_on(w, chunks):
+    topology, n = leaf_spine(4, w, CARD), 4 * w
+    plan = load("rat", chunks=chunks)(topology)
+    took = simulate(plan, topology, VECTOR).completion_s
+    assert took == pytest.approx(closed_forms.pipelined_rat(w, 4, 2, chunks), rel=1e-6)
+    if chunks >= 3:
+        assert took == pytest.approx(2 * (n - 1) / n, rel=1e-6)
+    else:
+        assert 2 * (n - 1) / n < took < barrier_time(w, 4, 2)
+
+
+@pytest.mark.parametrize(("r", "w"), [(4, 4), (3, 5)])
+def test_fill_term_where_uplinks_limit(r, w):
+    topology = leaf_spine(r, w, CARD, spines=1, uplink=CARD / 4)
+    for chunks in (1, 2, 8, 32):
+        plan = load("rat", chunks=chunks)(topology)
+        took, least = simulate(plan, topology, VECTOR).completion_s, 8 * (r - 1) / r
+        assert bound(plan, topology, VECTOR) == pytest.approx(least)
+        assert took == pytest.approx(closed_forms.pipelined_rat(w, r, 1 / 4, chunks), rel=1e-6)
+        assert took - least == pytest.approx((1 - 1 / w) * (2 - 1 / r) / chunks, rel=1e-6)
+
+
+@pytest.mark.parametrize("layers", [dict(oversubscription=(4, 3)), dict(oversubscription=(8, 4))])
+def test_fill_vanishes_as_chunks_grow_over_two_layers(layers):
+    topology = tree((4, 3, 2), CARD, **layers)
+    fills = []
+    for chunks in (8, 16, 64):
+        plan = load("rat", chunks=chunks)(topology)
+        fill = simulate(plan, topology, VECTOR).completion_s - bound(plan, topology, VECTOR)
+        fills.append(fill * chunks)
+    assert fills == pytest.approx([fills[0]] * 3, rel=1e-6)
+    plan = load("rat", overlap=False)(topology)
+    barrier = simulate(plan, topology, VECTOR).completion_s
+    assert 0 < fills[0] < barrier - bound(plan, topology, VECTOR)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_send_windows_finish(window):
+    for topology in (leaf_spine(4, 4, CARD), leaf_spine(3, [4, 2, 3], CARD)):
+        plan = replace(load("rat", chunks=4)(topology), window=window)
+        took = simulate(plan, topology, VECTOR).completion_s
+        assert took >= bound(plan, topology, VECTOR)
+        if window == 1 and len(set(np.bincount(topology.regions[0][topology.workers]))) == 1:
+            # One at a time and no receiver shared: levels follow each other as after barriers.
+            assert took == pytest.approx(barrier_time(4, 4, 2), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: load("rat", weights=[1, -1]), "rat: weights must be finite, >= 0"),
+        (lambda: load("rat", weights=[0, 0]), "not all 0"),
+        (
+            lambda: load("rat", weights=[1, 2])(leaf_spine(1, 3, GBIT)),
+            "rat: needs one weight for each of the 3 members, not 2",
+        ),
+        (lambda: load("rat")(leaf_spine(1, 3, GBIT), part="push"), "rat: there is no push"),
+        (lambda: load("rat")(leaf_spine(1, 3, GBIT), [99]), "node 99 is not a worker"),
+    ],
+)
+def test_clear_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
