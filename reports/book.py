@@ -17,6 +17,8 @@ from reports.expressions import Interval
 
 MIN_SEEDS = 3
 CONFIDENCE = 0.95
+ROUNDING = 1e-9
+"""Deterministic values this close, relative to their size, are equal."""
 
 
 _SCALES: dict[str, tuple[Callable, Callable]] = {
@@ -60,8 +62,13 @@ class Estimate:
         pair by pair: the 95 % interval of their difference must lie above zero.
         """
         if self.by_seed is None or other.by_seed is None:
-            return self.interval.high < other.interval.low
+            return self.interval.high < other.interval.low and not self.equals(other)
         return t_interval((other.by_seed - self.by_seed).dropna())[0] > 0
+
+    def equals(self, other: Estimate) -> bool:
+        """Whether both are deterministic and the same up to rounding."""
+        same = math.isclose(self.mean, other.mean, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        return not self.seeds and not other.seeds and same
 
     def gap(self, other: Estimate) -> str:
         """How far ``other`` lies above this, seed by seed, in words; empty without seeds."""
@@ -175,7 +182,9 @@ class Book:
         found.kinds = min(found.kinds, len(by_kind))
         mean = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
         found.agreement += [
-            f"{kind} is {number(mean[kind] / mean[first])} times {first}" for kind in others
+            f"{lookup.case or lookup.metric}: {kind} is {number(mean[kind] / mean[first])} times "
+            f"{first}"
+            for kind in others
         ]
         return by_kind[first]
 
@@ -217,6 +226,8 @@ class Book:
     def variants(self, claim: Claim, texts: Iterable[str]) -> list[str]:
         """Other ways of modelling that every varying term of some expressions was run with."""
         lookups = [self.lookup(claim, name) for text in texts for name in expressions.names(text)]
+        if not claim.otherwise or len({lookup.variant for lookup in lookups} - {None, ""}) > 1:
+            return []
         choices = []
         for lookup in lookups:
             if lookup.variant:
@@ -226,11 +237,12 @@ class Book:
         return sorted(set.intersection(*choices)) if choices else []
 
     def label(self, claim: Claim, text: str, by: str) -> str:
-        """An expression as it reads: each name by its ``case`` or its ``metric``."""
+        """An expression as it reads: each name by its ``case``, ``metric`` or ``variant``."""
         for name in expressions.names(text):
             lookup = self.lookup(claim, name)
             metric = self.claims[name].metric if name in self.claims else lookup.metric
-            text = text.replace(f"{{{name}}}", (lookup.case if by == "case" else metric) or metric)
+            shown = metric if by == "metric" else getattr(lookup, by) or metric
+            text = text.replace(f"{{{name}}}", shown)
         return text
 
     def bound(self, claim: Claim, found: Found) -> float | None:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     TypeAdapter,
@@ -38,9 +39,14 @@ Quantity = Literal[
     "saving",
     "difference",
     "kept",
+    "at_least",
 ]
 Expression = Annotated[str, AfterValidator(expressions.check)]
+Several = BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)
+"""One entry may be written without the brackets of a list."""
 Reasons = dict[str, Annotated[str, Field(min_length=10)]]
+
+NOT_RUN = "not_run.yaml"
 
 
 class _Data(BaseModel):
@@ -63,11 +69,12 @@ class Lookup(_Data):
 
 
 class Other(_Data):
-    """Other numbers of the document that bear on a statement, and ``why`` they do."""
+    """Other numbers that bear on a statement, and ``why`` they do; ``unit`` if not its own."""
 
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
     why: str
+    unit: str = ""
 
     @model_validator(mode="after")
     def _one(self) -> Other:
@@ -86,7 +93,7 @@ class Part(_Data):
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
-    beside: Other | None = None
+    beside: Annotated[tuple[Other, ...], Several] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> Part:
@@ -111,9 +118,13 @@ class Claim(_Data):
     ours: rows that hold our counterpart. lookups: named rows for this claim's expressions.
     bound: the least value physics allows. part_of: the whole that this number is a part of.
     value, order, against, beside: a single part written in place; parts: several. What a
-        statement is held ``against`` must agree with it; what stands ``beside`` is only shown.
+        statement is held ``against`` must agree with it; what stands ``beside`` is only shown,
+        the document's numbers or ours.
+    otherwise: what other variants of the same rows are to this claim, which are told with its
+        verdict; empty if they are no counterpart.
     headline: the claim in plain words, where it is one of the document's main ones.
     recipe: recipe path -> value as printed. not_printed: recipe path -> what the document omits.
+    cited: whom the document quotes for a number that nothing in it is computed from.
     implemented_by: files. proved_by: pytest node ids.
     """
 
@@ -133,11 +144,13 @@ class Claim(_Data):
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
-    beside: Other | None = None
+    beside: Annotated[tuple[Other, ...], Several] = ()
     parts: tuple[Part, ...] = ()
+    otherwise: str = "modelled otherwise"
     headline: str = ""
     recipe: dict[str, Any] = {}
     not_printed: dict[str, str] = {}
+    cited: str = ""
     implemented_by: tuple[str, ...] = ()
     proved_by: tuple[str, ...] = ()
     note: str = ""
@@ -152,8 +165,8 @@ class Claim(_Data):
         elif self.kind in ("ordering", "derived"):
             self.statements()
         elif self.kind == "param":
-            if not (self.recipe or self.not_printed or self.implemented_by):
-                raise ValueError("a param needs recipe, not_printed or implemented_by")
+            if not (self.recipe or self.not_printed or self.implemented_by or self.cited):
+                raise ValueError("a param needs recipe, not_printed, implemented_by or cited")
             if self.ours is not None:
                 if self.quantity is None:
                     raise ValueError("a param with ours needs quantity")
@@ -178,11 +191,9 @@ class Claim(_Data):
             holders += self.parts
         texts = [self.bound, self.part_of]
         for one in holders:
-            beside = (one.beside,) if one.beside else ()
-            for statement in (one, *one.against, *beside):
+            for statement in (one, *one.against, *one.beside):
                 texts += [statement.value, *statement.order]
-        texts = [text for text in texts if text]
-        return texts
+        return [text for text in texts if text]
 
 
 class _File(_Data):
@@ -217,6 +228,22 @@ def load(path: str | Path, root: str | Path | None = None) -> list[Claim]:
     return claims
 
 
+def load_all(folder: str | Path) -> list[Claim]:
+    """The claims of every document in a folder, for what concerns all of them.
+
+    Raises
+    ------
+    ValueError
+        As ``load``; or two documents share an id.
+    """
+    files = sorted(set(Path(folder).glob("*.yaml")) - {Path(folder) / NOT_RUN})
+    every = [claim for path in files for claim in load(path)]
+    papers = {claim.id: claim.paper for claim in every}
+    if shared := sorted(claim.id for claim in every if papers[claim.id] != claim.paper):
+        raise ValueError(f"{folder}: ids of two documents: {', '.join(shared)}")
+    return every
+
+
 def about(path: str | Path) -> dict[str, str]:
     """Title and citation of the document that a claims file is about."""
     data = _validated(Path(path), TypeAdapter(_File))
@@ -224,7 +251,10 @@ def about(path: str | Path) -> dict[str, str]:
 
 
 def load_not_run(path: str | Path, claims: list[Claim]) -> dict[str, Reasons]:
-    """Read the committed list of claims not run: scale -> {id: reason}, every scale present."""
+    """Read the committed list of claims not run: scale -> {id: reason}, every scale present.
+
+    It covers all documents: ``claims`` are those of ``load_all``.
+    """
     path = Path(path)
     listed = _validated(path, TypeAdapter(dict[Scale, Reasons]))
     known = {claim.id for claim in claims}

@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import jinja2
 import pandas as pd
 import yaml
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from reports import book, claims, figures, tables, verdicts
+from reports import book, claims, figures, papers, tables, verdicts
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
@@ -29,7 +29,7 @@ MEANING = {
     "impossible as printed": "below what physics allows",
     "contradicts itself": "the document's own numbers say otherwise",
     "not comparable": "depends on hardware, software or a model we do not have",
-    "not run here": "not run at this scale",
+    "not run here": "not run, for the reason given",
     "used as printed": "the parameter is used as printed",
     "scaled here": "the parameter is scaled at this scale",
     "not printed": "the document does not say; our choice is given",
@@ -44,99 +44,6 @@ _FINDING = {
     "contradicts itself": "The document contradicts it",
     "not comparable": "It cannot be compared",
     "not run here": "It was not run here",
-}
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A table or figure of a document: its name, what it shows and what the document claims."""
-
-    name: str
-    title: str
-    shows: str
-    says: str
-    experiment: str
-
-
-_FIGURES = {
-    "geomx": [
-        Shown(
-            "table1",
-            "Table 1 as a picture",
-            "Time a round communicates, by model, system and bandwidth. Diamonds are printed, red "
-            "ticks the least that full-duplex links allow, dots ours; the pale bar spans our other "
-            "ways of modelling: phases overlapped or not, ideal links, servers on their own hosts.",
-            "GeoMX at 155 Mbit/s communicates faster than MXNET at 1 Gbit/s for every model.",
-            "table1",
-        ),
-        Shown(
-            "figure4",
-            "Figure 4: GeoMX and MXNET",
-            "Left, test accuracy over simulated time (mean of five evaluations). Right, time to "
-            "the target accuracy relative "
-            "to MXNET-1G; diamonds are the printed round times in the same proportion.",
-            "GeoMX is faster at equal bandwidth, and slightly faster over the WAN than MXNET in "
-            "the LAN. The printed curves are not available as numbers.",
-            "figure4",
-        ),
-        Shown(
-            "figure6",
-            "Figure 6: compression and bandwidth",
-            "Left, test accuracy over simulated time (mean of five evaluations). Right, time to "
-            "the target accuracy relative "
-            "to GeoMX-1G; diamonds are the printed convergence times in the same proportion.",
-            "Sparsification and half precision each shorten training, sparsification more; both "
-            "together take another 40 % off.",
-            "figure6",
-        ),
-        Shown(
-            "accuracy_bytes",
-            "Accuracy against bytes",
-            "Test accuracy (mean of five evaluations) over what one node has sent and received "
-            "since training began.",
-            "BiSparse saves 90 % of the data and BiSparse with FP16 nearly 95 %, with at most "
-            "0.2 points of accuracy lost.",
-            "figure6",
-        ),
-        Shown(
-            "sensitivity",
-            "How much of a round is computing?",
-            "Time of a round against the computing time it contains, for each row of Table 2. "
-            "Where our line crosses the dashed one, that computing time explains what is printed.",
-            "Table 2 prints one time a round and calls it communication.",
-            "sensitivity",
-        ),
-        Shown(
-            "mixed",
-            "Full and mixed synchronisation",
-            "Left, test accuracy over simulated time (mean of five evaluations). Right, time to "
-            "the target accuracy relative "
-            "to full synchronisation.",
-            "Mixed synchronisation is offered for uneven clusters; no numbers are printed.",
-            "mixed",
-        ),
-    ]
-}
-_TABLES = {
-    "geomx": [
-        Shown(
-            "table1",
-            "Table 1: communication time of a round",
-            "Least possible: full-duplex links used without pause. Ours: the fluid simulation of "
-            "push, then pull, on the machines and links of the document.",
-            "GeoMX at 155 Mbit/s takes 78 to 87 % of MXNET's time at 1 Gbit/s.",
-            "table1",
-        ),
-        Shown(
-            "table2",
-            "Table 2: compression and bandwidth",
-            "Bytes are those of the real tensors; times are simulated; accuracy, rounds and hours "
-            "come from training (below paper scale of a small stand-in, for fewer rounds), with "
-            "95 % intervals in brackets.",
-            "BiSparse with FP16 converges in 5.8 h over the WAN, MXNET in 22.8 h in the LAN.",
-            "table2",
-        ),
-    ]
 }
 
 
@@ -170,11 +77,11 @@ def build(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
     try:
-        papers = [
+        documents = [
             _paper(name, results, verdict_table, fresh)
             for name in dict.fromkeys(verdict_table["paper"])
         ]
-        page = _render(papers, results, verdict_table, recipe, provenance)
+        page = _render(documents, results, verdict_table, recipe, provenance)
         (fresh / "index.html").write_text(page, encoding="utf-8")
         verdict_table[verdicts.COLUMNS].to_csv(fresh / "verdicts.csv", index=False)
         fresh.chmod(0o755)
@@ -195,44 +102,50 @@ def _paper(
     printed = claims.load(source)
     mine = results[results["paper"] == name]
     judged = verdict_table[verdict_table["paper"] == name]
-    shown_tables = []
-    for item in _TABLES.get(name, []):
-        table = tables.TABLES[item.name](judged, name)
-        path = folder / "tables" / f"{name}_{item.name}.csv"
-        path.parent.mkdir(exist_ok=True)
-        table.to_csv(path, index=False)
-        shown_tables.append(
-            _described(name, item, mine)
-            | {"matrix": _matrix(table), "groups": _groups(table), "csv": f"tables/{path.name}"}
-        )
-    shown_figures = []
-    for item in _FIGURES.get(name, []):
-        entry = _described(name, item, mine)
-        try:
-            figure = figures.FIGURES[item.name](mine, printed)
-        except ValueError as error:
-            shown_figures.append(entry | {"missing": str(error)})
-            continue
-        path = figures.save(figure, folder / "figures" / f"{name}_{item.name}.svg")
-        shown_figures.append(
-            entry | {"svg": inline(path.read_text(), path.stem), "file": f"figures/{path.name}"}
-        )
+    shown = []
+    if name in papers.names():
+        paper = papers.load(name)
+        for item in paper.PAGE:
+            entry = _described(name, item, mine)
+            try:
+                if item.kind == "table":
+                    entry |= _table(paper.TABLES[item.name](judged, mine), entry["id"], folder)
+                else:
+                    entry |= _figure(paper.FIGURES[item.name](mine, printed), entry["id"], folder)
+            except ValueError as error:
+                entry["missing"] = str(error)
+            shown.append(entry)
     return {
         "name": name,
         **claims.about(source),
-        "tables": shown_tables,
-        "figures": shown_figures,
+        "shown": shown,
         "parameters": tables.parameters(judged).to_dict("records"),
         "algorithms": tables.algorithms(judged).to_dict("records"),
         "findings": [_finding(row) for row in judged[judged["headline"] != ""].itertuples()],
     }
 
 
-def _described(paper: str, item: Shown, results: pd.DataFrame) -> dict[str, Any]:
+def _table(table: pd.DataFrame, name: str, folder: Path) -> dict[str, Any]:
+    """What the template needs of a table; the table itself goes to ``folder``."""
+    path = folder / "tables" / f"{name.replace('-', '_')}.csv"
+    path.parent.mkdir(exist_ok=True)
+    table.to_csv(path, index=False)
+    entry: dict[str, Any] = {"csv": f"tables/{path.name}"}
+    if list(table.columns) == tables.COLUMNS:
+        return entry | {"matrix": _matrix(table), "groups": _groups(table)}
+    return entry | {"plain": _plain(table)}
+
+
+def _figure(figure: Figure, name: str, folder: Path) -> dict[str, Any]:
+    path = figures.save(figure, folder / "figures" / f"{name.replace('-', '_')}.svg")
+    return {"svg": inline(path.read_text(), path.stem), "file": f"figures/{path.name}"}
+
+
+def _described(paper: str, item: papers.Shown, results: pd.DataFrame) -> dict[str, Any]:
     rows = results[(results["experiment"] == item.experiment) & (results["status"] == "ok")]
     seeds = sorted(set(rows["seed"]) - {-1})
     data = sorted(set(rows.loc[rows["seed"] >= 0, "dataset"]) - {""})
-    trained = sorted(set(rows.loc[rows["seed"] >= 0, "model"]))
+    trained = sorted(set(rows.loc[(rows["seed"] >= 0) & (rows["dataset"] != ""), "model"]))
     basis = []
     if data:
         basis.append(f"data: {', '.join(data)}")
@@ -245,6 +158,7 @@ def _described(paper: str, item: Shown, results: pd.DataFrame) -> dict[str, Any]
     else:
         basis.append("deterministic: no seeds, no intervals")
     return {
+        "kind": item.kind,
         "id": f"{paper}-{item.name}",
         "title": item.title,
         "shows": item.shows,
@@ -267,6 +181,15 @@ def _matrix(table: pd.DataFrame) -> dict[str, Any]:
             (row, [cells.get((row, column)) for column in columns])
             for row in dict.fromkeys(table["row"])
         ],
+    }
+
+
+def _plain(table: pd.DataFrame) -> dict[str, Any]:
+    """Any other table: its columns (name, whether it holds numbers) and its rows of cells."""
+    numeric = [pd.api.types.is_numeric_dtype(table[column]) for column in table]
+    return {
+        "columns": list(zip(table.columns, numeric, strict=True)),
+        "rows": table.astype(object).values.tolist(),
     }
 
 
@@ -303,7 +226,7 @@ def inline(svg: str, prefix: str) -> Markup:
 
 
 def _render(
-    papers: list[dict[str, Any]],
+    documents: list[dict[str, Any]],
     results: pd.DataFrame,
     verdict_table: pd.DataFrame,
     recipe: Mapping[str, Any],
@@ -324,7 +247,7 @@ def _render(
         css=Markup((_HERE / "assets" / "report.css").read_text(encoding="utf-8")),
         js=Markup((_HERE / "assets" / "report.js").read_text(encoding="utf-8")),
         meaning=MEANING,
-        papers=papers,
+        papers=documents,
         counts=counts.to_dict("index"),
         totals=counts.sum().to_dict(),
         claims=verdict_table.to_dict("records"),

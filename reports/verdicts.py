@@ -9,9 +9,10 @@ A number is judged in this order, and the first rule that applies decides:
 4. *not comparable*: our model stands in for another and the number depends on the model.
 5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
 
-An ordering holds if every step of it does: deterministic values must differ, and between seeded
-ones the 95 % interval of the difference, seed by seed, must not reach zero (Student's t, at least
-three seeds). Ratios and relative changes are averaged over seeds as logarithms.
+An ordering holds if every step of it does: deterministic values must differ (equal ones fail), and
+between seeded ones the 95 % interval of the difference, seed by seed, must not reach zero
+(Student's t, at least three seeds). Ratios and relative changes are averaged over seeds as
+logarithms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pandas as pd
 
 from reports import expressions
 from reports.book import MIN_SEEDS, Book, Estimate, Found, number, show
-from reports.claims import Claim, Part
+from reports.claims import Claim, Other, Part
 from reports.expressions import Interval
 
 COLUMNS = [
@@ -85,6 +86,10 @@ MAX_NOT_RUN = 0.15
 """Largest share of value and ordering entries that may be *not run here*."""
 
 
+MANY = 5
+"""Of a claim with more parts only so many that decide its verdict are given in numbers."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """How near is near enough for one kind of quantity, and what else depends on.
@@ -140,6 +145,7 @@ RULES = {
     "saving": Rule("points", 2.0, neutral=0.0),
     "difference": Rule("points", 0.5, neutral=0.0),
     "kept": Rule("points", 0.5, or_more=True),
+    "at_least": Rule("relative", 0.10, or_more=True),
 }
 
 
@@ -208,7 +214,7 @@ def detail(
         judgement = _judge_one(claim, book, recipe, found)
         if found.missing and claim.id not in listed:
             absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(found.missing))})")
-        elif judgement.verdict == "not run here":
+        elif judgement.verdict == "not run here" and not claim.cited:
             judgement.reason = listed[claim.id]
         _qualify(claim, book, found, judgement)
         rows.append(
@@ -286,6 +292,9 @@ def _check_share(table: pd.DataFrame, scale: str) -> None:
 
 
 def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found) -> Judgement:
+    if claim.cited:
+        rest = f"; {claim.note}" if claim.note else ""
+        return Judgement("not run here", f"quoted from {claim.cited} as background{rest}")
     if claim.recipe or claim.not_printed:
         return _judge_parameters(claim, book, recipe, found)
     if claim.implemented_by:
@@ -313,8 +322,7 @@ def _judge_value(claim: Claim, book: Book, found: Found) -> Judgement:
     result.verdict, result.reason = _value_verdict(claim, book, found, rule, ours, bound)
     if rule.stand_in and found.models - {claim.model}:
         result.bound = math.nan  # it bounds the document's model, and stands beside our stand-in
-    if claim.beside:
-        result.reason += _beside(claim, claim.beside.value, claim.beside.why, book)
+    result.reason += _beside(claim, claim.beside, claim.unit, book, found)
     return result
 
 
@@ -382,7 +390,9 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
     """Whether our number agrees with a printed one under a rule."""
     band = rule.band(printed)
     low, high = number(band.low), number(band.high)
-    span = f"{low} {unit} or more" if rule.or_more else f"{low} to {high} {unit}".strip()
+    span = (
+        f"{low} {unit}".strip() + " or more" if rule.or_more else f"{low} to {high} {unit}".strip()
+    )
     if ours.seeds and ours.seeds < MIN_SEEDS:
         return "undecided", f"{ours.seeds} of the {MIN_SEEDS} seeds an interval needs"
     if ours.interval.within(band):
@@ -420,7 +430,7 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
         for variant in book.variants(claim, [part.value]):
             one = Estimate.of(book.ours(claim, part.value, Found(), variant), part.quantity)
             others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
-        result.reason += _modelled_otherwise(others, result.verdict)
+        result.reason += _otherwise(claim, others, result.verdict)
     band = rule.band(part.printed)
     checks = [(part.value, "its own numbers give")]
     checks += [(other.value, f"{other.why}:") for other in part.against]
@@ -432,8 +442,7 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
                 f"{result.reason}"
             )
             result.verdict = "contradicts itself"
-    if part.beside:
-        result.reason += _beside(claim, part.beside.value, part.beside.why, book)
+    result.reason += _beside(claim, part.beside, part.unit, book, found)
     return result
 
 
@@ -444,7 +453,7 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
         result = Judgement(*_unanswered(found))
     else:
         estimates = [Estimate.of(term) for term in terms]
-        labels = [book.label(claim, text, "case") for text in part.order]
+        labels = _labels(claim, part, book)
         verdict, reason = _ascending(labels, estimates)
         others = {
             variant: _ascending(
@@ -453,7 +462,7 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
             )[0]
             for variant in book.variants(claim, part.order)
         }
-        reason += _modelled_otherwise(others, verdict)
+        reason += _otherwise(claim, others, verdict)
         shown = zip(labels, estimates, strict=True)
         ours = ", ".join(f"{name} {number(one.mean)} {part.unit}".strip() for name, one in shown)
         result = Judgement(verdict, reason, ours)
@@ -474,33 +483,48 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
             result.verdict = "contradicts itself"
             lead = f"{why}: " if why else ""
             result.reason = f"the document says otherwise: {lead}{_join(wrong)}; {result.reason}"
+    result.reason += _beside(claim, part.beside, part.unit, book, found)
     return result
 
 
-def _modelled_otherwise(others: Mapping[str, str], verdict: str) -> str:
+def _labels(claim: Claim, part: Part, book: Book) -> list[str]:
+    """What the terms of an order are called: by what tells them apart, best their cases."""
+    plain = all(expressions.names(text) for text in part.order)
+    for by in ("case", "metric", "variant") if plain else ("metric",):
+        labels = [book.label(claim, text, by).replace("_", " ") for text in part.order]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _otherwise(claim: Claim, others: Mapping[str, str], verdict: str) -> str:
     """Which other ways of modelling would give another verdict."""
     differ = [f"{name}: {other}" for name, other in others.items() if other != verdict]
     if differ:
-        return f" (modelled otherwise: {', '.join(differ)})"
-    return f" (the same modelled otherwise: {', '.join(others)})" if others else ""
+        return f" ({claim.otherwise}: {', '.join(differ)})"
+    return f" (the same {claim.otherwise}: {_join(others)})" if others else ""
 
 
 def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str]:
     """Whether our values ascend; deterministic ones must differ, paired seeds must separate."""
-    reversed_, open_ = [], []
+    reversed_, equal, open_ = [], [], []
     for index in range(len(ours) - 1):
         a, b = ours[index], ours[index + 1]
         step = f"{names[index]} ({a}) < {names[index + 1]} ({b}{a.gap(b)})"
         if b.below(a):
             reversed_.append(step)
+        elif a.equals(b):
+            equal.append(step)
         elif not a.below(b):
             open_.append(step)
     steps = len(ours) - 1
     if reversed_:
         return "fails", f"{len(reversed_)} of {steps} steps reversed: not {_join(reversed_)}"
+    if equal:
+        return "fails", f"{len(equal)} of {steps} steps equal: not {_join(equal)}"
     if open_:
         few = any(0 < one.seeds < MIN_SEEDS for one in ours)
-        why = f"fewer than {MIN_SEEDS} seeds" if few else "intervals overlap or values are equal"
+        why = f"fewer than {MIN_SEEDS} seeds" if few else "intervals overlap"
         return "undecided", f"{len(open_)} of {steps} steps open ({why}): {_join(open_)}"
     return "holds", f"all {steps} steps separate" if steps > 1 else "separate"
 
@@ -516,6 +540,10 @@ def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
         for label, one in zip(labels, judgements, strict=True)
     ]
     ours = [f"{label}: {one.ours}" for label, one in zip(labels, judgements, strict=True)]
+    if len(ours) > MANY:
+        decide = [one.verdict == worst.verdict for one in judgements]
+        ours = list(itertools.compress(ours, decide))[:MANY]
+        ours.append(f"and {len(judgements) - len(ours)} parts more")
     return Judgement(worst.verdict, "; ".join(said), "; ".join(ours), worst.ours_value)
 
 
@@ -574,8 +602,18 @@ def _span(value: Interval) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _beside(claim: Claim, text: str, why: str, book: Book) -> str:
-    return f"; beside it, {why}: {_span(book.printed(claim, text))} {claim.unit}"
+def _beside(claim: Claim, others: Sequence[Other], unit: str, book: Book, found: Found) -> str:
+    """What stands beside a number: the document's own, else ours; what is not there is left out."""
+    text = ""
+    for other in others:
+        seen = Found()
+        theirs = book.printed(claim, other.value)
+        ours = book.ours(claim, other.value, seen) if theirs is None else None
+        if theirs is not None or ours is not None:
+            shown = _span(theirs) if ours is None else Estimate.of(ours)
+            text += f"; beside it, {other.why}: {shown} {other.unit or unit}".rstrip()
+            found.agreement += seen.agreement
+    return text
 
 
 def _join(items: Iterable[str], limit: int = 4) -> str:

@@ -35,3 +35,23 @@ for (const link of document.querySelectorAll(".matrix a")) {
   });
 }
 apply();
+
+// Plain tables sort by the column whose heading is pressed, again for the other way round.
+for (const table of document.querySelectorAll("table.plain")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    const key = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+    const order = (a, b) => a.localeCompare(b, "en", { numeric: true });
+    const compare = (a, b) => (Number(a) - Number(b) || order(a, b));
+    button.addEventListener("click", () => {
+      const sign = head.ariaSort === "ascending" ? -1 : 1;
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.ariaSort = sign > 0 ? "ascending" : "descending";
+      const sorted = [...table.tBodies[0].rows].sort((a, b) => sign * compare(key(a), key(b)));
+      table.tBodies[0].append(...sorted);
+    });
+  });
+}

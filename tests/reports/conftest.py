@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import geomx_results
+import rat_results
 
 from reports import claims
 
@@ -36,3 +37,14 @@ def paper_results():
 def desk_results():
     """Results with a stand-in model trained."""
     return geomx_results.results(scale="desk", model="small_resnet")
+
+
+@pytest.fixture(scope="session")
+def rat_claims():
+    return claims.load(ROOT / "data" / "claims" / "rat.yaml")
+
+
+@pytest.fixture(scope="session")
+def rat_rows():
+    """Results of RAT, about as the simulators give them."""
+    return rat_results.results()

@@ -35,7 +35,7 @@ ROUNDS = {"": 5270, "FP16": 4900, "BiSparse": 4720, "BiSparse+FP16": 5370}
 ACCURACY = {"": 90.8, "FP16": 90.8, "BiSparse": 90.8, "BiSparse+FP16": 90.6}
 
 # The recipe with everything as GeoMX prints it.
-RECIPE = settings.load({"scale": "paper"}).geomx.model_dump(mode="json")
+RECIPE = settings.load({"scale": "paper"}, names=False).recipes["geomx"].model_dump(mode="json")
 
 
 def split(case: str) -> tuple[str, float, str]:

@@ -8,7 +8,8 @@ import yaml
 from reports import claims, expressions
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "data" / "claims" / "geomx.yaml"
+FILES = ROOT / "data" / "claims"
+FILE = FILES / "geomx.yaml"
 MINIMAL = {
     "paper": "demo",
     "title": "A document",
@@ -62,8 +63,27 @@ def test_geomx_table_2_is_complete():
     assert compressed == {case for case in cases if "BiSparse" in case or "FP16" in case}
 
 
-def test_no_verdict_is_typed_in():
-    text = FILE.read_text(encoding="utf-8")
+def test_rat_has_every_entry_once_with_what_it_names():
+    found = claims.load(FILES / "rat.yaml", ROOT)
+    kinds = [claim.kind for claim in found]
+    assert len({claim.id for claim in found}) == len(found) == 39
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "param": 11,
+        "algorithm": 1,
+        "formula": 11,
+        "derived": 7,
+        "ordering": 8,
+        "value": 1,
+    }
+    assert 4 <= sum(bool(claim.headline) for claim in found) <= 6
+    # Table 1 has ten schemes, and each is a file of its own.
+    files = [claim.implemented_by[0] for claim in found if claim.where == "Table 1"]
+    assert len(set(files)) == 10
+
+
+@pytest.mark.parametrize("paper", ["geomx", "rat"])
+def test_no_verdict_is_typed_in(paper):
+    text = (FILES / f"{paper}.yaml").read_text(encoding="utf-8")
     raw = yaml.safe_load(text)["claims"]
     assert all("verdict" not in entry for entry in raw)
     assert "impossible" not in text and "contradict" not in text.replace("contradicts itself", "")
@@ -133,7 +153,21 @@ def test_not_run_list(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=says):
             claims.load_not_run(path, found)
-    assert claims.load_not_run(FILE.with_name("not_run.yaml"), claims.load(FILE))
+    assert claims.load_not_run(FILES / claims.NOT_RUN, claims.load_all(FILES))
+
+
+def test_the_not_run_list_covers_all_documents(tmp_path):
+    write(tmp_path)
+    other = {"paper": "other", "claims": [MINIMAL["claims"][0] | {"id": "O-1"}]}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(MINIMAL | other))
+    listed = tmp_path / claims.NOT_RUN
+    listed.write_text("smoke: {D-1: too large for this scale, O-1: too large for this scale}\n")
+    every = claims.load_all(tmp_path)
+    assert [(claim.paper, claim.id) for claim in every] == [("demo", "D-1"), ("other", "O-1")]
+    assert set(claims.load_not_run(listed, every)["smoke"]) == {"D-1", "O-1"}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(MINIMAL | {"paper": "other"}))
+    with pytest.raises(ValueError, match="ids of two documents: D-1"):
+        claims.load_all(tmp_path)
 
 
 def test_printed_numbers_keep_their_digits():

@@ -1,32 +1,61 @@
 from __future__ import annotations
 
+import functools
 import re
 import xml.etree.ElementTree as ET
 
+import geomx_results
+import numpy as np
 import pytest
-from geomx_results import RECIPE
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from reports import figures, tables
+from reports import figures, papers, tables
 from reports.book import t_interval
+from reports.papers import geomx, rat
 from reports.verdicts import VERDICTS, detail
 
 SVG = "{http://www.w3.org/2000/svg}"
+DRAWN = [(paper, name) for paper in papers.names() for name in papers.load(paper).FIGURES]
 
 
 @pytest.fixture(scope="module")
 def judged(geomx_claims, desk_results):
-    return detail(geomx_claims, desk_results, RECIPE, "desk", {})
+    return detail(geomx_claims, desk_results, geomx_results.RECIPE, "desk", {})
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
+@pytest.fixture(scope="module")
+def draw(geomx_claims, desk_results, rat_claims, rat_rows):
+    """Draws a figure of a document from synthetic results."""
+    sources = {"geomx": (desk_results, geomx_claims), "rat": (rat_rows, rat_claims)}
+    return lambda paper, name: papers.load(paper).FIGURES[name](*sources[paper])
+
+
+@pytest.fixture(scope="module")
+def drawn(draw):
+    return functools.cache(draw)
+
+
+def test_documents_are_found_by_their_files():
+    assert papers.names() == ["geomx", "rat"]
+    with pytest.raises(ValueError, match="no figures or tables of 'nobody'; there are: geomx, rat"):
+        papers.load("nobody")
+
+
+@pytest.mark.parametrize("paper", papers.names())
+def test_the_page_shows_every_figure_and_table_once(paper):
+    module = papers.load(paper)
+    for kind, made in (("figure", module.FIGURES), ("table", module.TABLES)):
+        assert sorted(one.name for one in module.PAGE if one.kind == kind) == sorted(made)
+
+
+@pytest.mark.parametrize(("paper", "name"), DRAWN)
 def test_every_figure_is_deterministic_svg_that_reads_on_any_background(
-    name, desk_results, geomx_claims, tmp_path
+    paper, name, draw, drawn, tmp_path
 ):
-    draw = figures.FIGURES[name]
     first, second = (
-        figures.save(draw(desk_results, geomx_claims), tmp_path / file / "f.svg").read_bytes()
-        for file in "ab"
+        figures.save(make(paper, name), tmp_path / file / "f.svg").read_bytes()
+        for make, file in ((drawn, "a"), (draw, "b"))
     )
     assert first == second
     text = first.decode()
@@ -40,17 +69,17 @@ def test_every_figure_is_deterministic_svg_that_reads_on_any_background(
     assert fills <= {figures.INK, *figures.PALETTE.values(), "#000000"}
 
 
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_axes_are_labelled_and_no_legend_lies_on_the_data(name, desk_results, geomx_claims):
-    fig = figures.FIGURES[name](desk_results, geomx_claims)
+@pytest.mark.parametrize(("paper", "name"), DRAWN)
+def test_axes_are_labelled_and_no_legend_lies_on_the_data(paper, name, drawn):
+    fig = drawn(paper, name)
     renderer = FigureCanvasAgg(fig).get_renderer()
     fig.draw_without_rendering()
     shown = [ax for ax in fig.axes if ax.get_visible()]
-    assert any(ax.get_xlabel() for ax in shown) and len(shown) in (1, 2, 9)
+    assert any(ax.get_xlabel() for ax in shown) and len(shown) in (1, 2, 3, 9)
     for ax in shown:
         # Nothing that was drawn for a case lies outside its axes.
         (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
-        marked = [line for line in ax.lines if line.get_marker() in ("o", "D", "|")]
+        marked = [line for line in ax.lines if line.get_marker() in ("o", "D", "|", "s", "^")]
         for x, y in (point for line in marked for point in line.get_xydata()):
             assert left <= x <= right and low <= y <= high
     assert all(ax.get_legend() is None for ax in shown)
@@ -63,11 +92,11 @@ def test_axes_are_labelled_and_no_legend_lies_on_the_data(name, desk_results, ge
 def test_figure_without_results_says_what_is_missing(desk_results):
     few = desk_results[desk_results["experiment"] != "figure4"]
     with pytest.raises(ValueError, match="no results of experiment 'figure4'"):
-        figures.figure4(few)
+        geomx.figure4(few)
 
 
 def test_bands_are_the_intervals_of_the_verdicts(desk_results):
-    fig = figures.figure4(desk_results)
+    fig = geomx.figure4(desk_results)
     ax = fig.axes[0]
     rows = desk_results.query(
         "experiment == 'figure4' and metric == 'test_accuracy' and case == 'GeoMX-1G'"
@@ -84,15 +113,15 @@ def test_bands_are_the_intervals_of_the_verdicts(desk_results):
 
 
 def test_printed_values_are_marked_where_the_document_has_them(desk_results, geomx_claims):
-    ax = figures.table1(desk_results, geomx_claims).axes[0]
+    ax = geomx.table1(desk_results, geomx_claims).axes[0]
     diamonds = sorted(line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D")
     cells = [c for c in geomx_claims if c.where == "Table 1" and c.quantity == "latency"]
     assert diamonds == sorted(float(claim.printed) for claim in cells) and len(diamonds) == 16
-    assert not [x for x in figures.table1(desk_results).axes[0].lines if x.get_marker() == "D"]
+    assert not [x for x in geomx.table1(desk_results).axes[0].lines if x.get_marker() == "D"]
 
 
 def test_tables_have_every_cell_of_the_document(judged):
-    first, second = tables.table1(judged), tables.table2(judged)
+    first, second = (geomx.TABLES[name](judged, None) for name in ("table1", "table2"))
     assert list(first.columns) == list(second.columns) == tables.COLUMNS
     assert len(first) == 4 * 5 and len(second) == 9 * 6 + 6 * 2
     assert set(first["row"]) == {"ResNet-18", "ResNet-34", "ResNet-50", "ResNet-101"}
@@ -101,8 +130,8 @@ def test_tables_have_every_cell_of_the_document(judged):
     assert cell["bound"] == pytest.approx(12 * 4 * 11_168_832 * 8 / 155e6)
     assert not first.duplicated(["row", "quantity"]).any()
     assert not second.duplicated(["row", "quantity"]).any()
-    with pytest.raises(ValueError, match="no verdicts on values of Table 1 of nobody"):
-        tables.table1(judged, "nobody")
+    with pytest.raises(ValueError, match="no verdicts on values of Table 1"):
+        geomx.TABLES["table1"](judged[judged["where"] == "Table 2"], None)
 
 
 def test_scoreboard_counts_every_claim_once(judged):
@@ -110,3 +139,91 @@ def test_scoreboard_counts_every_claim_once(judged):
     assert board.loc["geomx"].sum() == 123
     assert [verdict for verdict in VERDICTS if verdict in board] == list(board.columns)
     assert len(tables.parameters(judged)) == 16 and len(tables.algorithms(judged)) == 5
+
+
+# RAT
+
+
+def test_ratios_that_the_text_prints_are_marked(rat_rows, rat_claims):
+    def levels(fig: Figure) -> list[float]:
+        lines = [line for ax in fig.axes for line in ax.lines]
+        return sorted({y[0] for y in (line.get_ydata() for line in lines) if list(y) == [y[0]] * 2})
+
+    assert levels(rat.figure6(rat_rows, rat_claims)) == [1.16, 25]
+    assert levels(rat.figure6(rat_rows)) == []
+    assert levels(rat.latency(rat_rows, rat_claims)) == [1.16]
+
+
+def test_the_outline_runs_between_cells_inside_and_outside():
+    ax = Figure().subplots()
+    inside = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 1]], bool)
+    rat._outline(ax, inside, "red", 1)
+    edges = {tuple(sorted(zip(*line.get_data(), strict=True))) for line in ax.lines}
+    assert len(edges) == len(ax.lines) == 8 + 4
+    for (x0, y0), (x1, y1) in edges:
+        # Every edge has a cell inside on one side of its middle only.
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        step = (0.5, 0) if x0 == x1 else (0, 0.5)
+        sides = [(x + s * step[0], y + s * step[1]) for s in (-1, 1)]
+        within = [bool(0 <= b < 3 and 0 <= a < 3 and inside[int(b), int(a)]) for a, b in sides]
+        assert sum(within) == 1
+
+
+def test_the_heat_map_outlines_what_agrees_with_the_printed_ratios(rat_rows, rat_claims):
+    fig = rat.figure7(rat_rows, rat_claims)
+    left, right = fig.axes
+    slowed = rat_rows.query("experiment == 'figure7' and metric == 'slowdown'")
+    cells = slowed[slowed["case"].str.startswith("Ring")].groupby("case")["value"]
+    mean = np.exp(cells.apply(lambda values: np.log(values).mean()))
+    printed = [text.get_text() for text in left.texts]
+    assert sorted(printed) == sorted(f"{value:.3g}" for value in mean)
+    outlined = [line for line in left.lines if line.get_color() == figures.PALETTE["orange"]]
+    near = (abs(mean / 12 - 1) <= 0.1).sum()
+    assert near and near <= len(outlined) <= 4 * near
+    assert [line.get_marker() for ax in fig.axes for line in ax.lines].count("s") == 2
+
+
+def test_table_1_lists_every_plan_and_names_what_differs_from_its_formula(rat_rows):
+    table = rat.TABLES["table1"](None, rat_rows)
+    assert set(table["differs"]) == {"", "no"}
+    counted = table[table["exchange"] != "least possible"].set_index(["exchange", "shape"])
+    ok = rat_rows.query("experiment == 'table1' and status == 'ok' and metric == 'chain'")
+    assert set(counted.index) == set(zip(ok["case"], ok["variant"], strict=True))
+    assert not counted.index.duplicated().any()
+    assert ("Butterfly", "6x4") not in counted.index  # refused
+    assert (
+        counted.loc[("RAT", "4x4x4"), "pod"] == 1.5 and counted.loc[("RAT", "4x4x4"), "chain"] == 3
+    )
+    least = table[table["exchange"] == "least possible"].set_index("shape")
+    assert least.loc["4x2x2x2", "zone"] == 1.0 and np.isnan(least.loc["4x4", "pod"])
+    wrong = rat_rows.copy()
+    cell = (wrong["metric"] == "egress_pod") & (wrong["case"] == "PLink")
+    wrong.loc[cell, "value"] *= 2
+    table = rat.TABLES["table1"](None, wrong)
+    assert set(table.loc[table["differs"] == "pod", "exchange"]) == {"PLink"}
+
+
+def test_packets_stand_beside_fluid_with_the_reason_where_they_differ(rat_rows):
+    table = rat.TABLES["packet"](None, rat_rows)
+    assert not table.duplicated(["exchange", "oversubscription", "faults"]).any()
+    assert np.allclose(table["ns-3, s"] / table["fluid, s"], table["ns-3 / fluid"], rtol=1e-2)
+    assert (table["times faster"] == 2000).all()
+    far = table["ns-3 / fluid"] > 1.1
+    assert far.any() and (table["reason"] != "").equals(far)
+    alone = rat_rows[rat_rows["evidence"] != "packet"]
+    for make in (lambda: rat.TABLES["packet"](None, alone), lambda: rat.packet(alone)):
+        with pytest.raises(ValueError, match="no cell that both"):
+            make()
+
+
+def test_speed_is_transfers_over_time(rat_rows):
+    table = rat.TABLES["scale"](None, rat_rows)
+    assert list(table["exchange"].unique()) == ["PS", "Ring", "RAT"] and len(table) == 3 * 7
+    assert np.allclose(table["transfers"] / table["to simulate, s"], table["transfers a second"])
+
+
+def test_a_part_of_the_results_draws_without_what_is_missing(rat_rows, rat_claims):
+    fig = rat.figure7(rat_rows[rat_rows["experiment"] == "figure7"], rat_claims)
+    assert not [line for ax in fig.axes for line in ax.lines if line.get_marker() == "s"]
+    with pytest.raises(ValueError, match="no results of experiment 'survival'"):
+        rat.survival(rat_rows[rat_rows["experiment"] != "survival"])

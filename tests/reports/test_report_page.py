@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import rat_results
 from geomx_results import RECIPE
 
-from reports import html
+from reports import html, papers
 from reports.verdicts import COLUMNS, detail
 
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
@@ -178,3 +179,70 @@ def test_verdicts_without_details_are_refused(built, desk_results, tmp_path):
     _, judged, _ = built
     with pytest.raises(ValueError, match="verdicts lack .*bound"):
         html.build(desk_results, judged[COLUMNS], RECIPE, PROVENANCE, tmp_path / "r")
+
+
+@pytest.fixture(scope="module")
+def both(geomx_claims, desk_results, rat_claims, rat_rows, tmp_path_factory):
+    """The page of two documents."""
+    recipes = {"geomx": RECIPE, "rat": rat_results.RECIPE}
+    results = pd.concat([desk_results, rat_rows], ignore_index=True)
+    judged = pd.concat(
+        [
+            detail(geomx_claims, desk_results, RECIPE, "desk", {}),
+            detail(rat_claims, rat_rows, rat_results.RECIPE, "desk", {}),
+        ],
+        ignore_index=True,
+    )
+    folder = tmp_path_factory.mktemp("both") / "desk"
+    path = html.build(results, judged, recipes, PROVENANCE, folder)
+    return path, judged, Page(path.read_text(encoding="utf-8"))
+
+
+def test_two_documents_stand_on_one_page(both):
+    path, judged, page = both
+    text = path.read_text(encoding="utf-8")
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        assert link.startswith("http") or (
+            link[1:] in page.ids if link[0] == "#" else (path.parent / link).is_file()
+        ), link
+    assert [name for name in page.ids if name in ("geomx", "rat")] == ["geomx", "rat"]
+    assert text.count("<svg") == sum(len(papers.load(p).FIGURES) for p in ("geomx", "rat"))
+    assert "Not drawn" not in text and "Not made" not in text
+    rows = [a["id"] for tag, a in page.tags if tag == "tr" and "data-verdict" in a]
+    assert rows == [f"row-{name}" for name in judged["id"]] and len(rows) == 123 + 39
+    for name in papers.load("rat").TABLES:
+        assert f"tables/rat_{name}.csv" in text
+    # Faults are drawn by seed, but nothing is trained and no interval rests on data.
+    assert "model trained: resnet50" not in text
+
+
+def test_plain_tables_align_numbers_and_mark_what_is_absent(both):
+    path, _, _ = both
+    text = path.read_text(encoding="utf-8")
+    table = re.search(r'aria-label="Table 1: traffic.*?</table>', text, re.DOTALL).group()
+    heads = re.findall(r"<th scope=\"col\"( class=\"num\")?>([^<]*)</th>", table)
+    saved = pd.read_csv(path.parent / "tables" / "rat_table1.csv")
+    assert [name for _, name in heads] == list(saved.columns)
+    assert {name for numeric, name in heads if not numeric} == {"exchange", "shape", "differs"}
+    assert table.count("<tr>") == 1 + len(saved)
+    absent = saved.drop(columns="differs").isna().to_numpy().sum()
+    assert absent and table.count(">–</td>") == absent
+
+
+def test_a_document_without_figures_or_tables_keeps_its_claims(
+    geomx_claims, desk_results, tmp_path, monkeypatch
+):
+    judged = detail(geomx_claims, desk_results, RECIPE, "desk", {})
+    monkeypatch.setattr(papers, "names", lambda: ["rat"])
+    text = html.build(desk_results, judged, RECIPE, PROVENANCE, tmp_path / "r").read_text()
+    assert "<svg" not in text and text.count('id="row-GEO-') == 123
+
+
+def test_a_table_that_cannot_be_made_says_why(rat_claims, rat_rows, tmp_path):
+    results = rat_rows[rat_rows["experiment"] != "packet"]
+    judged = detail(rat_claims, results, rat_results.RECIPE, "desk", {})
+    path = html.build(results, judged, rat_results.RECIPE, PROVENANCE, tmp_path / "r")
+    text = path.read_text()
+    assert "Not made: no results of experiment" in text and "Not drawn: no results" in text
+    Page(text)

@@ -115,8 +115,8 @@ def matching(results: pd.DataFrame, lookup: Lookup) -> pd.Series:
 
 def neutralised(claim: Claim) -> Claim:
     """A claim without what it is held against inside the document, so that ours decides."""
-    parts = tuple(part.model_copy(update={"against": (), "beside": None}) for part in claim.parts)
-    alone = {"against": (), "beside": None, "part_of": None, "bound": None, "parts": parts}
+    parts = tuple(part.model_copy(update={"against": (), "beside": ()}) for part in claim.parts)
+    alone = {"against": (), "beside": (), "part_of": None, "bound": None, "parts": parts}
     return claim.model_copy(update=alone)
 
 
@@ -281,6 +281,9 @@ def test_tolerances(quantity, printed, ours, verdict):
         ("kept", "points", "0", -0.49, "holds"),
         ("kept", "points", "0", 7.0, "holds"),
         ("kept", "points", "0", -0.51, "fails"),
+        ("at_least", "", "1", 0.91, "holds"),
+        ("at_least", "", "1", 9.0, "holds"),
+        ("at_least", "", "1", 0.89, "fails"),
     ],
 )
 def test_direction(quantity, unit, printed, ours, verdict):
@@ -311,7 +314,11 @@ def test_intervals_over_seeds_decide(values, verdict):
     [
         (1.0, 2.0, "holds"),
         (2.0, 1.0, "fails"),
-        (2.0, 2.0, "undecided"),
+        # Without seeds there is no doubt: equal, rounding aside, is not smaller.
+        (2.0, 2.0, "fails"),
+        (2.0, 2.0 + 1e-12, "fails"),
+        (2.0 + 1e-12, 2.0, "fails"),
+        ([2, 2, 2], [2, 2, 2], "undecided"),
         ([1, 1.1, 0.9], [2, 2.1, 1.9], "holds"),
         ([2, 2.1, 1.9], [1, 1.1, 0.9], "fails"),
         # Seeds are pairs: what all of them share does not blur the comparison …
@@ -346,6 +353,73 @@ def test_other_ways_of_modelling_are_told():
     results += rows(2.0, case="a", variant="overlapped") + rows(1.0, case="b", variant="overlapped")
     row = one(claim, results)
     assert row["verdict"] == "holds" and "overlapped: fails" in row["reason"]
+
+
+def test_what_other_variants_are_is_for_the_claim_to_say():
+    look = {name: {"experiment": "t", "metric": "size", "case": name, "variant": "4x4"}
+            for name in "ab"}  # fmt: skip
+    results = rows(1.0, case="a", variant="4x4") + rows(2.0, case="b", variant="4x4")
+    results += rows(2.0, case="a", variant="8x4") + rows(1.0, case="b", variant="8x4")
+    claim = demo("ordering", order=["{a}", "{b}"], lookups=look, otherwise="in other shapes")
+    assert one(claim, results)["reason"] == "separate (in other shapes: 8x4: fails)"
+    claim = claim.model_copy(update={"otherwise": ""})
+    assert one(claim, results)["reason"] == "separate"
+    # Two variants in one statement are the statement's own.
+    mixed = look | {"b": look["a"] | {"variant": "8x4"}}
+    row = one(demo("ordering", order=["{a}", "{b}"], lookups=mixed), results)
+    assert (row["verdict"], row["reason"]) == ("holds", "separate")
+    assert row["ours"] == "4x4 1, 8x4 2"
+
+
+def test_a_constant_may_stand_in_an_order():
+    look = {"x": {"experiment": "t", "metric": "ring_over_rat", "case": "joint"}}
+    claim = demo("ordering", order=["1", "{x}"], lookups=look)
+    above = rows([2.0, 2.1, 1.9], metric="ring_over_rat", case="joint", seeds=range(3))
+    row = one(claim, above)
+    assert (row["verdict"], row["ours"]) == ("holds", "1 1, ring over rat 2")
+    around = rows([0.5, 1.0, 1.6], metric="ring_over_rat", case="joint", seeds=range(3))
+    assert one(claim, around)["verdict"] == "undecided"
+
+
+def test_our_own_numbers_may_stand_beside_a_printed_one():
+    look = {
+        "x": {"experiment": "t", "metric": "size"},
+        "delay": {"experiment": "t", "metric": "delay"},
+    }
+    beside = [
+        {"value": "1e6 * {delay}", "unit": "us", "why": "the delay that would do"},
+        {"value": "{D-h}", "why": "printed elsewhere"},
+    ]
+    part = {"quantity": "ratio", "printed": "4", "value": "{x}", "unit": "x", "beside": beside}
+    hours = demo(id="D-h", printed="1.0", quantity="hours")
+    claim = demo("derived", parts=[part], lookups=look, headline="It is four")
+    delay = rows(12e-6, metric="delay") + rows(24e-6, metric="delay", evidence="packet")
+    row = one(claim, rows(4.0) + delay, others=[hours])
+    assert "; beside it, the delay that would do: 12 us" in row["reason"]
+    assert "; beside it, printed elsewhere: 0.95 to 1.05 x" in row["reason"]
+    # What stands beside brings its second kind of evidence, and may be absent.
+    assert "delay: packet is 2 times simulated" in row["reason"]
+    row = one(claim, rows(4.0), others=[hours])
+    assert row["verdict"] == "holds" and "delay" not in row["reason"]
+
+
+def test_a_cited_number_is_not_run_and_says_whose_it_is():
+    row = one(demo("param", cited="PipeDream [1]", note="Nothing rests on it."), [])
+    assert (row["verdict"], row["evidence"]) == ("not run here", "")
+    assert row["reason"] == "quoted from PipeDream [1] as background; Nothing rests on it."
+
+
+def test_of_many_parts_those_that_decide_are_given_in_numbers():
+    look = {"x": {"experiment": "t", "metric": "size"}}
+    parts = [
+        {"label": f"part {n}", "quantity": "ratio", "printed": "9" if n == 3 else "4",
+         "value": "{x}"}
+        for n in range(8)
+    ]  # fmt: skip
+    claim = demo("derived", parts=parts, lookups=look)
+    assert one(claim, rows(4.0))["ours"] == "part 3: 4; and 7 parts more"
+    reason = one(claim, rows(4.0))["reason"]
+    assert all(f"part {n}: " in reason for n in range(8))
 
 
 def test_impossible_and_part_of_come_before_any_comparison():

@@ -1,0 +1,225 @@
+"""RAT results in closed form, roughly what the simulators give, for tests of the report only."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate, product
+from operator import mul
+
+import numpy as np
+import pandas as pd
+
+from testbed.results import Row, frame
+from workflow import settings
+
+# The recipe with everything as RAT prints it.
+RECIPE = settings.load({"scale": "paper"}, names=False).recipes["rat"].model_dump(mode="json")
+MB, RACKS, SPINES = 97.0, 4, 2
+BARRIER = {4: 2.25, 8: 2.50, 16: 2.62, 32: 2.69, 64: 2.72}
+LAYERS = ["rack", "pod", "zone"]
+DRAWS = 5
+# How a pause of one per cent of an exchange hits: the power of k that it grows with.
+FRAGILE = {"Ring": 1.0, "BlueConnect": 0.9, "RAT": 0.45, "RAT barrier": 0.55, "PS": 0.43}
+
+
+def normalised(method: str, w: int, racks: int = RACKS) -> float:
+    """Completion time on ``racks`` racks of ``w``, in units of vector over a card's rate."""
+    n = w * racks
+    ring = 2 * (n - 1) / n
+    times = {
+        "PS": max(ring, 0.75 * w),
+        "Ring": ring,
+        "RAT": ring * 1.02,
+        "RAT barrier": BARRIER.get(w, 2.7),
+        "k-nomial tree": 2 * math.log2(n),
+        "Butterfly": math.log2(n) * max(1, w / 2),
+        "Ring oblivious": max(ring, 0.7 * w),
+        "Halving-doubling": max(ring, 0.75 * w),
+        "ParameterHub": 2.0,
+        "PLink": 1.0 * w,
+    }
+    return times.get(method, ring)
+
+
+def counts(method: str, shape: tuple[int, ...]) -> dict[str, float]:
+    """Table 1 as inferred: largest egress of a region by layer in vectors, and chains."""
+    sizes = list(accumulate(shape, mul))
+    n, layers = sizes[-1], len(shape) - 1
+    least = [2 * (n // s - 1) / (n // s) for s in sizes[:-1]]
+    direct = [2 * s * (n - s) / n for s in sizes[:-1]]
+    once = [2 * (n - 1) / n] * layers
+    racks = [value * s / shape[0] for value, s in zip(least, sizes, strict=False)]
+    steps, logs = sum(side - 1 for side in shape), math.ceil(math.log2(n))
+    egress, chain = {
+        "PS": (direct, 1),
+        "Ring": (once, n - 1),
+        "Ring oblivious": (direct, n - 1),
+        "k-nomial tree": ([logs] * layers, logs),
+        "Butterfly": ([s * math.log2(n / s) for s in sizes[:-1]], logs),
+        "Halving-doubling": (direct, logs),
+        "Halving-doubling near": (least, logs),
+        "BlueConnect": (least, steps),
+        "HiPS PS": (least, layers + 1),
+        "HiPS ring": (least, steps),
+        "ParameterHub": (racks, 2),
+        "PLink": (racks, 2),
+        "RAT": (least, layers + 1),
+        "RAT barrier": (least, layers + 1),
+    }[method]
+    found = {"chain": chain, "chain_whole": 2 * chain, "node_egress": 2 * (n - 1) / n}
+    for layer, sent, needed in zip(LAYERS, egress, least, strict=False):
+        found |= {f"egress_{layer}": sent, f"egress_{layer}_formula": sent}
+        found[f"least_{layer}"] = needed
+    return found | {"chain_formula": chain}
+
+
+def slowed(method: str, paused: int, period: float, draw: int) -> float:
+    """How many times slower an exchange of 38 ms is with pausing nodes."""
+    power = FRAGILE.get(method, 0.8)
+    random = np.random.default_rng([len(method), paused, int(1e5 * period), draw])
+    return (1 + (period / 0.0045) ** 0.75 * paused**power / 2.2) * random.lognormal(0, 0.02)
+
+
+def results(scale: str = "desk") -> pd.DataFrame:
+    """Every row that RAT's experiments write."""
+    rows: list[Row] = []
+
+    def add(experiment: str, case: str, metric: str, value: float, unit: str = "1", **more) -> None:
+        base = {"model": "resnet50", "synchronization": "bsp", "compression": "identity"}
+        base |= {"evidence": "simulated", "scale": scale}
+        rows.append(Row(paper="rat", experiment=experiment, case=case, metric=metric,
+                        value=float(value), unit=unit, **(base | more)))  # fmt: skip
+
+    def refuse(experiment: str, case: str, metric: str, **more) -> None:
+        rows.append(Row(paper="rat", experiment=experiment, case=case, metric=metric, unit="1",
+                        scale=scale, evidence="simulated", status="failed", model="resnet50",
+                        reason=f"{case} needs a power of two", **more))  # fmt: skip
+
+    _figure6(add)
+    _faults(add)
+    _table1(add, refuse)
+    _packet(add)
+    for chunks, o in product([1, 2, 4, 8, 16, 32, 64], [8]):
+        formula = 2 * 63 / 64 + 0.65 / chunks
+        place = {"variant": f"{o}:1", "workers": 64}
+        add("pipelining", f"RAT chunks={chunks}", "normalised_time", formula * 1.001, **place)
+        for metric, value in (("limit", 2 * 63 / 64), ("fill_formula", formula)):
+            add("pipelining", f"RAT chunks={chunks}", metric, value, evidence="computed", **place)
+    for what, method in product(RECIPE["disturbances"]["kinds"], RECIPE["disturbances"]["methods"]):
+        hit = {"failed link": 1.4, "burst": 1.2, "priority": 1.9}[what]
+        add("disturbances", f"{method} {what}", "slowdown", hit * FRAGILE.get(method, 0.8) + 1)
+    for number, name in enumerate(RECIPE["asymmetric"]["scenarios"]):
+        for kind, loss in (("even", 1.4 + number / 5), ("weighted", 1.05)):
+            case = f"{kind} {name}"
+            add("asymmetric", case, "completion_time", 0.04 * loss, "s", workers=64)
+            add("asymmetric", case, "bound_time", 0.04 * loss * 0.97, "s", evidence="computed")
+    for method, n in product(["PS", "Ring", "RAT"], RECIPE["scale"]["workers"]):
+        case, transfers = f"{method} n={n}", 2 * n * (n - 1)
+        add("scale", case, "transfers", transfers, workers=n, evidence="computed")
+        add("scale", case, "wall_time", 0.002 + transfers / 2.5e6, "s", workers=n,
+            evidence="measured")  # fmt: skip
+        add("scale", case, "peak_memory", 200 + transfers / 2e3, "MB", workers=n,
+            evidence="measured")  # fmt: skip
+    return frame(rows)
+
+
+def _figure6(add) -> None:
+    for w, g in product(RECIPE["figure6"]["per_rack"], (10, 40)):
+        o, unit_s = w // SPINES, MB * 8e6 / (g * 1e9)
+        place = {"workers": RACKS * w, "bandwidth": g * 1e9}
+        for method in ("PS", "Ring", "RAT", "RAT barrier"):
+            case, value = f"{method} {o}:1 {g}G", normalised(method, w)
+            for variant, factor in (("balanced", 1.0), ("ecmp", 1.3)):
+                here = place | {"variant": variant}
+                add("figure6", case, "completion_time", value * factor * unit_s, "s", **here)
+                add("figure6", case, "normalised_time", value * factor, **here)
+            add("figure6", case, "bound_time", value * 0.98 * unit_s, "s", evidence="computed",
+                **place)  # fmt: skip
+        case, n = f"{o}:1 {g}G", RACKS * w
+        needed = 0.16 * unit_s / n
+        add("latency", case, "needed_latency", needed, "s", **place)
+        for hop in RECIPE["latency_needed"]["hops"]:
+            add("latency", case, "ring_over_rat", 0.98 + 0.16 * hop / needed,
+                variant=f"hop={hop * 1e6:g}us", **place)  # fmt: skip
+        if g == 40:
+            for method in RECIPE["methods"]:
+                value, here = normalised(method, w), place | {"variant": "balanced"}
+                add("exchanges", f"{method} {o}:1", "completion_time", value * unit_s, "s", **here)
+                add("exchanges", f"{method} {o}:1", "normalised_time", value, **here)
+
+
+def _faults(add) -> None:
+    figure, place = RECIPE["figure7"], {"workers": 64, "bandwidth": 40e9}
+    free = MB * 8e6 / 40e9 * 2
+    for method in figure["methods"]:
+        add("figure7", f"{method} k=0", "completion_time", free, "s", **place)
+    cells = {}
+    for k, d, draw in product(figure["paused"], figure["periods"], range(DRAWS)):
+        times = {method: slowed(method, k, d, draw) for method in figure["methods"]}
+        for method, value in times.items():
+            case = f"{method} k={k} d={1e3 * d:g}ms"
+            add("figure7", case, "completion_time", value * free, "s", seed=draw, **place)
+            add("figure7", case, "slowdown", value, seed=draw, **place)
+        cells.setdefault((k, d), []).append(times)
+    mean = {
+        cell: (np.mean([t["Ring"] for t in seeds]), np.mean([t["Ring"] / t["RAT"] for t in seeds]))
+        for cell, seeds in cells.items()
+    }
+    off = {cell: np.abs(np.log(np.divide(value, (12, 5.7)))) for cell, value in mean.items()}
+    best = min(off, key=lambda cell: math.hypot(*off[cell]))
+    add("figure7_joint", "joint", "paused_nodes", best[0])
+    add("figure7_joint", "joint", "redraw_period", best[1], "s")
+    for draw, t in enumerate(cells[best]):
+        ratios = {"ring_slowdown": t["Ring"], "ring_over_rat": t["Ring"] / t["RAT"]}
+        ratios |= {"rat_over_ps": t["RAT"] / t["PS"], "ring_over_ps": t["Ring"] / t["PS"]}
+        for metric, value in ratios.items():
+            add("figure7_joint", "joint", metric, value, seed=draw)
+    near = np.array(list(off.values())) < math.log(1.1)
+    shares = {"share_ring": near[:, 0], "share_rat": near[:, 1], "share_joint": near.all(axis=1)}
+    for metric, inside in shares.items():
+        add("figure7_joint", "grid", metric, 100 * inside.mean(), "%")
+    add("figure7_joint", "grid", "ring_over_rat_mean", np.mean([m[1] for m in mean.values()]))
+    add("figure7_joint", "grid", "ring_slowdown_max", max(m[0] for m in mean.values()))
+    for method in RECIPE["methods"]:
+        add("survival", method, "completion_time", free, "s", variant="free", **place)
+        for draw in range(DRAWS):
+            value, here = slowed(method, 16, 0.008, draw), place | {"variant": "paused"}
+            add("survival", method, "completion_time", value * free, "s", seed=draw, **here)
+            add("survival", method, "slowdown", value, seed=draw, **here)
+
+
+def _table1(add, refuse) -> None:
+    for shape, method in product(RECIPE["table1"]["shapes"], RECIPE["methods"]):
+        variant = "x".join(map(str, shape))
+        halves = method in ("Butterfly", "Halving-doubling", "Halving-doubling near")
+        if halves and math.prod(shape) & (math.prod(shape) - 1):
+            refuse("table1", method, "chain", variant=variant)
+            continue
+        for metric, value in counts(method, tuple(shape)).items():
+            add("table1", method, metric, value, variant=variant, evidence="computed")
+    for n in RECIPE["chain_blocking"]["workers"]:
+        for j in range(1, n + 1):
+            add("chain_blocking", f"n={n} node {j}", "sent_share", (j - 1) / n)
+        add("chain_blocking", f"n={n}", "utilisation_loss", (n - 1) / (2 * n))
+    for metric, value in {"cross_flows": 16, "in_rack_flows": 7, "extra_load": 9 / 7}.items():
+        add("cross_load", "2 racks x 4", metric, value, evidence="computed")
+
+
+def _packet(add) -> None:
+    chosen = RECIPE["packet"]
+    cells = [(o, "free", [-1]) for o in chosen["oversubscription"]]
+    cells += [(o, "paused", range(3)) for o in chosen["paused_oversubscription"]]
+    for (o, fault, seeds), method in product(cells, chosen["methods"]):
+        crosses = 6.0 if method == "PS" else 1.5
+        for seed in seeds:
+            free = max(2 * 15 / 16, crosses * o / 4) * 32 * 8e6 / 10e9
+            fluid = free * (slowed(method, 4, 0.01, seed) if fault == "paused" else 1)
+            packets = fluid * (1.03 + 0.04 * (method == "PS") * o / 8)
+            case, place = f"{method} {o:g}:1 {fault}", {"seed": seed, "workers": 16}
+            why = "incast fills the switch buffer" if packets > 1.1 * fluid else ""
+            add("packet", case, "completion_time", fluid, "s", **place)
+            add("packet", case, "completion_time", packets, "s", evidence="packet", reason=why,
+                **place)  # fmt: skip
+            for simulator, seconds in (("ns-3", 8.0), ("fluid", 0.004)):
+                add("packet", case, "wall_time", seconds, "s", variant=simulator,
+                    evidence="measured", **place)  # fmt: skip

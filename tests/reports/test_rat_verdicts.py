@@ -1,0 +1,162 @@
+"""RAT's verdicts follow from its results."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pandas as pd
+import pytest
+from rat_results import RECIPE
+
+from reports.verdicts import COLUMNS, detail, judge
+
+
+@pytest.fixture(scope="module")
+def judged(rat_claims, rat_rows):
+    return detail(rat_claims, rat_rows, RECIPE, "desk", {}).set_index("id")
+
+
+def change(results: pd.DataFrame, *changes: tuple[str, float]) -> pd.DataFrame:
+    """Results with the values that a query finds multiplied."""
+    results = results.copy()
+    for query, factor in changes:
+        index = results.query(query).index
+        assert len(index), query
+        results.loc[index, "value"] *= factor
+    return results
+
+
+def table1(case: str, metric: str) -> str:
+    return f"experiment == 'table1' and case == '{case}' and metric == '{metric}'"
+
+
+def joint(metric: str) -> str:
+    return f"experiment == 'figure7_joint' and metric == '{metric}'"
+
+
+def figure6(method: str) -> str:
+    return f"experiment == 'figure6' and case.str.startswith('{method} ')"
+
+
+SLOWED = "experiment == 'survival' and metric == 'slowdown' and case == 'BlueConnect'"
+LONGER = [(table1(case, "chain"), 9) for case in ("HiPS PS", "ParameterHub", "PLink")]
+LEAST = [
+    (f"{table1('Ring', metric)} and variant == '4x4x4'", factor)
+    for metric, factor in (("egress_rack", 1.875 / (126 / 64)), ("egress_pod", 1.5 / (126 / 64)))
+]
+MORE = [(table1(case, "egress_pod"), 2) for case in ("HiPS PS", "HiPS ring")]
+
+# What must change for a claim to get a verdict; no change: the results as they are.
+WORLDS = [
+    ("RAT-F3", "holds"),
+    ("RAT-F3", "fails", ("metric == 'extra_load'", 1.001)),
+    ("RAT-E2", "holds"),
+    ("RAT-E2", "fails", (table1("Ring", "chain"), 1.1)),
+    ("RAT-E3", "holds"),
+    ("RAT-E3", "direction only", ("metric == 'utilisation_loss'", 0.5)),
+    ("RAT-E3", "fails", ("metric == 'sent_share'", 1.01)),
+    ("RAT-O1", "fails"),
+    ("RAT-O1", "fails", *LEAST),
+    ("RAT-O1", "holds", *LEAST, *MORE),
+    ("RAT-O1", "fails", *LEAST, *MORE, (table1("RAT", "egress_rack"), 1.05)),
+    ("RAT-O2", "fails"),
+    ("RAT-O2", "holds", *LONGER),
+    ("RAT-O2", "fails", *LONGER[1:]),
+    ("RAT-O3", "holds"),
+    ("RAT-O3", "fails", (table1("RAT", "chain"), 2)),
+    ("RAT-O4", "holds"),
+    ("RAT-O4", "fails", (SLOWED, 0.1)),
+    ("RAT-O5", "holds"),
+    ("RAT-O5", "fails", (table1("HiPS PS", "chain"), 3)),
+    ("RAT-O6", "holds"),
+    ("RAT-O6", "fails", (table1("ParameterHub", "egress_rack"), 4)),
+    ("RAT-O7", "holds"),
+    ("RAT-O7", "fails", (table1("PLink", "egress_pod"), 1.5 / 6)),
+    ("RAT-F6a", "direction only"),
+    ("RAT-F6a", "fails", (figure6("PS"), 0.01)),
+    ("RAT-F6b", "fails"),
+    ("RAT-F6b", "holds", (figure6("Ring"), 1.2)),
+    ("RAT-F6b", "direction only", (figure6("Ring"), 1.05)),
+    ("RAT-F6c", "holds"),
+    ("RAT-F6c", "fails", (figure6("Ring"), 0.8)),
+    ("RAT-F6c", "fails", (figure6("PS"), 0.5)),
+    ("RAT-F7a", "holds"),
+    ("RAT-F7a", "direction only", (joint("ring_slowdown"), 0.5)),
+    ("RAT-F7a", "fails", (joint("ring_slowdown"), 0.05)),
+    ("RAT-F7b", "direction only"),
+    ("RAT-F7b", "holds", (joint("ring_over_rat"), 1.25)),
+    ("RAT-F7c", "holds"),
+    ("RAT-F7c", "fails", (joint("rat_over_ps"), 1.3)),
+    ("RAT-F7c", "fails", (joint("ring_over_rat"), 0.1)),
+]
+
+
+@pytest.mark.parametrize(("name", "verdict", "changes"), [(w[0], w[1], w[2:]) for w in WORLDS])
+def test_verdicts_follow_results(name, verdict, changes, rat_claims, rat_rows):
+    results = change(rat_rows, *changes) if changes else rat_rows
+    table = detail(rat_claims, results, RECIPE, "desk", {}, only={name})
+    assert table.iloc[0]["verdict"] == verdict, table.iloc[0]["reason"]
+
+
+def test_every_claim_that_results_decide_is_tried_both_ways(rat_claims):
+    tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
+    decided = {c.id for c in rat_claims if c.kind in ("value", "ordering", "derived")}
+    assert tried.keys() == decided
+    assert all(len(verdicts) > 1 for verdicts in tried.values())
+
+
+def test_a_25_fold_difference_everywhere_would_bear_out_both_readings(rat_claims, rat_rows):
+    results = rat_rows.copy()
+    times = results["experiment"].eq("figure6") & results["metric"].eq("completion_time")
+    by_case = results[times].set_index(["case", "variant"])["value"]
+    for index in results[times & results["case"].str.startswith("PS ")].index:
+        case, variant = results.loc[index, ["case", "variant"]]
+        results.loc[index, "value"] = 25 * by_case[case.replace("PS", "RAT"), variant]
+    table = detail(rat_claims, results, RECIPE, "desk", {}, only={"RAT-F6a"})
+    assert table.iloc[0]["verdict"] == "holds"
+
+
+def test_reasons_say_what_the_document_leaves_open(judged):
+    reason = judged["reason"]
+    assert "on average: direction only (ours 9.2" in reason["RAT-F6a"]
+    assert "at most: holds" in reason["RAT-F6a"]
+    # .16 M / (n B): 97 MB over 16 workers at 10 Gbit/s, and over 256 at 40 Gbit/s.
+    assert "16 workers at 10 Gbit/s: 776 us" in reason["RAT-F6b"]
+    assert "256 workers at 40 Gbit/s: 12.12 us" in reason["RAT-F6b"]
+    for name in ("RAT-F7a", "RAT-F7b"):
+        assert "the cell is chosen to fit" in reason[name] and "share of the grid" in reason[name]
+    assert "packet is 1.03 times simulated" in reason["RAT-F7a"]
+    assert "Ring to the least: fails" in reason["RAT-O1"]
+    for name in ("HiPS PS", "ParameterHub", "PLink"):
+        assert f"{name}: fails (1 of 1 steps equal" in reason["RAT-O2"]
+    # The paused nodes of both ways of running are the document's to choose.
+    assert "k is not printed; figure7.paused is" in reason["RAT-P03"]
+
+
+def test_parameters_follow_the_recipe(judged, rat_claims, rat_rows):
+    params = judged[judged["kind"] == "param"]["verdict"]
+    assert params.value_counts().to_dict() == {
+        "used as printed": 6,
+        "not printed": 2,
+        "not run here": 2,
+        "implemented": 1,
+    }
+    recipe = copy.deepcopy(RECIPE)
+    recipe["figure6"]["per_rack"] = [4, 8]
+    table = judge(rat_claims, rat_rows, recipe, "desk", {}).set_index("id")
+    assert list(table.columns) == COLUMNS[1:]
+    assert table.loc["RAT-P01", "verdict"] == "scaled here"
+    assert "figure6.per_rack is [4, 8] here" in table.loc["RAT-P01", "reason"]
+
+
+def test_missing_results_stop_the_run_and_packets_do_not(rat_claims, rat_rows):
+    few = rat_rows[rat_rows["experiment"] != "figure6"]
+    with pytest.raises(ValueError, match=re.escape("RAT-F6a (experiment=figure6")):
+        detail(rat_claims, few, RECIPE, "desk", {})
+    listed = dict.fromkeys(["RAT-F6a", "RAT-F6b", "RAT-F6c"], "only two settings are run here")
+    table = detail(rat_claims, few, RECIPE, "desk", {"desk": listed})
+    assert (table["verdict"] == "not run here").sum() == 3 + 2
+    without = rat_rows[rat_rows["experiment"] != "packet"]
+    table = detail(rat_claims, without, RECIPE, "desk", {}).set_index("id")
+    assert "one kind of evidence only" in table.loc["RAT-F7a", "reason"]
