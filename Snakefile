@@ -6,6 +6,7 @@
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/geomx.smk"
+include: "workflow/rules/rat.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -14,7 +15,7 @@ rule all:
     input:
         REPORT,
         f"{RESULTS}/verdicts.csv",
-        rules.geomx.input,
+        [getattr(rules, paper).input for paper in PAPERS],
 
 
 onsuccess:

@@ -23,7 +23,7 @@ def judge_from(
     """
     rows = results.read(files)
     every = claims.load(CLAIMS / f"{paper}.yaml")
-    not_run = claims.load_not_run(CLAIMS / "not_run.yaml", every)
+    not_run = claims.load_not_run(CLAIMS / claims.NOT_RUN, claims.load_all(CLAIMS))
     only = None
     if table is not None:
         where = f"Table {table.removeprefix('table')}"

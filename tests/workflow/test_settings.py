@@ -13,12 +13,12 @@ from workflow.settings import SettingsError, load, merge
 def test_every_scale_is_valid(scale):
     loaded = load({"scale": scale})
     assert loaded.scale == scale
-    assert len(loaded.geomx.seeds) >= (2 if scale == "smoke" else 3)
-    assert loaded.geomx.runs(scale)
+    assert len(loaded.recipes["geomx"].seeds) >= (2 if scale == "smoke" else 3)
+    assert loaded.recipes["geomx"].runs(scale)
 
 
 def test_paper_scale_trains_what_the_document_trained():
-    recipe = load({"scale": "paper"}).geomx
+    recipe = load({"scale": "paper"}).recipes["geomx"]
     runs = recipe.runs("paper").values()
     assert {run.model.name for run in runs} == {"resnet50_v1"}
     assert {run.limit for run in runs} == {None}
@@ -66,7 +66,7 @@ RECIPE = "papers/geomx.yaml"
         ("desk.yaml", ("geomx", "rounds"), 0, "greater than 0"),
         ("desk.yaml", ("geomx", "rounds"), "1e3x", "rounds"),
         ("desk.yaml", ("geomx", "round"), 10, "allowed here: "),
-        ("desk.yaml", ("geo",), {}, "allowed: geomx"),
+        ("desk.yaml", ("geo",), {}, "allowed: geomx, rat"),
         (RECIPE, ("cluster", "wan"), "155Mbit", "cluster.wan"),
         (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
         (RECIPE, ("bisparse", "ratio"), 1.5, "less than or equal to 1"),
@@ -113,7 +113,7 @@ def test_merge_goes_key_by_key_but_replaces_named_parts():
 
 
 def test_cases_that_train_alike_share_a_run():
-    recipe = load({"scale": "desk"}).geomx
+    recipe = load({"scale": "desk"}).recipes["geomx"]
     runs = [r for r in recipe.runs("desk").values() if r.experiment == "figure6" and r.seed == 1]
     shared = {run.system: set(run.networks) for run in runs}
     assert shared["GeoMX BiSparse+FP16"] == {

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from testbed.results import Row, Scale
 from testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
 from testbed.training.recipe import Link, Part, Recipe
-from workflow.settings import GeoMX
+from workflow.recipes.geomx import GeoMX
 
 IMAGES = 4
 """Images a worker for gradients whose sizes alone matter."""
 
 
-def round_rows(
+def rows(
     recipe: GeoMX, scale: Scale, experiment: str, say: Callable[[str], None] = print
 ) -> Iterator[Row]:
     """Rows of ``table1`` or ``table2``; of the latter also ``sensitivity``."""

@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(Path(workflow.basedir)))
 
 from workflow.job import only_run
-from workflow.settings import SettingsError, load
+from workflow.settings import PAPERS, SettingsError, load
 
 # A run that was killed must not lock out the next one.
 RUNNING = only_run(Path(".snakemake"))
@@ -46,6 +46,18 @@ def methods_of(recipe):
     return sorted(files | rooms | set(SHARED))
 
 
-NETWORK_SOURCES = sources("testbed/network/*.py", "testbed/results.py", "data/devices.yaml")
+NETWORK_SOURCES = sources(
+    "testbed/network/*.py", "testbed/network/*.cc", "testbed/results.py", "data/devices.yaml"
+)
 # The summary is made after training: changing it trains nothing anew.
 TRAINING_SOURCES = sorted(set(sources("testbed/training/*.py")) - {"testbed/training/summary.py"})
+
+
+# By document, filled in by its own rules: the result files behind each of its tables and figures,
+# and the data sets that it trains on.
+TABLES, FIGURES, DATASETS = {}, {}, {}
+
+
+def recipe_of(paper):
+    """A document's recipe as plain data, which jobs get."""
+    return SETTINGS.recipes[paper].model_dump(mode="json")

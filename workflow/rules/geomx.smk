@@ -1,12 +1,11 @@
 # GeoMX: Tables 1 and 2, Figures 4 and 6, mixed synchronization, sensitivity to computing time.
-GEOMX = SETTINGS.geomx
+GEOMX = SETTINGS.recipes["geomx"]
 GEOMX_RUNS = GEOMX.runs(SCALE)
 GEOMX_DIR = f"{RESULTS}/geomx"
 
 
 wildcard_constraints:
     run="[A-Za-z0-9_-]+",
-    experiment="table1|table2|figure4|figure6|mixed",
 
 
 def geomx_runs_of(experiment):
@@ -56,23 +55,26 @@ rule geomx_rounds:
             ),
         ),
         testbed=NETWORK_SOURCES + TRAINING_SOURCES + sources("testbed/rounds.py"),
-        workflow=sources("workflow/geomx.py", "workflow/settings.py"),
+        workflow=sources("workflow/experiments/geomx.py", "workflow/recipes/geomx.py"),
     output:
         f"{GEOMX_DIR}/rounds/{{experiment}}.parquet",
     log:
         f"logs/{SCALE}/geomx/rounds/{{experiment}}.log",
     benchmark:
         f"{RESULTS}/jobs/geomx_rounds/{{experiment}}.tsv"
+    wildcard_constraints:
+        experiment="table1|table2",
     threads: 1
     resources:
         mem_mb=9000,
     params:
-        recipe=GEOMX.model_dump(mode="json"),
+        paper="geomx",
+        recipe=recipe_of("geomx"),
         scale=SCALE,
     message:
         "one round of every case of {wildcards.experiment} on full-size models"
     script:
-        "../scripts/geomx_rounds.py"
+        "../scripts/experiment.py"
 
 
 rule geomx_summary:
@@ -101,12 +103,16 @@ GEOMX_CURVES = {
     e: [f"{GEOMX_DIR}/summary/{e}.parquet", *geomx_runs_of(e)]
     for e in ("figure4", "figure6", "mixed")
 }
-GEOMX_PARTS = {
+TABLES["geomx"] = {
     "table1": GEOMX_ROUNDS["table1"],
     "table2": GEOMX_ROUNDS["table2"] + GEOMX_CURVES["figure6"],
+}
+FIGURES["geomx"] = {
+    "table1": GEOMX_ROUNDS["table1"],
     "figure4": GEOMX_CURVES["figure4"],
     "figure6": GEOMX_CURVES["figure6"],
+    "accuracy_bytes": GEOMX_CURVES["figure6"],
     "mixed": GEOMX_CURVES["mixed"],
     "sensitivity": GEOMX_ROUNDS["table2"],
 }
-GEOMX_RESULTS = sorted({file for files in GEOMX_PARTS.values() for file in files})
+DATASETS["geomx"] = [f"results/data/{GEOMX.dataset}.json"]

@@ -1,66 +1,75 @@
 # Verdicts, tables, figures and the HTML page; and the named targets.
 REPORT_SOURCES = sources("reports/*.py", "data/claims/*.yaml", "workflow/judging.py")
-TABLES = ["table1", "table2"]
-FIGURES = ["table1", "figure4", "figure6", "accuracy_bytes", "sensitivity", "mixed"]
-# The experiment that a figure shows, where its name does not say.
-SHOWS = {"accuracy_bytes": "figure6"}
+
+
+def report_sources(paper):
+    return REPORT_SOURCES + sources(f"reports/papers/{paper}.py", "reports/papers/__init__.py")
+
+
+def results_of(paper):
+    """Every result file of a document, once."""
+    parts = [*TABLES[paper].values(), *FIGURES[paper].values()]
+    return sorted({file for files in parts for file in files})
+
+
+RECIPES = {paper: recipe_of(paper) for paper in PAPERS}
 
 
 wildcard_constraints:
-    table="|".join(TABLES),
-    figure="|".join(FIGURES),
+    paper="|".join(PAPERS),
+    name="[a-z0-9_]+",
 
 
-rule geomx_csv:
+rule csv:
     input:
-        results=lambda wildcards: GEOMX_PARTS[wildcards.table],
-        sources=REPORT_SOURCES,
+        results=lambda wildcards: TABLES[wildcards.paper][wildcards.name],
+        sources=lambda wildcards: report_sources(wildcards.paper),
     output:
         report(
-            f"{GEOMX_DIR}/tables/{{table}}.csv",
-            category="GeoMX",
+            f"{RESULTS}/{{paper}}/tables/{{name}}.csv",
+            category="{paper}",
             subcategory="Tables",
-            labels={"table": "{table}"},
+            labels={"table": "{name}"},
         ),
     log:
-        f"logs/{SCALE}/geomx/tables/{{table}}.log",
+        f"logs/{SCALE}/{{paper}}/tables/{{name}}.log",
     threads: 1
     resources:
         mem_mb=1000,
     params:
-        recipe=GEOMX.model_dump(mode="json"),
+        recipe=lambda wildcards: RECIPES[wildcards.paper],
         scale=SCALE,
     message:
-        "{wildcards.table}: printed, bound, ours, verdict"
+        "{wildcards.paper}: table {wildcards.name}"
     script:
         "../scripts/table.py"
 
 
-rule geomx_svg:
+rule svg:
     input:
-        results=lambda wildcards: GEOMX_PARTS[SHOWS.get(wildcards.figure, wildcards.figure)],
-        sources=REPORT_SOURCES,
+        results=lambda wildcards: FIGURES[wildcards.paper][wildcards.name],
+        sources=lambda wildcards: report_sources(wildcards.paper),
     output:
         report(
-            f"{GEOMX_DIR}/figures/{{figure}}.svg",
-            category="GeoMX",
+            f"{RESULTS}/{{paper}}/figures/{{name}}.svg",
+            category="{paper}",
             subcategory="Figures",
-            labels={"figure": "{figure}"},
+            labels={"figure": "{name}"},
         ),
     log:
-        f"logs/{SCALE}/geomx/figures/{{figure}}.log",
+        f"logs/{SCALE}/{{paper}}/figures/{{name}}.log",
     threads: 1
     resources:
         mem_mb=1000,
     message:
-        "drawing {wildcards.figure}"
+        "{wildcards.paper}: drawing {wildcards.name}"
     script:
         "../scripts/figure.py"
 
 
 rule verdicts:
     input:
-        results=GEOMX_RESULTS,
+        results=[file for paper in PAPERS for file in results_of(paper)],
         sources=REPORT_SOURCES,
     output:
         report(
@@ -75,7 +84,7 @@ rule verdicts:
     resources:
         mem_mb=1000,
     params:
-        recipes={"geomx": GEOMX.model_dump(mode="json")},
+        recipes=RECIPES,
         scale=SCALE,
     message:
         "a verdict for every claim"
@@ -85,12 +94,12 @@ rule verdicts:
 
 rule html:
     input:
-        results=GEOMX_RESULTS,
+        results=[file for paper in PAPERS for file in results_of(paper)],
         details=f"{RESULTS}/verdicts.parquet",
-        datasets=f"results/data/{GEOMX.dataset}.json",
+        datasets=sorted({file for files in DATASETS.values() for file in files}),
         sources=REPORT_SOURCES
-        + sources("reports/templates/*", "reports/assets/*", "data/sources.yaml")
-        + sources("workflow/provenance.py"),
+        + sources("reports/papers/*.py", "reports/templates/*", "reports/assets/*")
+        + sources("data/sources.yaml", "workflow/provenance.py"),
     output:
         REPORT,
     log:
@@ -99,7 +108,7 @@ rule html:
     resources:
         mem_mb=1000,
     params:
-        recipes={"geomx": GEOMX.model_dump(mode="json")},
+        recipes=RECIPES,
         scale=SCALE,
         jobs=f"{RESULTS}/jobs",
     message:
@@ -108,39 +117,28 @@ rule html:
         "../scripts/html.py"
 
 
-rule geomx_table1:
-    input:
-        f"{GEOMX_DIR}/tables/table1.csv",
-        f"{GEOMX_DIR}/figures/table1.svg",
+# A target for every document, table and figure: rat, rat_figure6, geomx_table2, …
+def csv_of(paper, name):
+    return [f"{RESULTS}/{paper}/tables/{name}.csv"] if name in TABLES[paper] else []
 
 
-rule geomx_table2:
-    input:
-        f"{GEOMX_DIR}/tables/table2.csv",
+def svg_of(paper, name):
+    return [f"{RESULTS}/{paper}/figures/{name}.svg"] if name in FIGURES[paper] else []
 
 
-rule geomx_figure4:
-    input:
-        f"{GEOMX_DIR}/figures/figure4.svg",
+for paper in PAPERS:
+    names = dict.fromkeys([*TABLES[paper], *FIGURES[paper]])
 
+    rule:
+        name:
+            paper
+        input:
+            [file for name in names for file in csv_of(paper, name) + svg_of(paper, name)],
 
-rule geomx_figure6:
-    input:
-        f"{GEOMX_DIR}/figures/figure6.svg",
-        f"{GEOMX_DIR}/figures/accuracy_bytes.svg",
+    for name in names:
 
-
-rule geomx_sensitivity:
-    input:
-        f"{GEOMX_DIR}/figures/sensitivity.svg",
-
-
-rule geomx_mixed:
-    input:
-        f"{GEOMX_DIR}/figures/mixed.svg",
-
-
-rule geomx:
-    input:
-        expand(f"{GEOMX_DIR}/tables/{{table}}.csv", table=TABLES),
-        expand(f"{GEOMX_DIR}/figures/{{figure}}.svg", figure=FIGURES),
+        rule:
+            name:
+                f"{paper}_{name}"
+            input:
+                csv_of(paper, name) + svg_of(paper, name),

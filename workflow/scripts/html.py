@@ -30,7 +30,7 @@ if "snakemake" in globals():
     main(
         list(snakemake.input.results),  # noqa: F821
         snakemake.input.details,  # noqa: F821
-        [snakemake.input.datasets],  # noqa: F821
+        list(snakemake.input.datasets),  # noqa: F821
         snakemake.params.recipes,  # noqa: F821
         snakemake.params.scale,  # noqa: F821
         snakemake.params.jobs,  # noqa: F821

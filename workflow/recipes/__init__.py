@@ -1,0 +1,82 @@
+"""What a document's recipe may say: a file a document, with one subclass of ``PaperRecipe``.
+
+A recipe is read from ``config/papers/<paper>.yaml`` with the overrides of a scale over it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class SettingsError(ValueError):
+    """A setting that does not fit: names the file, the key and what is allowed."""
+
+
+class Strict(BaseModel):
+    """Data without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PaperRecipe(Strict):
+    """Base of every recipe."""
+
+    paper: str
+
+    def check(self, check: Check) -> None:
+        """Make every method, model and device that the recipe names, once."""
+
+
+class Check:
+    """Names against what is there; errors say where the name stands."""
+
+    def __init__(self, shown: Callable[[str], str]) -> None:
+        self._shown = shown
+
+    def fail(self, key: str, why: object) -> None:
+        """Raise SettingsError for the setting ``key`` (a dotted path)."""
+        raise SettingsError(f"{self._shown(key)}: {key}: {why}") from None
+
+    def need(self, key: str, name: str, known: Iterable[str]) -> None:
+        if name not in known:
+            self.fail(key, f"{name!r}; allowed: {', '.join(sorted(known))}")
+
+    def make(self, key: str, build: Callable, *args: Any, **parameters: Any) -> Any:
+        try:
+            return build(*args, **parameters)
+        except (TypeError, ValueError) as error:
+            self.fail(key, error)
+
+
+def papers() -> list[str]:
+    """Names of all documents."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def schema(paper: str) -> type[PaperRecipe]:
+    """The recipe schema of a document."""
+    module = importlib.import_module(f"{__name__}.{paper}")
+    (found,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, PaperRecipe)
+        and value.__module__ == module.__name__
+    )
+    return found
+
+
+def distinct(values: list[int]) -> list[int]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"must differ from each other, not {values}")
+    return values
+
+
+def slug(text: str) -> str:
+    """``text`` as part of a file name."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
