@@ -39,11 +39,17 @@ RULES = {
     "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
     "geomx_train": "results/smoke/geomx/train/mixed-GeoMX-mixed-seed2.parquet",
     "geomx_summary": "results/smoke/geomx/summary/figure6.parquet",
-    "geomx_csv": "results/smoke/geomx/tables/table2.csv",
-    "geomx_svg": "results/smoke/geomx/figures/figure6.svg",
+    "rat_experiment": "results/smoke/rat/packet-RAT.parquet",
+    "rat_cost": "results/smoke/rat/scale.parquet",
+    "rat_joint": "results/smoke/rat/figure7_joint.parquet",
+    "csv": "results/smoke/geomx/tables/table2.csv",
+    "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
     "html": "reports/html/smoke",
 }
+
+
+TARGETS = ["geomx", "rat"]
 
 
 class Checkout:
@@ -93,7 +99,7 @@ def checkout(tmp_path_factory):
     checkout = Checkout(tmp_path_factory.mktemp("smoke") / "slowlink")
     chance = random.Random(20)
     for rule, output in RULES.items():
-        targets = ["geomx"] if rule in ("geomx_csv", "geomx_svg") else []
+        targets = TARGETS if rule in ("csv", "svg") else []
         written = checkout.path / output
         if written.is_file():  # made while another rule's turn to be killed came
             written.unlink()
@@ -105,7 +111,7 @@ def checkout(tmp_path_factory):
             time.sleep(chance.uniform(5, 12))
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    for targets in (["geomx"], []):
+    for targets in (TARGETS, []):
         code, said = checkout.run(*targets)
         assert code == 0, said[-3000:]
     return checkout
@@ -118,8 +124,8 @@ def test_killed_in_every_rule_it_completes(checkout):
 
 
 def test_no_half_written_file_is_left_under_a_result_name(checkout):
-    files = [f for f in checkout.path.glob("results/smoke/geomx/**/*.parquet") if f.name[0] != "."]
-    assert len(files) > 20
+    files = [f for f in checkout.path.glob("results/smoke/*/**/*.parquet") if f.name[0] != "."]
+    assert len(files) > 35
     assert set(results.read(files)["scale"]) == {"smoke"}
 
 
@@ -128,7 +134,7 @@ def test_every_claim_has_its_row(checkout):
     columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
     assert ",".join(table.columns) == columns
     assert table["id"].is_unique
-    assert len(table) == 123
+    assert table["paper"].value_counts().to_dict() == {"geomx": 123, "rat": 39}
     unexplained = table[
         table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
     ]
@@ -142,30 +148,42 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
         assert row["verdict"] == "holds" and row["evidence"] == "computed"
 
 
-def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout):
-    source = checkout.path / "methods/compression/bisparse.py"
+@pytest.mark.parametrize(
+    ("method", "message", "redone"),
+    [
+        (
+            "compression/bisparse",
+            ": training ",
+            {
+                f"figure6-GeoMX_BiSparse{fp16}-bsp-seed{seed}"
+                for fp16 in ("", "_FP16")
+                for seed in (1, 2)
+            },
+        ),
+        ("exchange/plink", ": RAT: ", {"exchanges", "survival", "table1"}),
+    ],
+)
+def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method, message, redone):
+    source = checkout.path / f"methods/{method}.py"
     before, content = source.stat(), source.read_text()
     try:
         source.write_text(content + "\n# edited\n")
         plan = checkout.planned()
-        trained = {line.split()[-1] for line in plan.splitlines() if ": training " in line}
     finally:
         source.write_text(content)
         os.utime(source, (before.st_atime, before.st_mtime))
-    assert {run.rpartition("-bsp-")[0] for run in trained} == {
-        "figure6-GeoMX_BiSparse",
-        "figure6-GeoMX_BiSparse_FP16",
-    }
+    assert {line.split()[-1] for line in plan.splitlines() if message in line} == redone
     assert "Nothing to be done" in checkout.planned()
 
 
 def test_named_targets_are_there(checkout):
-    for target in ("table1", "table2", "figure4", "figure6", "sensitivity", "mixed"):
-        assert "Nothing to be done" in checkout.planned(f"geomx_{target}")
+    targets = [f"geomx_{name}" for name in ("table1", "figure4", "sensitivity", "mixed")]
+    targets += [f"rat_{name}" for name in ("table1", "figure6", "figure7", "packet", "scale")]
+    assert "Nothing to be done" in checkout.planned(*targets)
 
 
 def test_snakemakes_own_report_works(checkout):
-    code, said = checkout.run("--report", "run.zip", "geomx", "all")
+    code, said = checkout.run("--report", "run.zip", *TARGETS, "all")
     assert code == 0, said[-3000:]
     assert (checkout.path / "run.zip").stat().st_size > 100_000
 

@@ -175,6 +175,15 @@ class Rat(PaperRecipe):
         """Job -> method for an experiment that is run a job a method."""
         return {f"{experiment}-{slug(name)}": name for name in getattr(self, experiment).methods}
 
+    def uses(self, job: str) -> list[str]:
+        """The methods whose rows a job makes; all of them where it does not say."""
+        experiment, _, part = job.partition("-")
+        if part:
+            return [self.parts(experiment)[job]]
+        if experiment in ("latency", "pipelining", "asymmetric"):
+            return ["Ring", "RAT"]
+        return getattr(getattr(self, experiment), "methods", list(self.methods))
+
     def check(self, check: Check) -> None:
         from methods import exchange, synchronization
         from testbed.network.packet import Tcp
@@ -183,6 +192,8 @@ class Rat(PaperRecipe):
         for name, method in self.methods.items():
             check.need(f"methods.{name}.exchange", method.exchange, exchange.names())
             check.make(f"methods.{name}", exchange.load, method.exchange, **method.options)
+        for name in ("PS", "Ring", "RAT"):
+            check.need("methods", name, self.methods)
         for experiment in ("figure6", "figure7", "packet", "disturbances", "scale"):
             for name in getattr(self, experiment).methods:
                 check.need(f"{experiment}.methods", name, self.methods)

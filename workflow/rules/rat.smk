@@ -11,17 +11,19 @@ def rat_rows(*experiments):
     return [f"{RAT_DIR}/{job}.parquet" for job in jobs]
 
 
-RAT_SOURCES = (
-    NETWORK_SOURCES
-    + SHARED
-    + sources(*{f"methods/exchange/{m.exchange}.py" for m in RAT.methods.values()})
-    + sources("methods/exchange/__init__.py", "workflow/experiments/rat.py")
-)
+def rat_sources(wildcards):
+    exchanges = {RAT.methods[name].exchange for name in RAT.uses(wildcards.experiment)}
+    return (
+        NETWORK_SOURCES
+        + SHARED
+        + [f"methods/exchange/{name}.py" for name in ("__init__", *sorted(exchanges))]
+        + sources("workflow/experiments/rat.py")
+    )
 
 
 rule rat_experiment:
     input:
-        RAT_SOURCES,
+        rat_sources,
     output:
         f"{RAT_DIR}/{{experiment}}.parquet",
     log:
@@ -46,7 +48,7 @@ rule rat_experiment:
 # It measures time, so it runs alone.
 rule rat_cost:
     input:
-        RAT_SOURCES,
+        rat_sources,
     output:
         f"{RAT_DIR}/{{experiment}}.parquet",
     log:
