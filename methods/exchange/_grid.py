@@ -57,7 +57,9 @@ def grid_all_reduce(
     builder = PlanBuilder(name, len(orders) * grid.size, slots)
     for index, order in enumerate(orders):
         _add_part(builder, grid.transpose(order), index * grid.size, ring)
-    return builder.build(np.sort(grid, axis=None), np.sort(grid, axis=None), **options)
+    everybody = np.sort(grid, axis=None)
+    # Around a ring, one part follows the other.
+    return builder.build(everybody, everybody, window=int(ring), **options)
 
 
 def _add_part(builder: PlanBuilder, nodes: np.ndarray, first: int, ring: bool) -> None:

@@ -18,7 +18,8 @@ class Ring(Exchange):
     """Reduce-scatter and all-gather around a ring, n - 1 steps each.
 
     Of the n parts of the vector, each starts its way one worker further on; after n - 1 steps it
-    is the whole sum at its last worker, and goes round once more. Two phases.
+    is the whole sum at its last worker, and goes round once more. Two phases. A worker sends one
+    part after the other.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class Ring(Exchange):
             after = np.where(step, (step - 1) * n + (rank - 1) % n, -1)
             to = np.roll(nodes, -1)
             builder.extend(nodes, to, slot, op, after, share, share + 1, phase=int(op == COPY))
-        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap)
+        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap, window=1)
 
     def _in_order(self, topology: Topology, members: Sequence[int] | None) -> list[int]:
         if self.order == "rack":

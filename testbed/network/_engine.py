@@ -1,9 +1,16 @@
 """The compiled core of the fluid simulator: events, and max-min fair rates between them.
 
 State is arrays of records. A transfer sends one piece (chunk) at a time, so everything about the
-piece in flight lives in its transfer's record. All that happens at one instant is handled as one
-batch, and rates are solved again only for the transfers that share links, directly or through
-others, with one that began or ended.
+piece in flight lives in its transfer's records. All that happens at one instant is one batch.
+
+In a max-min fair share every flow has a link that holds it back: a full one, on which no flow is
+faster. Flows that one link holds back are a group. They have one rate, so a group counts the bytes
+that each of its flows was served, and a flow only knows at what count it ends: time passes for
+groups, not for flows. The cap on a transfer's rate is the last group.
+
+When flows leave or capacities change, groups mostly stay, and their rates follow from counts of
+flows alone (:func:`_adjust`). Where that does not hold, or when flows join, progressive filling
+finds the groups anew, for the links that flows connect to those that changed (:func:`_fill`).
 """
 
 from __future__ import annotations
@@ -16,74 +23,109 @@ import numpy as np
 TRANSFER = np.dtype(
     [
         # Fixed when the plan starts.
+        ("latency", "f8"),
+        ("nbytes", "f8"),  # of a piece
         ("src", "i4"),
         ("dst", "i4"),
         ("instance", "i4"),
+        ("piece0", "i4"),
+        ("next0", "i4"),  # transfers that depend on this one
+        ("next1", "i4"),
+        ("order", "i4"),  # entry of the instance's list of transfers by phase
+        # As it goes on.
+        ("chunk", "i4"),
+        ("slot", "i4"),
+        ("lane", "i4"),
+        ("left", "i4"),  # children in its lane's queue
+        ("right", "i4"),
         ("limited", "i1"),  # has a link that constrains
-        ("linked", "i1"),  # its piece is in the lists of its links
-        ("latency", "f8"),
-        ("nbytes", "f8"),  # of a piece
-        ("piece0", "i8"),
-        ("route0", "i8"),
-        ("route1", "i8"),
-        ("next0", "i8"),  # transfers that depend on this one
-        ("next1", "i8"),
-        ("order", "i8"),  # entry of the instance's list of transfers by phase
-        # The piece in flight.
-        ("chunk", "i8"),
-        ("slot", "i8"),
-        ("remaining", "f8"),
-        ("rate", "f8"),
-        ("last", "f8"),  # when ``remaining`` was right
-        ("finish", "f8"),
-        ("target", "f8"),
-        ("mark", "i8"),
-        ("left", "i8"),  # children in its sender's queue
-        ("right", "i8"),
         ("start_s", "f8"),
         ("end_s", "f8"),
     ],
     align=True,
 )
+FLOW = np.dtype(
+    [
+        ("route0", "i4"),
+        ("route1", "i4"),
+        ("at", "i4"),  # entry of ``State.active``; -1 while nothing is on its way
+        ("group", "i4"),  # the link that holds it back; -1 while it stands still
+        ("left", "f8"),  # bytes to go; in a group, its count of bytes at which this flow ends
+        ("nothing", "f8"),  # so few bytes do not matter
+        ("seen", "i8"),  # last filling that reached it
+        ("linked", "i8"),  # listed at its links
+    ]
+)
 PIECE = np.dtype([("ready", "f8"), ("pending", "i4")], align=True)
-HOP = np.dtype([("link", "i8"), ("owner", "i8"), ("next", "i8"), ("prev", "i8")])
+HOP = np.dtype([("link", "i4"), ("place", "i4"), ("pair", "i4")])
 INSTANCE = np.dtype(
     [
         ("chunks", "i8"),
         ("window", "i8"),
         ("left", "i8"),
         ("transfer0", "i8"),
+        ("lane0", "i8"),
+        ("lane1", "i8"),
         ("slot0", "i8"),
         ("phase0", "i8"),
         ("phase", "i8"),
         ("phase_left", "i8"),
     ]
 )
-SENDER = np.dtype([("root", "i8"), ("last", "f8"), ("touched", "i8")])
+# What one node has to send to one other.
+LANE = np.dtype([("root", "i4"), ("touched", "i4"), ("node", "i4"), ("instance", "i4")])
 LINK = np.dtype(
     [
         ("rate", "f8"),  # bytes/s
         ("bytes", "f8"),
-        ("head", "i8"),
-        ("flows", "i8"),
-        ("foreign", "i8"),  # background flows
-        ("spare", "f8"),
-        ("open", "i8"),
-        ("mark", "i8"),
-        ("dirty", "i8"),
-    ]
+        ("spare", "f8"),  # what flows with a rate leave
+        ("peak", "f8"),  # rate of the fastest flow that is in another group
+        ("seen", "i8"),  # last time that rates were solved here
+        ("tag", "i8"),  # last group whose pair with this link is ``pair``
+        ("first", "i8"),  # its stretch of ``State.members``
+        ("room", "i4"),
+        ("flows", "i4"),
+        ("open", "i4"),  # flows without a rate yet
+        ("foreign", "i4"),  # background flows
+        ("capped", "i4"),  # flows that only the cap holds back
+        ("pair", "i4"),
+        ("order0", "i4"),  # the stretch of ``State.order`` that it was last filled with
+        ("order1", "i4"),
+        ("dirty", "i4"),
+    ],
+    align=True,
 )
+MEMBER = np.dtype([("flow", "i4"), ("hop", "i4")])
+GROUP = np.dtype(
+    [
+        ("rate", "f8"),  # of each flow, bytes/s
+        ("target", "f8"),  # its rate if groups can stay
+        ("served", "f8"),  # bytes to each flow …
+        ("last", "f8"),  # … up to this time
+        ("next", "f8"),  # the least ``left`` of its flows …
+        ("soon", "f8"),  # … and the least that matters
+        ("flows", "i4"),
+        ("pair0", "i4"),  # its stretch of ``State.pairs``
+        ("pair1", "i4"),
+    ],
+    align=True,
+)
+PAIR = np.dtype([("link", "i4"), ("flows", "i4")])
 NODE = np.dtype([("paused", "i8"), ("resumed", "f8")])
 EVENT = np.dtype([("time", "f8"), ("code", "i8")])
 CHANGE = np.dtype([("link", "i8"), ("rate", "f8"), ("foreign", "i8")])
+
+_inner = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+"""Compiles what only compiled code calls. It allocates nothing, so it need not count references to
+the state's many arrays: half of the time otherwise, and more to compile."""
 
 # Kinds of timed events, in the order in which one instant handles them.
 RESUME, PAUSE, ALTER, READY, ENTER, CLOSE = range(6)
 KIND_SHIFT = 40
 
 # Entries of ``State.count``.
-ACTIVE, EVENTS, WORK, TOUCHED, DIRTY, DONE, STAMP = range(7)
-N_COUNTS = 7
+ACTIVE, ENDED, EVENTS, WORK, TOUCHED, DIRTY, BUSY, DONE, REGROUP, PAIRS, ORDER, STAMP = range(12)
+N_COUNTS = 12
 
 SAME_SIZE = 1e-9
 """Share of a piece, or of a link's rate, that counts as nothing."""
@@ -93,23 +135,32 @@ SAME_TIME = 1e-14
 
 class State(NamedTuple):
     transfers: np.ndarray
+    flows: np.ndarray  # the hot part of each transfer, same number
     pieces: np.ndarray
     hops: np.ndarray
     successors: np.ndarray
     phases: np.ndarray
-    slots: np.ndarray  # when each send slot was last free, inf while it is taken
+    slots: np.ndarray  # when each slot of a lane was last free, inf while it is taken
     instances: np.ndarray
-    senders: np.ndarray  # (instances, nodes)
+    lanes: np.ndarray
+    arrived: np.ndarray  # (instances, nodes): when each node last received
     links: np.ndarray
+    members: np.ndarray  # for each link the flows that share it
+    groups: np.ndarray  # of flows that a link, or last the cap, holds back
+    finish: np.ndarray  # when the next flow of each group has left …
+    early: np.ndarray  # … and from when on what is left of it is nothing
+    pairs: np.ndarray  # for each group the other links that its flows cross, and how many do
+    order: np.ndarray  # links in an order in which groups can be solved
     nodes: np.ndarray
     changes: np.ndarray  # what links become
     events: np.ndarray  # a binary heap
-    active: np.ndarray
+    active: np.ndarray  # transfers whose piece is on its way
+    ended: np.ndarray  # transfers whose piece ended in this instant
     work: np.ndarray
     touched: np.ndarray
     dirty: np.ndarray
-    some_flows: np.ndarray
     some_links: np.ndarray
+    levels: np.ndarray  # a binary heap
     done: np.ndarray
     count: np.ndarray
     clock: np.ndarray  # now, and the rate cap of a transfer
@@ -117,10 +168,12 @@ class State(NamedTuple):
 
 POOLS = dict(
     transfers=TRANSFER,
+    flows=FLOW,
     pieces=PIECE,
     hops=HOP,
-    successors=np.dtype("i8"),
-    phases=np.dtype("i8"),
+    successors=np.dtype("i4"),
+    phases=np.dtype("i4"),
+    lanes=LANE,
     slots=np.dtype("f8"),
     instances=INSTANCE,
 )
@@ -131,18 +184,25 @@ def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
     """Nothing runs, at time 0; room for so many nodes, links, events and changes of links."""
     state = State(
         **{name: np.zeros(0, dtype) for name, dtype in POOLS.items()},
-        senders=np.zeros((0, nodes), SENDER),
+        arrived=np.zeros((0, nodes)),
         links=np.zeros(links, LINK),
+        members=np.zeros(0, MEMBER),
         nodes=np.zeros(nodes, NODE),
-        events=np.zeros(events + changes, EVENT),
         changes=np.zeros(changes, CHANGE),
+        events=np.zeros(events + changes, EVENT),
+        groups=np.zeros(links + 1, GROUP),
+        finish=np.full(links + 1, np.inf),
+        early=np.full(links + 1, np.inf),
+        pairs=np.zeros(0, PAIR),
+        order=np.zeros(8 * links, np.int32),
+        **dict.fromkeys(("active", "ended", "work"), np.zeros(0, np.int32)),
+        **dict.fromkeys(("touched", "done"), np.zeros(0, np.int64)),
         dirty=np.zeros(links, np.int64),
         some_links=np.zeros(links, np.int64),
+        levels=np.zeros(links, EVENT),
         count=np.zeros(N_COUNTS, np.int64),
         clock=np.array([0.0, np.inf]),
-        **dict.fromkeys(("active", "work", "touched", "some_flows", "done"), np.zeros(0, np.int64)),
     )
-    state.links["head"] = -1
     state.nodes["resumed"] = -np.inf
     return state
 
@@ -154,14 +214,28 @@ def grown(state: State, pools: dict[str, np.ndarray]) -> State:
     """
     more = {name: len(array) - len(getattr(state, name)) for name, array in pools.items()}
     t, i = more["transfers"], more["instances"]
-    room = dict(events=t + i, active=t, work=t, some_flows=t, senders=i, done=i)
-    room["touched"] = i * state.senders.shape[1]
+    room = dict(events=t + i, arrived=i, done=i, touched=more["lanes"])
+    room |= dict.fromkeys(("active", "ended", "work"), t)
     longer_ones = {
         name: longer(getattr(state, name), len(getattr(state, name)) + extra)
         for name, extra in room.items()
     }
-    longer_ones["senders"]["root"][len(state.senders) :] = -1
     return state._replace(**pools, **longer_ones)
+
+
+def with_room(state: State, room: np.ndarray) -> State:
+    """``state`` in which each link can list ``room`` flows, (links,)."""
+    links = state.links
+    if (room <= links["room"]).all():
+        return state
+    room = np.where(room > links["room"], np.maximum(room, 2 * links["room"]), links["room"])
+    first = np.concatenate([[0], np.cumsum(room)])
+    members = np.zeros(first[-1], MEMBER)
+    for link in np.flatnonzero(links["flows"]):
+        old, new, flows = links["first"][link], first[link], links["flows"][link]
+        members[new : new + flows] = state.members[old : old + flows]
+    links["room"], links["first"] = room, first[:-1]
+    return state._replace(members=members, pairs=longer(state.pairs, 2 * len(members)))
 
 
 def longer(array: np.ndarray, length: int) -> np.ndarray:
@@ -176,8 +250,8 @@ def advance(s, until, first):
     """Run until the time ``until``, or only to the first completion if that comes before."""
     while not (first and s.count[DONE]):
         time = np.inf
-        for k in range(s.count[ACTIVE]):
-            time = min(time, s.transfers[s.active[k]].finish)
+        for g in range(len(s.finish)):
+            time = min(time, s.finish[g])
         if s.count[EVENTS]:
             time = min(time, s.events[0].time)
         if time > until or time == np.inf:
@@ -189,26 +263,30 @@ def advance(s, until, first):
 
 
 @numba.njit(cache=True)
-def push_events(s, times, codes):
+def push_events(events, n, times, codes):
+    """Add to the ``n`` timed events of a state; return how many there are now."""
     for i in range(len(times)):
-        _push(s, times[i], codes[i])
+        n = _push(events, n, times[i], codes[i])
+    return n
 
 
-@numba.njit(cache=True)
+@_inner
 def _instant(s, now):
-    k = 0
-    while k < s.count[ACTIVE]:
-        t = s.active[k]
-        flow = s.transfers[t]
-        if flow.finish <= now or (flow.finish - now) * flow.rate <= SAME_SIZE * flow.nbytes:
-            _unlink(s, t, now)
-            s.count[ACTIVE] -= 1
-            s.active[k] = s.active[s.count[ACTIVE]]
-            _work(s, t)
-        else:
-            k += 1
+    """All that happens now: pieces end, then timed events, then what follows from both."""
+    for g in range(len(s.early)):
+        if s.early[g] <= _soon(now):
+            _finish(s, g, now)
+    for i in range(s.count[ENDED]):
+        t = s.ended[i]
+        s.count[ACTIVE] -= 1
+        last = s.active[s.count[ACTIVE]]
+        s.active[s.flows[t].at], s.flows[last].at = last, s.flows[t].at
+        s.flows[t].at = -1
+        _work(s, t)
+    switched = False
     while s.count[EVENTS] and s.events[0].time <= _soon(now):
-        code = _pop(s)
+        code = s.events[0].code
+        s.count[EVENTS] = _pop(s.events, s.count[EVENTS])
         kind, item = code >> KIND_SHIFT, code & ((1 << KIND_SHIFT) - 1)
         if kind == READY:
             _ready(s, item, now)
@@ -224,74 +302,85 @@ def _instant(s, now):
             _soil(s, change.link)
         else:
             _switch(s, item, kind == PAUSE, now)
+            switched = True
+    if switched:
+        _obey(s, now)
     while s.count[WORK] or s.count[TOUCHED]:
         while s.count[WORK]:
             s.count[WORK] -= 1
             _complete(s, s.work[s.count[WORK]], now)
-        # Only now, when all that may start is known, do senders choose.
+        # Only now, when all that may start is known, do lanes choose.
         for i in range(s.count[TOUCHED]):
             _send(s, s.touched[i], now)
         s.count[TOUCHED] = 0
+    for i in range(s.count[ENDED]):
+        if s.flows[s.ended[i]].at < 0:
+            _leave(s, s.ended[i], now)
+    s.count[ENDED] = 0
     if s.count[DIRTY]:
-        _share(s, now)
+        if s.count[REGROUP] or not _adjust(s, now):
+            _fill(s, now)
+        for i in range(s.count[DIRTY]):
+            s.links[s.dirty[i]].dirty = 0
+        s.count[DIRTY] = 0
+    s.count[REGROUP] = 0
 
 
-@numba.njit(cache=True)
+@_inner
 def _soon(now):
     return now + SAME_TIME * abs(now)
 
 
-@numba.njit(cache=True)
+@_inner
 def _ready(s, t, now):
     """The current piece of ``t`` lacks nothing: send it, now or when its time comes."""
     flow = s.transfers[t]
     ready = s.pieces[flow.piece0 + flow.chunk].ready
     if ready > _soon(now):
-        _push(s, ready, (READY << KIND_SHIFT) | t)
+        _schedule(s, ready, (READY << KIND_SHIFT) | t)
     elif flow.src == flow.dst:
         _work(s, t)
     elif s.instances[flow.instance].window == 0 and not s.nodes[flow.src].paused:
         _start(s, t, -1, -np.inf, now)
     else:
-        sender = s.senders[flow.instance, flow.src]
-        s.transfers[t].left = -1
-        s.transfers[t].right = -1
-        sender.root = _meld(s, sender.root, t)
-        _touch(s, flow.instance, flow.src)
+        flow.left = flow.right = -1
+        lane = s.lanes[flow.lane]
+        lane.root = _meld(s, lane.root, t)
+        _touch(s, flow.lane)
 
 
-@numba.njit(cache=True)
-def _touch(s, instance, node):
-    if not s.senders[instance, node].touched:
-        s.senders[instance, node].touched = 1
-        s.touched[s.count[TOUCHED]] = instance * s.senders.shape[1] + node
+@_inner
+def _touch(s, which):
+    if not s.lanes[which].touched:
+        s.lanes[which].touched = 1
+        s.touched[s.count[TOUCHED]] = which
         s.count[TOUCHED] += 1
 
 
-@numba.njit(cache=True)
+@_inner
 def _send(s, which, now):
-    """Start what a sender's queue holds, lowest number first, as far as slots allow."""
-    instance, node = which // s.senders.shape[1], which % s.senders.shape[1]
-    sender = s.senders[instance, node]
-    sender.touched = 0
-    window = s.instances[instance].window
-    while sender.root >= 0 and not s.nodes[node].paused:
+    """Start what a lane's queue holds, in its order, as far as slots allow."""
+    lane = s.lanes[which]
+    lane.touched = 0
+    plan = s.instances[lane.instance]
+    first = plan.slot0 + (which - plan.lane0) * plan.window
+    while lane.root >= 0 and not s.nodes[lane.node].paused:
         slot, free = -1, -np.inf
-        if window:
-            slot = s.instances[instance].slot0 + node * window
-            for k in range(slot + 1, slot + window):
+        if plan.window:
+            slot = first
+            for k in range(first + 1, first + plan.window):
                 if s.slots[k] < s.slots[slot]:
                     slot = k
             free = s.slots[slot]
             if free == np.inf:
                 break
             s.slots[slot] = np.inf
-        t = sender.root
-        sender.root = _meld(s, s.transfers[t].left, s.transfers[t].right)
+        t = lane.root
+        lane.root = _meld(s, s.transfers[t].left, s.transfers[t].right)
         _start(s, t, slot, free, now)
 
 
-@numba.njit(cache=True)
+@_inner
 def _start(s, t, slot, free, now):
     """Put the current piece of ``t`` on its way; it shares links after its latency.
 
@@ -305,54 +394,135 @@ def _start(s, t, slot, free, now):
     flow.slot = slot
     enter = begin + flow.latency
     if enter > _soon(now):
-        _push(s, enter, (ENTER << KIND_SHIFT) | t)
+        _schedule(s, enter, (ENTER << KIND_SHIFT) | t)
     else:
         _enter(s, t, now)
 
 
-@numba.njit(cache=True)
+@_inner
 def _enter(s, t, now):
-    flow = s.transfers[t]
-    if flow.nbytes <= 0 or (not flow.limited and s.clock[1] == np.inf):
+    """Let the current piece of ``t`` flow, unless its node pauses."""
+    flow, transfer = s.flows[t], s.transfers[t]
+    if transfer.nbytes <= 0 or (not transfer.limited and s.clock[1] == np.inf):
         _work(s, t)
         return
-    flow.remaining = flow.nbytes
-    flow.rate = 0.0
-    flow.last = now
-    flow.finish = np.inf
-    s.active[s.count[ACTIVE]] = t
+    flow.at = s.count[ACTIVE]
+    s.active[flow.at] = t
     s.count[ACTIVE] += 1
-    if not s.nodes[flow.src].paused:
-        _link(s, t, now)
+    if flow.group >= 0 and not s.nodes[transfer.src].paused:
+        # The piece before it ended in this instant: for the links nothing changes.
+        flow.left = s.groups[flow.group].served + transfer.nbytes
+        _expect(s, t)
+        return
+    if flow.group >= 0:
+        _leave(s, t, now)
+    flow.left = transfer.nbytes
+    if not s.nodes[transfer.src].paused:
+        _join(s, t, now)
 
 
-@numba.njit(cache=True)
-def _link(s, t, now):
-    """Let the piece of ``t`` share: put it in the lists of the links that it crosses."""
-    flow = s.transfers[t]
-    if not flow.limited:
-        _set_rate(s, t, s.clock[1], now)
+@_inner
+def _finish(s, g, now):
+    """End those pieces of a group that have left, and find out which is next."""
+    _serve(s, g, now)
+    group = s.groups[g]
+    group.next = group.soon = np.inf
+    served = group.served + group.rate * (_soon(now) - now)
+    capped = g == len(s.links)
+    begin = 0 if capped else s.links[g].first
+    end = s.count[ACTIVE] if capped else begin + s.links[g].flows
+    for i in range(begin, end):
+        t = s.active[i] if capped else s.members[i].flow
+        flow = s.flows[t]
+        if flow.group != g:
+            continue
+        if flow.left - flow.nothing <= served:
+            s.ended[s.count[ENDED]] = t
+            s.count[ENDED] += 1
+        else:
+            group.next = min(group.next, flow.left)
+            group.soon = min(group.soon, flow.left - flow.nothing)
+    _aim(s, g)
+
+
+@_inner
+def _serve(s, g, now):
+    """Bring the count of a group's bytes up to date."""
+    group = s.groups[g]
+    group.served += group.rate * (now - group.last)
+    group.last = now
+
+
+@_inner
+def _aim(s, g):
+    """When the next flow of a group ends, if its rate stays."""
+    group = s.groups[g]
+    if group.flows and group.rate > 0:
+        s.finish[g] = group.last + (group.next - group.served) / group.rate
+        s.early[g] = group.last + (group.soon - group.served) / group.rate
+    else:
+        s.finish[g] = s.early[g] = np.inf
+
+
+@_inner
+def _expect(s, t):
+    """Flow ``t`` is in its group: it may be the next to end there."""
+    flow = s.flows[t]
+    group = s.groups[flow.group]
+    if flow.left - flow.nothing < group.soon or flow.left < group.next:
+        group.next = min(group.next, flow.left)
+        group.soon = min(group.soon, flow.left - flow.nothing)
+        _aim(s, flow.group)
+
+
+@_inner
+def _join(s, t, now):
+    """Let the piece of ``t`` share its links; it will find its group when all is known."""
+    flow = s.flows[t]
+    if not s.transfers[t].limited:
+        _cap(s, t, now)
+        _expect(s, t)
         return
     flow.linked = 1
+    s.count[REGROUP] += 1
     for h in range(flow.route0, flow.route1):
-        hop = s.hops[h]
-        link = s.links[hop.link]
+        link = s.links[s.hops[h].link]
         if link.rate == np.inf:
             continue
-        hop.prev = -1
-        hop.next = link.head
-        if link.head >= 0:
-            s.hops[link.head].prev = h
-        link.head = h
+        member = s.members[link.first + link.flows]
+        member.flow, member.hop = t, h
+        s.hops[h].place = link.flows
+        s.count[BUSY] += link.flows == 0
         link.flows += 1
-        _soil(s, hop.link)
+        _soil(s, s.hops[h].link)
 
 
-@numba.njit(cache=True)
-def _unlink(s, t, now):
-    """Stop the piece of ``t``, and give its share of its links to others."""
-    _set_rate(s, t, 0.0, now)
-    flow = s.transfers[t]
+@_inner
+def _cap(s, t, now):
+    """Only the cap holds ``t`` back."""
+    flow, g = s.flows[t], len(s.links)
+    group = s.groups[g]
+    if group.flows == 0:
+        group.served, group.next, group.soon = 0.0, np.inf, np.inf
+        group.last, group.rate = now, s.clock[1]
+    _serve(s, g, now)
+    group.flows += 1
+    flow.group = g
+    flow.left += group.served
+
+
+@_inner
+def _leave(s, t, now):
+    """Take ``t`` out of its group and off its links; what is left of its piece stands still."""
+    flow, capped = s.flows[t], len(s.links)
+    g = flow.group
+    if g >= 0:
+        group = s.groups[g]
+        flow.left = max(0.0, flow.left - group.served - group.rate * (now - group.last))
+        flow.group = -1
+        group.flows -= 1
+        if group.flows == 0:
+            _aim(s, g)
     if not flow.linked:
         return
     flow.linked = 0
@@ -361,17 +531,19 @@ def _unlink(s, t, now):
         link = s.links[hop.link]
         if link.rate == np.inf:
             continue
-        if hop.prev >= 0:
-            s.hops[hop.prev].next = hop.next
-        else:
-            link.head = hop.next
-        if hop.next >= 0:
-            s.hops[hop.next].prev = hop.prev
+        if g == capped:
+            link.capped -= 1
+        elif g >= 0 and g != hop.link:
+            s.pairs[hop.pair].flows -= 1
         link.flows -= 1
+        s.count[BUSY] -= link.flows == 0
+        hole, last = s.members[link.first + hop.place], s.members[link.first + link.flows]
+        hole.flow, hole.hop = last.flow, last.hop
+        s.hops[last.hop].place = hop.place
         _soil(s, hop.link)
 
 
-@numba.njit(cache=True)
+@_inner
 def _soil(s, index):
     if not s.links[index].dirty:
         s.links[index].dirty = 1
@@ -379,46 +551,46 @@ def _soil(s, index):
         s.count[DIRTY] += 1
 
 
-@numba.njit(cache=True)
-def _set_rate(s, t, rate, now):
-    flow = s.transfers[t]
-    flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow.last))
-    flow.last = now
-    flow.rate = rate
-    flow.finish = now + flow.remaining / rate if rate > 0 else np.inf
-
-
-@numba.njit(cache=True)
+@_inner
 def _switch(s, node, pause, now):
     """Pause a node, or let it go on."""
     s.nodes[node].paused = pause
-    for k in range(s.count[ACTIVE]):
-        t = s.active[k]
-        if s.transfers[t].src == node:
-            if pause:
-                _unlink(s, t, now)
-            else:
-                _link(s, t, now)
     if not pause:
         s.nodes[node].resumed = now
         for instance in range(len(s.instances)):
-            if s.senders[instance, node].root >= 0:
-                _touch(s, instance, node)
+            plan = s.instances[instance]
+            for which in range(plan.lane0, plan.lane1):
+                if s.lanes[which].node == node and s.lanes[which].root >= 0:
+                    _touch(s, which)
 
 
-@numba.njit(cache=True)
+@_inner
+def _obey(s, now):
+    """Some nodes paused or went on: so do the pieces that they are sending."""
+    for k in range(s.count[ACTIVE]):
+        t = s.active[k]
+        flow = s.flows[t]
+        paused = s.nodes[s.transfers[t].src].paused
+        if paused and (flow.linked or flow.group >= 0):
+            _leave(s, t, now)
+            s.count[REGROUP] += 1  # its group no longer knows which flow is next
+        elif not paused and not flow.linked and flow.group < 0:
+            _join(s, t, now)
+
+
+@_inner
 def _complete(s, t, now):
     """A piece of ``t`` arrived (or a local step is done): release what waited for it."""
     flow = s.transfers[t]
     plan = s.instances[flow.instance]
     chunk = flow.chunk
-    s.senders[flow.instance, flow.dst].last = now
-    for h in range(flow.route0, flow.route1):
+    s.arrived[flow.instance, flow.dst] = now
+    for h in range(s.flows[t].route0, s.flows[t].route1):
         s.links[s.hops[h].link].bytes += flow.nbytes
     if flow.slot >= 0:
         s.slots[flow.slot] = now - flow.latency
         flow.slot = -1
-        _touch(s, flow.instance, flow.src)
+        _touch(s, flow.lane)
     flow.chunk = chunk + 1
     for k in range(flow.next0, flow.next1):
         after = s.successors[k]
@@ -443,7 +615,7 @@ def _complete(s, t, now):
             _release(s, after, s.transfers[after].piece0, now, now)
 
 
-@numba.njit(cache=True)
+@_inner
 def _release(s, t, piece, when, now):
     waiting = s.pieces[piece]
     waiting.ready = max(waiting.ready, when)
@@ -452,130 +624,274 @@ def _release(s, t, piece, when, now):
         _ready(s, t, now)
 
 
-@numba.njit(cache=True)
+@_inner
 def _work(s, t):
     s.work[s.count[WORK]] = t
     s.count[WORK] += 1
 
 
-@numba.njit(cache=True)
-def _share(s, now):
-    """Max-min fair rates by progressive filling, where a link's list of flows has changed."""
-    s.count[STAMP] += 1
-    stamp = s.count[STAMP]
-    flows, links, n_flows, n_links = s.some_flows, s.some_links, 0, 0
+@_inner
+def _adjust(s, now):
+    """Give the groups as they are the rates that they must have; False if they cannot stay.
+
+    A group's rate is what those before it leave of its link, in equal parts. The groups can stay
+    if no flow is faster than the group of another link that it crosses, and no link carries more
+    than it can.
+    """
+    s.count[STAMP] += 2
+    stamp, cap = s.count[STAMP], s.clock[1]
     for k in range(s.count[DIRTY]):
-        s.links[s.dirty[k]].dirty = 0
-        s.links[s.dirty[k]].mark = stamp
-        links[n_links] = s.dirty[k]
-        n_links += 1
-    s.count[DIRTY] = 0
-    k = 0
-    while k < n_links:
-        h = s.links[links[k]].head
-        k += 1
-        while h >= 0:
-            t = s.hops[h].owner
-            h = s.hops[h].next
-            flow = s.transfers[t]
-            if flow.mark == stamp:
+        link = s.links[s.dirty[k]]
+        if link.flows == 0 or link.seen == stamp:
+            continue
+        order0, order1 = link.order0, link.order1
+        for i in range(order0, order1):
+            link = s.links[s.order[i]]
+            link.spare, link.peak = link.rate, 0.0
+            if link.capped:
+                link.spare, link.peak = link.rate - link.capped * cap, cap
+        for i in range(order0, order1):
+            link, group = s.links[s.order[i]], s.groups[s.order[i]]
+            if link.order0 != order0:
+                continue  # filled with others since
+            link.seen = stamp
+            sharers = group.flows + link.foreign
+            if sharers == 0:
+                if link.spare < -SAME_SIZE * link.rate:
+                    return False
                 continue
-            flow.mark = stamp
-            flow.target = -1.0
-            flows[n_flows] = t
-            n_flows += 1
-            for j in range(flow.route0, flow.route1):
-                link = s.links[s.hops[j].link]
-                if link.mark != stamp and link.rate < np.inf:
-                    link.mark = stamp
-                    links[n_links] = s.hops[j].link
-                    n_links += 1
-    for k in range(n_links):
-        link = s.links[links[k]]
-        link.spare = link.rate
-        link.open = link.flows
+            group.target = link.spare / sharers
+            if group.target < link.peak * (1 - SAME_SIZE):
+                return False
+            if group.flows == 0:
+                continue
+            if group.target > cap:
+                return False
+            for p in range(group.pair0, group.pair1):
+                pair = s.pairs[p]
+                if pair.flows:
+                    other = s.links[pair.link]
+                    other.spare -= pair.flows * group.target
+                    other.peak = max(other.peak, group.target)
+    for k in range(s.count[DIRTY]):
+        link = s.links[s.dirty[k]]
+        for i in range(link.order0, link.order1):
+            g = s.order[i]
+            if s.links[g].seen == stamp and s.groups[g].flows:
+                s.links[g].seen = 0
+                _serve(s, g, now)
+                s.groups[g].rate = s.groups[g].target
+                _aim(s, g)
+    return True
 
-    before = 0.0
-    while True:
-        level, kept = np.inf, 0
-        for k in range(n_links):
-            link = s.links[links[k]]
-            if link.open:
-                level = min(level, link.spare / (link.open + link.foreign))
-                links[kept] = links[k]
-                kept += 1
-        n_links = kept
-        level = before = max(level, before)  # rounding apart, levels rise
-        if n_links == 0 or level >= s.clock[1]:
+
+@_inner
+def _fill(s, now):
+    """Max-min fair rates by progressive filling.
+
+    All rates rise together until a link is full; then its flows have their rate, and the others
+    rise on. As what flows leave each other only grows on the way, the heap of levels may be
+    behind: a link that comes up is asked again before it counts as the next to be full.
+    """
+    n = _connected(s)
+    links, levels, waiting = s.some_links, s.levels, 0
+    order0 = s.count[ORDER]
+    _serve(s, len(s.links), now)
+    for k in range(n):
+        link, group = s.links[links[k]], s.groups[links[k]]
+        _serve(s, links[k], now)
+        group.flows, group.pair0, group.pair1 = 0, 0, 0
+        link.capped, link.order0, link.order1 = 0, order0, order0 + n
+        link.spare, link.open = link.rate, link.flows
+        share = link.rate / (link.flows + link.foreign) if link.flows else np.inf
+        waiting = _push(levels, waiting, share, links[k])
+    stamp, rate, cap = s.count[STAMP], 0.0, s.clock[1]
+    while waiting:
+        g = levels[0].code
+        link, group = s.links[g], s.groups[g]
+        share = link.spare / (link.open + link.foreign) if link.open else np.inf
+        if share > levels[0].time:
+            levels[0].time = share
+            _sink(levels, waiting)
+            continue
+        if share >= cap:
             break
-        for k in range(n_links):
-            link = s.links[links[k]]
-            if not link.open or link.spare > level * (link.open + link.foreign) * (1 + SAME_SIZE):
+        if share > rate * (1 + SAME_SIZE):
+            rate = share
+        waiting = _pop(levels, waiting)
+        group.rate, group.next, group.soon = rate, np.inf, np.inf
+        _gather(s, g, stamp)
+        s.order[s.count[ORDER]] = g
+        s.count[ORDER] += 1
+    for k in range(waiting):
+        g = levels[k].code
+        s.order[s.count[ORDER]] = g
+        s.count[ORDER] += 1
+        if s.links[g].open:
+            _gather_capped(s, g, stamp, now)
+    for k in range(n):
+        s.groups[links[k]].served = 0.0
+        _aim(s, links[k])
+    _aim(s, len(s.links))
+
+
+@_inner
+def _connected(s):
+    """List the links to fill anew, those that flows join to changed ones; return how many."""
+    s.count[STAMP] += 2
+    stamp, links, n, busy, hops = s.count[STAMP], s.some_links, 0, 0, 0
+    for k in range(s.count[DIRTY]):
+        link = s.links[s.dirty[k]]
+        link.seen = stamp
+        busy += link.flows > 0
+        hops += link.flows
+        links[n] = s.dirty[k]
+        n += 1
+    k = 0
+    while k < n and busy < s.count[BUSY]:
+        link = s.links[links[k]]
+        k += 1
+        for i in range(link.first, link.first + link.flows):
+            flow = s.flows[s.members[i].flow]
+            if flow.seen == stamp:
                 continue
-            h = link.head
-            while h >= 0:
-                flow = s.transfers[s.hops[h].owner]
-                h = s.hops[h].next
-                if flow.target < 0:
-                    flow.target = level
-                    for j in range(flow.route0, flow.route1):
-                        crossed = s.links[s.hops[j].link]
-                        crossed.spare -= level
-                        crossed.open -= 1
-    for k in range(n_flows):
-        flow = s.transfers[flows[k]]
-        rate = flow.target if flow.target >= 0 else s.clock[1]
-        if rate != flow.rate:
-            _set_rate(s, flows[k], rate, now)
+            flow.seen = stamp
+            for h in range(flow.route0, flow.route1):
+                other = s.links[s.hops[h].link]
+                if other.seen != stamp and other.rate < np.inf:
+                    other.seen = stamp
+                    links[n] = s.hops[h].link
+                    n += 1
+                    busy += 1
+                    hops += other.flows
+    if s.count[PAIRS] + hops > len(s.pairs) or s.count[ORDER] + n > len(s.order):
+        # No room to note down more: begin again, with all links.
+        s.count[PAIRS] = s.count[ORDER] = 0
+        for g in range(len(s.links)):
+            if s.links[g].flows and s.links[g].seen != stamp:
+                links[n] = g
+                n += 1
+    return n
 
 
-@numba.njit(cache=True)
+@_inner
+def _gather(s, g, stamp):
+    """A link is full: those of its flows that have no group yet are its group."""
+    link, group = s.links[g], s.groups[g]
+    s.count[STAMP] += 1
+    tag = s.count[STAMP]
+    group.pair0 = s.count[PAIRS]
+    for i in range(link.first, link.first + link.flows):
+        flow = s.flows[s.members[i].flow]
+        if flow.seen > stamp:
+            continue
+        flow.seen = stamp + 1
+        if flow.group >= 0:
+            flow.left -= s.groups[flow.group].served
+        if flow.group == len(s.links):
+            s.groups[flow.group].flows -= 1
+        flow.group = g
+        group.flows += 1
+        group.next = min(group.next, flow.left)
+        group.soon = min(group.soon, flow.left - flow.nothing)
+        for h in range(flow.route0, flow.route1):
+            hop = s.hops[h]
+            other = s.links[hop.link]
+            if hop.link == g or other.rate == np.inf:
+                continue
+            other.spare -= group.rate
+            other.open -= 1
+            if other.tag != tag:
+                other.tag, other.pair = tag, s.count[PAIRS]
+                pair = s.pairs[other.pair]
+                pair.link, pair.flows = hop.link, 0
+                s.count[PAIRS] += 1
+            hop.pair = other.pair
+            s.pairs[hop.pair].flows += 1
+    group.pair1 = s.count[PAIRS]
+
+
+@_inner
+def _gather_capped(s, g, stamp, now):
+    """The cap comes first: those flows of a link that have no group yet are in the last one."""
+    link, capped = s.links[g], len(s.links)
+    for i in range(link.first, link.first + link.flows):
+        t = s.members[i].flow
+        flow = s.flows[t]
+        if flow.seen > stamp:
+            continue
+        flow.seen = stamp + 1
+        if flow.group != capped:
+            if flow.group >= 0:
+                flow.left -= s.groups[flow.group].served
+            _cap(s, t, now)
+        _expect(s, t)
+        for h in range(flow.route0, flow.route1):
+            s.links[s.hops[h].link].capped += 1
+
+
+@_inner
 def _meld(s, a, b):
-    """Join two queues (skew heaps of transfer numbers, lowest first); -1 is an empty one."""
+    """Join two queues, skew heaps of transfers, the first to send on top; -1 is an empty one."""
     if a < 0 or b < 0:
         return max(a, b)
-    root = min(a, b)
-    a, b = root, max(a, b)
+    root, b = _ranked(s, a, b)
+    a = root
     while True:
         right = s.transfers[a].right
         s.transfers[a].right = s.transfers[a].left
         if right < 0:
             s.transfers[a].left = b
             return root
-        s.transfers[a].left = min(right, b)
-        a, b = min(right, b), max(right, b)
+        s.transfers[a].left, b = _ranked(s, right, b)
+        a = s.transfers[a].left
 
 
-@numba.njit(cache=True)
+@_inner
+def _ranked(s, a, b):
+    """Two transfers in the order in which their pieces go: the earlier piece, the lower number."""
+    x, y = s.transfers[a].chunk, s.transfers[b].chunk
+    return (a, b) if x < y or (x == y and a < b) else (b, a)
+
+
+@_inner
 def _before(a, b):
     return a.time < b.time or (a.time == b.time and a.code < b.code)
 
 
-@numba.njit(cache=True)
+@_inner
 def _swap(heap, i, j):
     time, code = heap[i].time, heap[i].code
     heap[i].time, heap[i].code = heap[j].time, heap[j].code
     heap[j].time, heap[j].code = time, code
 
 
-@numba.njit(cache=True)
-def _push(s, time, code):
-    heap = s.events
-    i = s.count[EVENTS]
-    s.count[EVENTS] += 1
+@_inner
+def _schedule(s, time, code):
+    s.count[EVENTS] = _push(s.events, s.count[EVENTS], time, code)
+
+
+@_inner
+def _push(heap, n, time, code):
+    """Add to a heap of ``n`` entries; return how many there are now, as :func:`_pop` does."""
+    i = n
     heap[i].time, heap[i].code = time, code
     while i and _before(heap[i], heap[(i - 1) // 2]):
         _swap(heap, i, (i - 1) // 2)
         i = (i - 1) // 2
+    return n + 1
 
 
-@numba.njit(cache=True)
-def _pop(s):
-    heap = s.events
-    code = heap[0].code
-    s.count[EVENTS] -= 1
-    n = s.count[EVENTS]
-    _swap(heap, 0, n)
+@_inner
+def _pop(heap, n):
+    heap[0].time, heap[0].code = heap[n - 1].time, heap[n - 1].code
+    _sink(heap, n - 1)
+    return n - 1
+
+
+@_inner
+def _sink(heap, n):
+    """Put the first of ``n`` entries, the only one that may be wrong, in its place."""
     i = 0
     while 2 * i + 1 < n:
         child = 2 * i + 1
@@ -585,4 +901,3 @@ def _pop(s):
             break
         _swap(heap, i, child)
         i = child
-    return code

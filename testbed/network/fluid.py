@@ -120,8 +120,8 @@ class Network:
     efficiency: payload share of what links carry, e.g. :func:`tcp_efficiency`.
     flow_cap: highest rate of a single transfer, bit/s, as links count.
 
-    A node that has a send window is busy with a message until its last byte left, which is the
-    message's latency before it arrives.
+    Where a plan has a send window, a message takes its place in it until its last byte left, which
+    is the message's latency before it arrives.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Network:
 
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
+        self._room = np.zeros(topology.n_links, np.int64)  # flows that a link may have to list
         faults = faults or Faults()
         times, links, rates, flows = link_changes(faults, topology)
         events = 2 * len(faults.pauses)
@@ -252,39 +253,49 @@ class Network:
         n, chunks, nodes = len(plan), plan.chunks, self.topology.n_nodes
         sizes = dict(
             transfers=n,
+            flows=n,
             pieces=n * chunks,
             hops=len(static.route),
             successors=len(static.successors),
             phases=len(static.phase_ptr),
-            slots=nodes * plan.window,
+            lanes=len(static.lane_nodes),
+            slots=len(static.lane_nodes) * plan.window,
             instances=1,
         )
         blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
         arrays = {name: pool.array for name, pool in self._pools.items()}
         if any(getattr(self._state, name) is not array for name, array in arrays.items()):
             self._state = engine.grown(self._state, arrays)
+        self._room += static.crossings
+        self._state = engine.with_room(self._state, self._room)
         state, (instance, _) = self._state, blocks["instances"]
         self._blocks[instance], self._live[instance] = blocks, result
         self._ready[instance] = ready
 
         start = {name: offset for name, (offset, _) in blocks.items()}
         view = {name: arrays[name][at : at + size] for name, (at, size) in blocks.items()}
-        t0, rows, hops = start["transfers"], view["transfers"], view["hops"]
+        t0, rows, flows = start["transfers"], view["transfers"], view["flows"]
         for column, values in static.columns.items():
             rows[column] = values
         rows["instance"] = instance
         rows["nbytes"] = result.transfers["nbytes"] / chunks
         rows["piece0"] = start["pieces"] + np.arange(n) * chunks
-        for column, name, ptr in [
-            ("route", "hops", static.route_ptr),
-            ("next", "successors", static.next_ptr),
+        for table, column, name, ptr in [
+            (flows, "route", "hops", static.route_ptr),
+            (rows, "next", "successors", static.next_ptr),
         ]:
-            rows[f"{column}0"], rows[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
+            table[f"{column}0"], table[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
         rows["order"] = t0 + static.order
-        rows["linked"], rows["chunk"], rows["slot"], rows["mark"] = 0, 0, -1, 0
-        hops["link"], hops["owner"] = static.route, t0 + static.owner
+        rows["chunk"], rows["slot"] = 0, -1
+        flows["at"], flows["group"], flows["linked"] = -1, -1, 0
+        flows["nothing"] = engine.SAME_SIZE * rows["nbytes"]
+        view["hops"]["link"] = static.route
         view["successors"][:] = t0 + static.successors
         view["phases"][:] = static.phase_ptr
+        rows["lane"] = start["lanes"] + static.lane
+        lanes = view["lanes"]
+        lanes["root"], lanes["touched"] = -1, 0
+        lanes["node"], lanes["instance"] = static.lane_nodes, instance
         view["slots"][:] = -math.inf
 
         own = np.full(nodes, result.start_s)
@@ -299,10 +310,11 @@ class Network:
 
         (row,) = view["instances"]
         row["chunks"], row["window"], row["left"] = chunks, plan.window, n
-        row["transfer0"], row["slot0"], row["phase0"] = t0, start["slots"], start["phases"]
+        row["transfer0"], row["phase0"] = t0, start["phases"]
+        row["lane0"], row["slot0"] = start["lanes"], start["slots"]
+        row["lane1"] = start["lanes"] + len(lanes)
         row["phase"], row["phase_left"] = 0, static.phase_ptr[1]
-        senders = state.senders[instance]
-        senders["root"], senders["last"], senders["touched"] = -1, -math.inf, 0
+        state.arrived[instance] = -math.inf
         if not n:
             self._push(own.max(keepdims=True), engine.CLOSE, np.array([instance]))
             return
@@ -318,17 +330,20 @@ class Network:
         local = rows["src"] == rows["dst"]
         result.transfers["start_s"][local] = rows["end_s"][local]
         result.completion_s = float(rows["end_s"].max()) if n else self.now
-        last = self._state.senders[instance]["last"]
+        last = self._state.arrived[instance]
         nodes = np.union1d(result.plan.dst, result.plan.receivers).tolist()
         result.node_completion = {
             node: max(float(last[node]), ready.get(node, 0.0), result.start_s) for node in nodes
         }
+        self._room -= result._static.crossings
         for name, (offset, size) in blocks.items():
             self._pools[name].give(offset, size)
         return result
 
     def _push(self, times: np.ndarray, kind: int, items: np.ndarray) -> None:
-        engine.push_events(self._state, times, (kind << engine.KIND_SHIFT) | items)
+        count, codes = self._state.count, (kind << engine.KIND_SHIFT) | items
+        events = count[engine.EVENTS]
+        count[engine.EVENTS] = engine.push_events(self._state.events, events, times, codes)
 
 
 class _Pool:
@@ -345,6 +360,10 @@ class _Pool:
             return self._free[size].pop()
         offset = self._used
         self._used += size
+        if self._used > np.iinfo(np.int32).max:
+            raise ValueError(
+                f"plans that run at once need {self._used} entries, more than 2^31 - 1"
+            )
         if self._used > len(self.array):
             self.array = engine.longer(self.array, max(self._used, 2 * len(self.array)))
         return offset
@@ -363,13 +382,17 @@ def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:
     n_dependencies = np.diff(plan.dep_ptr)
     waiter = np.repeat(np.arange(n), n_dependencies)
     copies = np.bincount(waiter, plan.op[plan.dep_idx] == COPY, minlength=n) > 0
+    pairs = plan.src.astype(np.int64) * topology.n_nodes + plan.dst
+    lanes, lane = np.unique(pairs, return_inverse=True)
     rank = np.zeros(n, np.int64)
     if not plan.overlap:
         rank = np.unique(plan.phase, return_inverse=True)[1].reshape(n)
     return SimpleNamespace(
         route_ptr=route_ptr,
         route=route,
-        owner=owner,
+        lane=lane,
+        lane_nodes=lanes // topology.n_nodes,
+        crossings=np.bincount(route, minlength=topology.n_links),
         next_ptr=np.concatenate([[0], np.cumsum(np.bincount(plan.dep_idx, minlength=n))]),
         successors=waiter[np.argsort(plan.dep_idx, kind="stable")],
         n_dependencies=n_dependencies,

@@ -215,14 +215,11 @@ def test_fill_vanishes_as_chunks_grow_over_two_layers(layers):
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
-def test_send_windows_finish(window):
+def test_send_windows_only_delay(window):
     for topology in (leaf_spine(4, 4, CARD), leaf_spine(3, [4, 2, 3], CARD)):
         plan = replace(load("rat", chunks=4)(topology), window=window)
         took = simulate(plan, topology, VECTOR).completion_s
-        assert took >= bound(plan, topology, VECTOR)
-        if window == 1 and len(set(np.bincount(topology.regions[0][topology.workers]))) == 1:
-            # One at a time and no receiver shared: levels follow each other as after barriers.
-            assert took == pytest.approx(barrier_time(4, 4, 2), rel=1e-6)
+        assert took >= bound(plan, topology, VECTOR) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
     every_fault = [*faults.pauses, *faults.rates, *faults.bursts]
     edges = [Fraction(edge) for fault in every_fault for edge in fault[1:3]]
     pieces: dict[tuple[int, int, int], Piece] = {}
-    slots: dict[tuple[int, int], list[Fraction | None]] = {}
+    slots: dict[tuple[int, int, int], list[Fraction | None]] = {}
     for j, job in enumerate(jobs):
         plan = job.plan
         for t in range(len(plan)):
@@ -121,7 +121,7 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
                     sum((latency[link] for link in links), Fraction(0)),
                     links,
                 )
-            slots.setdefault((j, src), [Fraction(-1)] * plan.window)
+            slots.setdefault((j, src, dst), [Fraction(-1)] * plan.window)
 
     def waits_until(piece):
         """The time from which ``piece`` may be sent; None if that is not known yet."""
@@ -168,7 +168,7 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
     def arrive(piece, now):
         piece.state, piece.arrived = ARRIVED, now
         if piece.slot >= 0:
-            slots[piece.plan, piece.src][piece.slot] = now - piece.latency
+            slots[piece.plan, piece.src, piece.dst][piece.slot] = now - piece.latency
 
     def settle(now):
         """Everything that happens at ``now``, until nothing more does."""
@@ -193,13 +193,13 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
                         moved = True
             if moved:
                 continue
-            for key in sorted(pieces):
+            for key in sorted(pieces, key=lambda key: (key[0], key[2], key[1])):
                 piece = pieces[key]
                 if piece.state != READY or paused(piece.src, now):
                     continue
                 begin = piece.ready
                 if jobs[piece.plan].plan.window:
-                    mine = slots[piece.plan, piece.src]
+                    mine = slots[piece.plan, piece.src, piece.dst]
                     free = [k for k, since in enumerate(mine) if since is not None]
                     if not free:
                         continue
