@@ -106,9 +106,9 @@ class Plan:
     units: number of equal parts the vector is cut into.
     chunks: every transfer is sent as so many pieces, pipelined piece by piece.
     overlap: whether phases may overlap.
-    window: pieces that a node sends to one other at once, 0 for no limit: at 1 they go one after the
-        other, as over one connection. Of those that may start, the first chunk of any transfer
-        goes before the second of any, and among equals the lowest-numbered transfer.
+    window: pieces that a node sends to one other at once, 0 for no limit: at 1 they go one after
+        the other, as over one connection. Of those that may start, the first chunk of any
+        transfer goes before the second of any, and among equals the lowest-numbered transfer.
     contributors: (k,) node ids whose own values enter the sum; other nodes start from nothing.
     receivers: (m,) node ids that must end with the whole sum.
     """
