@@ -418,15 +418,23 @@ def _packet(bench: _Bench, method: str) -> Iterator[Row]:
                 40 * free[oversubscription],
                 draw,
             )
+        options["efficiency"] = tcp.efficiency
+        simulate(plan, network, chosen.nbytes, **options)  # compiles, the first time
         begin = time.perf_counter()
-        fluid = simulate(plan, network, chosen.nbytes, efficiency=tcp.efficiency, **options)
+        fluid = simulate(plan, network, chosen.nbytes, **options)
         fluid_s = time.perf_counter() - begin
+        del options["efficiency"]
         free.setdefault(oversubscription, fluid.completion_s)
-        packets = packet.packet_simulate(plan, network, chosen.nbytes, tcp=tcp, **options)
+        packets = packet.packet_simulate(
+            plan, network, chosen.nbytes, tcp=tcp, progress=bench.say, **options
+        )
         yield bench.row(case, "completion_time", fluid.completion_s, "s", **same)
         yield bench.row(
             case, "completion_time", packets.completion_s, "s", evidence="packet", **same
         )
+        for metric in ("drops", "timeouts", "recoveries"):
+            count = getattr(packets, metric)
+            yield bench.row(case, metric, count, "1", evidence="packet", **same)
         for simulator, seconds in (("fluid", fluid_s), ("ns-3", packets.wall_s)):
             yield bench.row(
                 case, "wall_time", seconds, "s", variant=simulator, evidence="measured", **same
@@ -472,9 +480,9 @@ def _asymmetric(bench: _Bench) -> Iterator[Row]:
         )
         failed = [link for cable in scenario.failed for link in _uplinks(network, *cable)]
         network = topology.without(network, failed)
-        even = bench.plan("RAT", network)
+        even = bench.plan("RAT", network, chunks=chosen.chunks)
         weights = balancing.tree_weights(even, network, bench.paths)
-        weighted = bench.plan("RAT", network, weights=tuple(weights))
+        weighted = bench.plan("RAT", network, chunks=chosen.chunks, weights=tuple(weights))
         for kind, plan in (("even", even), ("weighted", weighted)):
             case = f"{kind} {name}"
             same = dict(method="RAT", network=network, bandwidth=chosen.rate)

@@ -134,6 +134,7 @@ class Scenario(Strict):
 
 class Asymmetric(Strict):
     rate: PositiveFloat
+    chunks: PositiveInt
     spines: PositiveInt
     scenarios: dict[str, Scenario]
 

@@ -1,0 +1,166 @@
+"""ns-3 runs of plans: frames on a wire counted by hand, and the fluid simulator.
+
+Every run takes seconds to start, so a test asks one run for as much as it can.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from methods.exchange import COPY, REDUCE, PlanBuilder, load
+from testbed.network import (
+    Faults,
+    failed_links,
+    leaf_spine,
+    packet,
+    simulate,
+    tcp_efficiency,
+)
+from testbed.network.packet import Tcp, available, packet_simulate
+
+RATE = 1e10
+LATENCY = 5e-6
+FRAME_S = 8 * 9038 / RATE
+SEGMENT = 8948
+ACK_S = 8 * 90 / RATE
+AFTER_S = 8 * 36 / RATE
+"""The part of a frame that is time after it, which its receiver need not wait for."""
+
+needs_ns3 = pytest.mark.skipif(bool(available()), reason=available() or "ns-3 is here")
+
+
+def rack(workers, latency=LATENCY):
+    """Workers around one switch."""
+    return leaf_spine(1, workers, RATE, spines=1, latency=latency)
+
+
+def plan_of(moves, **options):
+    """A plan of ``(source, destination, after)``."""
+    builder = PlanBuilder("moves", 1, ("s",))
+    for t, (src, dst, after) in enumerate(moves):
+        builder.add(src, dst, "s", COPY if src == dst else REDUCE, after, phase=t)
+    return builder.build(sorted({src for src, _, _ in moves}), [], **options)
+
+
+def times(plan, topology, nbytes, *args, **kwargs):
+    transfers = packet_simulate(plan, topology, nbytes, *args, **kwargs).transfers
+    return transfers["start_s"], transfers["end_s"]
+
+
+@needs_ns3
+def test_messages_take_their_frames_in_order_and_share_links():
+    frames = 1000
+    moves = [(0, 1, ()), (1, 2, (0,)), (1, 1, (0,)), (3, 4, ()), (5, 4, ()), (6, 7, ()), (6, 7, ())]
+    plan = plan_of([*moves, (8, 9, ()), (9, 8, ())], window=1)
+    start, end = times(plan, rack(10), frames * SEGMENT)
+    # Both cards in turn send every frame: the second the last one, once the first has sent it.
+    one = (frames + 1) * FRAME_S + 2 * (LATENCY - AFTER_S)
+    assert (start[0], end[0]) == (0, pytest.approx(one, rel=1e-6))
+    assert start[1] == pytest.approx(end[0], abs=1e-9)
+    # Node 1's card is still sending the last acknowledgement of what it received.
+    assert end[1] - start[1] == pytest.approx(one + ACK_S, rel=1e-6)
+    assert start[2] == end[2] == end[0]
+    # Into one card: each has half of it, so both end when all frames are through.
+    assert end[3:5].max() == pytest.approx((2 * frames + 1) * FRAME_S + 2 * LATENCY, rel=1e-3)
+    assert end[3:5].min() > 0.9 * end[3:5].max()
+    # A connection carries its messages one after the other; nothing is between them.
+    assert end[5] == pytest.approx(one, rel=1e-6)
+    assert end[6] - end[5] == pytest.approx(frames * FRAME_S, rel=1e-6)
+    # Both ways at once, every frame goes with one that acknowledges another.
+    assert Tcp().efficiency == pytest.approx(SEGMENT * 8 / (FRAME_S + ACK_S) / RATE)
+    assert end[7:] == pytest.approx(frames * SEGMENT * 8 / (RATE * Tcp().efficiency), rel=5e-3)
+
+
+@needs_ns3
+def test_chunks_phases_and_windows():
+    frames, hop = 800, 2 * LATENCY + FRAME_S
+    nbytes, whole = frames * SEGMENT, frames * FRAME_S
+    relay, shared = [(0, 1, ()), (1, 2, (0,))], [(3, 4, ())] * 3
+    start, end = times(plan_of(relay + shared, chunks=8, window=1), rack(5), nbytes)
+    # In 8 pieces, the second hop ends one piece after the first. While it still receives, the
+    # card in between also acknowledges every frame.
+    both = frames * 7 / 8 * ACK_S
+    assert end[1] == pytest.approx(whole * 9 / 8 + both + 2 * hop, rel=2e-3)
+    # One at a time, in order of issue; the next is written when no more than this of one is unsent
+    # or in the window, which slow start doubles before it sees marks.
+    ahead = 8 * (Tcp().unsent_bytes + 2 * Tcp().mark_bytes) / (RATE * Tcp().efficiency)
+    assert end[2:] == pytest.approx(whole * np.arange(1, 4) + hop, rel=2e-3)
+    assert np.all((start[3:] < end[2:4]) & (start[3:] > end[2:4] - ahead))
+    # Without a window, messages share the link.
+    _, end = times(plan_of([*relay, (3, 4, ()), (3, 4, ())], chunks=8), rack(5), nbytes)
+    assert end[2:].min() > 0.9 * end[2:].max()
+    assert end[2:].max() == pytest.approx(2 * whole + hop, rel=5e-3)
+    # With phases, the second hop waits for all of the first.
+    _, barred = times(plan_of(relay, chunks=8, overlap=False), rack(3), nbytes)
+    assert barred[1] == pytest.approx(2 * (whole + hop), rel=2e-3)
+
+
+@needs_ns3
+def test_a_pause_stops_what_a_node_sends_and_not_what_it_receives():
+    frames = 2000
+    plan = plan_of([(0, 1, ()), (2, 0, ())])
+    faults = Faults(pauses=((0, 0.004, 0.009), (0, 0.030, 0.040)))
+    _, end = times(plan, rack(3), frames * SEGMENT, faults)
+    through = frames * FRAME_S + 2 * LATENCY
+    # What was written but not sent at the pause still leaves: up to 64 KiB and a window.
+    assert end[0] == pytest.approx(through + 0.005, rel=0.02)
+    assert end[1] == pytest.approx(through, rel=0.02)
+
+
+@needs_ns3
+@pytest.mark.parametrize("exchange", ["parameter_server", "ring"])
+def test_exchanges_agree_with_the_fluid_simulator(exchange):
+    options = {"shards": "colocated"} if exchange == "parameter_server" else {}
+    topology = leaf_spine(4, 2, RATE, spines=2, uplink=RATE / 4, latency=1e-6)
+    plan = load(exchange, chunks=4, **options)(topology)
+    fluid = simulate(plan, topology, 16e6, efficiency=Tcp().efficiency)
+    result = packet_simulate(plan, topology, 16e6)
+    assert result.completion_s == pytest.approx(fluid.completion_s, rel=0.1)
+    assert (result.drops, result.timeouts) == (0, 0)
+    assert result.events > 0 and result.wall_s > 0
+
+
+@needs_ns3
+def test_incast_needs_no_timeouts_unless_buffers_are_too_small():
+    plan = plan_of([(src, 0, ()) for src in range(1, 16)])
+    result = packet_simulate(plan, rack(16, 0.0), 1e6)
+    busy = 15 * 1e6 * 8 / (RATE * tcp_efficiency(9000, "wire"))
+    assert result.completion_s == pytest.approx(busy, rel=0.02)
+    assert result.drops == result.timeouts == result.recoveries == 0
+    small = packet_simulate(plan, rack(16, 0.0), 1e6, tcp=Tcp(queue_bytes=100_000))
+    assert small.drops > 0 and small.completion_s > result.completion_s
+
+
+@needs_ns3
+def test_what_ns3_prints_is_in_the_error(monkeypatch, tmp_path):
+    plan = plan_of([(0, 1, ())])
+    with pytest.raises(RuntimeError, match="moves: ns-3 took more than 0.01 s"):
+        packet_simulate(plan, rack(2), 1e6, timeout_s=0.01)
+    runner = tmp_path / "runner.py"
+    runner.write_text("import os; print('assertion failed', flush=True); os.abort()")
+    monkeypatch.setattr(packet, "RUNNER", runner)
+    seen = []
+    with pytest.raises(RuntimeError, match="(?s)moves: ns-3 was killed by .*assertion failed"):
+        packet_simulate(plan, rack(2), 1e6, progress=seen.append)
+    assert seen == ["assertion failed"]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(packet.importlib.util, "find_spec", lambda name: None)
+    assert available().startswith("no module ns3; install ns3")
+    with pytest.raises(RuntimeError, match="packet simulation: no module ns3"):
+        packet_simulate(plan_of([(0, 1, ())]), rack(2), 1.0)
+
+
+def test_what_it_cannot_do_is_refused(monkeypatch):
+    monkeypatch.setattr(packet, "available", lambda: "")
+    plan = plan_of([(0, 1, ())])
+    with pytest.raises(ValueError, match="knows pauses only"):
+        packet_simulate(plan, rack(2), 1.0, failed_links([0], 0.0, 1.0))
+    with pytest.raises(ValueError, match="no node 99 to pause"):
+        packet_simulate(plan, rack(2), 1.0, Faults(pauses=((99, 0.0, 1.0),)))
+    with pytest.raises(ValueError, match="tcp: min_rto_s must be above 0"):
+        Tcp(min_rto_s=0.0)
+    with pytest.raises(ValueError, match="mtu must exceed 52"):
+        Tcp(mtu=52)
