@@ -57,7 +57,7 @@ def config(tmp_path):
     return change
 
 
-RECIPE = "papers/geomx.yaml"
+RECIPE, RAT = "papers/geomx.yaml", "papers/rat.yaml"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,13 @@ RECIPE = "papers/geomx.yaml"
         (RECIPE, ("table1", "cases", "GeoMX-1G", "system"), "GeoMXX", "allowed: GeoMX,"),
         (RECIPE, ("mixed", "cases", "mixed", "synchronization"), "bps", "bsp, mixed"),
         (RECIPE, ("seeds",), [], "at least 1"),
+        (RAT, ("figure7", "paused"), [64], "of 64 workers at least one must go on"),
+        (RAT, ("methods", "RAT", "exchange"), "rats", "allowed: blue_connect"),
+        (RAT, ("scale", "methods"), ["Rings"], "allowed: BlueConnect"),
+        (RAT, ("packet", "tcp", "mtu"), -1, "mtu must be above 0"),
+        (RAT, ("packet", "paused_oversubscription"), [3], "3 is not in oversubscription"),
+        (RAT, ("paths",), "spray", "'first', 'ecmp' or 'balanced'"),
+        (RAT, ("asymmetric",), None, "is missing"),
         (RECIPE, ("seeds",), [1, 1], "must differ from each other"),
     ],
 )

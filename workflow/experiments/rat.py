@@ -511,17 +511,17 @@ def _cost(recipe: Rat, method: str, workers: int) -> dict[str, tuple[float, str]
     chosen = recipe.scale
     bench = _Bench(recipe, "desk", "scale", print)
     small = bench.leaves(chosen.racks, 1, chosen.rate, chosen.spines)
-    bench.completion(bench.plan(method, small), small)  # compiles
+    bench.completion(bench.plan(method, small, chunks=1), small)  # compiles
     network = bench.leaves(chosen.racks, workers // chosen.racks, chosen.rate, chosen.spines)
     begin = time.perf_counter()
-    plan = bench.plan(method, network)
+    plan = bench.plan(method, network, chunks=1)
     built = time.perf_counter()
     bench.completion(plan, network)
     done = time.perf_counter()
     return {
         "plan_time": (built - begin, "s"),
         "wall_time": (done - built, "s"),
-        "transfers": (int((plan.src != plan.dst).sum()) * plan.chunks, "1"),
+        "transfers": (int((plan.src != plan.dst).sum()), "1"),
         "peak_memory": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB"),
     }
 

@@ -147,6 +147,17 @@ class Scaling(Strict):
     methods: list[str]
 
 
+# What an experiment needs besides its own section.
+ALSO_NEEDS = {
+    "latency": ("figure6", "latency_needed"),
+    "pipelining": ("figure6",),
+    "exchanges": ("figure6",),
+    "disturbances": ("figure6",),
+    "survival": ("figure7",),
+    "table1": ("chain_blocking", "cross_load"),
+}
+
+
 class Rat(PaperRecipe):
     """The recipe ``papers/rat.yaml``."""
 
@@ -158,19 +169,20 @@ class Rat(PaperRecipe):
     seed: int
     latency: NonNegativeFloat
     methods: dict[str, Method]
-    figure6: Figure6
-    latency_needed: Latency
-    pipelining: Pipelining
-    exchanges: Exchanges
-    survival: Pauses
-    figure7: Figure7
-    table1: Table1
-    chain_blocking: ChainBlocking
-    cross_load: CrossLoad
-    packet: Packet
-    disturbances: Disturbances
-    asymmetric: Asymmetric
-    scale: Scaling
+    # A job gets only those that it needs.
+    figure6: Figure6 | None = None
+    latency_needed: Latency | None = None
+    pipelining: Pipelining | None = None
+    exchanges: Exchanges | None = None
+    survival: Pauses | None = None
+    figure7: Figure7 | None = None
+    table1: Table1 | None = None
+    chain_blocking: ChainBlocking | None = None
+    cross_load: CrossLoad | None = None
+    packet: Packet | None = None
+    disturbances: Disturbances | None = None
+    asymmetric: Asymmetric | None = None
+    scale: Scaling | None = None
 
     def parts(self, experiment: str) -> dict[str, str]:
         """Job -> method for an experiment that is run a job a method."""
@@ -185,10 +197,24 @@ class Rat(PaperRecipe):
             return ["Ring", "RAT"]
         return getattr(getattr(self, experiment), "methods", list(self.methods))
 
+    def only(self, job: str) -> dict[str, Any]:
+        """The recipe as plain data, without what this job does not need."""
+        experiment = job.partition("-")[0]
+        needed = {experiment, *ALSO_NEEDS.get(experiment, ())}
+        optional = {
+            name for name, field in type(self).model_fields.items() if not field.is_required()
+        }
+        data = self.model_dump(mode="json", exclude=optional - needed)
+        data["methods"] = {name: data["methods"][name] for name in self.uses(job)}
+        return data
+
     def check(self, check: Check) -> None:
         from methods import exchange, synchronization
         from testbed.network.packet import Tcp
 
+        for name, value in self:
+            if value is None:
+                check.fail(name, "is missing")
         check.need("synchronization", self.synchronization, synchronization.names())
         for name, method in self.methods.items():
             check.need(f"methods.{name}.exchange", method.exchange, exchange.names())
@@ -199,6 +225,11 @@ class Rat(PaperRecipe):
             for name in getattr(self, experiment).methods:
                 check.need(f"{experiment}.methods", name, self.methods)
         check.make("packet.tcp", Tcp, **self.packet.tcp)
+        for ratio in self.packet.paused_oversubscription:
+            if ratio not in self.packet.oversubscription:
+                check.fail(
+                    "packet.paused_oversubscription", f"{ratio:g} is not in oversubscription"
+                )
         two_racks = self.figure7.racks * self.figure7.per_rack
         hosts = self.packet.racks * self.packet.per_rack
         for key, paused, workers in (

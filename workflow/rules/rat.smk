@@ -37,7 +37,7 @@ rule rat_experiment:
         mem_mb=2000,
     params:
         paper="rat",
-        recipe=recipe_of("rat"),
+        recipe=lambda wildcards: RAT.only(wildcards.experiment),
         scale=SCALE,
     message:
         "RAT: {wildcards.experiment}"
@@ -62,7 +62,7 @@ rule rat_cost:
         mem_mb=8000,
     params:
         paper="rat",
-        recipe=recipe_of("rat"),
+        recipe=lambda wildcards: RAT.only(wildcards.experiment),
         scale=SCALE,
     message:
         "RAT: what the simulator costs"
@@ -82,7 +82,7 @@ rule rat_joint:
     resources:
         mem_mb=1000,
     params:
-        recipe=recipe_of("rat"),
+        recipe=RAT.only("figure7"),
         scale=SCALE,
     message:
         "RAT: where both ratios of Figure 7 fit"
