@@ -65,8 +65,15 @@ class Topology:
         object.__setattr__(self, "regions", regions)
         if len(self.regions) != len(self.layers):
             raise ValueError(f"{self.name}: {len(self.regions)} regions, {len(self.layers)} layers")
-        if not (len(self.link_src) == len(self.link_dst) == len(self.link_rate)):
+        columns = (self.link_src, self.link_dst, self.link_rate, self.link_latency)
+        if len(set(map(len, columns))) > 1:
             raise ValueError(f"{self.name}: link arrays differ in length")
+        if any(len(layer) != self.n_nodes for layer in self.regions):
+            raise ValueError(f"{self.name}: every layer of regions needs an entry a node")
+        for attribute in ints:
+            named = getattr(self, attribute)
+            if len(named) and not 0 <= named.min() <= named.max() < self.n_nodes:
+                raise ValueError(f"{self.name}: {attribute} names a node that is not there")
         if np.any(~(self.link_rate > 0)) or np.any(~(self.link_latency >= 0)):
             raise ValueError(f"{self.name}: link rates must be > 0 bit/s and latencies >= 0 s")
 

@@ -13,8 +13,8 @@ from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, To
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import Groups, hierarchy, parties
 
-UNITS = 10_000
-"""Parts that the vector is cut into where the trees have weights."""
+UNITS = 1_000
+"""Parts a tree that the vector is cut into where the trees have weights."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Rat(Exchange):
     Parameters
     ----------
     weights: the trees' loads, one a member in rank order, >= 0 and not all 0; None for equal ones.
-        The vector is cut into 10,000 parts for it; a tree whose share rounds to none is left out.
+        The vector is cut into 1,000 parts a member for it; a tree whose share rounds to none is
+        left out.
     """
 
     summary: ClassVar[str] = "a tree of rack and region aggregators for every worker as the root"
@@ -121,7 +122,8 @@ class Rat(Exchange):
             )
         of = dict(zip(ranked, self.weights, strict=True))
         ends = np.cumsum([of[int(node)] for node in nodes])
-        return np.concatenate([[0], np.rint(UNITS * ends / ends[-1])]).astype(np.int64)
+        units = UNITS * len(nodes)
+        return np.concatenate([[0], np.rint(units * ends / ends[-1])]).astype(np.int64)
 
 
 def _trees(layers: list[Groups], roots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

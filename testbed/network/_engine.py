@@ -558,10 +558,19 @@ def _switch(s, node, pause, now):
     if not pause:
         s.nodes[node].resumed = now
         for instance in range(len(s.instances)):
-            plan = s.instances[instance]
-            for which in range(plan.lane0, plan.lane1):
-                if s.lanes[which].node == node and s.lanes[which].root >= 0:
-                    _touch(s, which)
+            # A plan's lanes are in the order of their nodes.
+            low, high = s.instances[instance].lane0, s.instances[instance].lane1
+            end = high
+            while low < high:
+                middle = (low + high) // 2
+                if s.lanes[middle].node < node:
+                    low = middle + 1
+                else:
+                    high = middle
+            while low < end and s.lanes[low].node == node:
+                if s.lanes[low].root >= 0:
+                    _touch(s, low)
+                low += 1
 
 
 @_inner

@@ -21,6 +21,8 @@ from testbed.network.routing import Paths
 
 SLACK = 1e-9
 """By how much, of the optimum, the evenest shares may miss it: solvers round."""
+ROUNDING = 1e-6
+"""By how much they do; where it is more, the solver's own shares are better."""
 
 
 def tree_loads(plan: Plan, topology: Topology, paths: Paths = Paths()) -> sparse.csr_array:
@@ -76,7 +78,12 @@ def tree_weights(plan: Plan, topology: Topology, paths: Paths = Paths()) -> np.n
     of_even = (in_phase * (seconds @ even)[:, None]).max(axis=0).sum()
     if of_even <= solution.fun * (1 + SLACK):
         return even
-    return _evenest(seconds, in_phase @ solution.x[n:] * (1 + SLACK))
+    most = in_phase @ solution.x[n:]
+    shares = _evenest(seconds, most * (1 + SLACK))
+    if (seconds @ shares <= most * (1 + ROUNDING)).all():
+        return shares
+    shares = np.maximum(solution.x[:n], 0.0)  # the program is too ill-conditioned to even out
+    return shares / shares.sum()
 
 
 def _loads(

@@ -111,6 +111,12 @@ def priority(
 
     Several at once on one link do not add up: give their sum.
     """
+    if not rate >= 0:
+        raise ValueError(f"priority: rate must be 0 bit/s or more, not {rate}")
+    links = list(links)
+    for link in links:
+        if not 0 <= link < topology.n_links:
+            raise ValueError(f"priority: {topology.name} has no link {link}")
     left = np.maximum(topology.link_rate - rate, 0.0)
     return Faults(rates=[(link, begin_s, end_s, left[link]) for link in links])
 

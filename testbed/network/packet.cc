@@ -168,7 +168,8 @@ struct Connection {
 // in one without, each transfer over its own.
 struct Lane {
     int src, dst;
-    std::priority_queue<int64_t, std::vector<int64_t>, std::greater<int64_t>> waiting;
+    using Turn = std::pair<int64_t, int64_t>;  // chunk and piece: first chunks before second ones
+    std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> waiting;
     std::vector<Connection> connections;
 };
 
@@ -396,7 +397,7 @@ class Simulation {
             return;
         }
         auto& lane = lanes.at(LaneOf(piece / chunks));
-        lane.waiting.push(piece);
+        lane.waiting.push({piece % chunks, piece});
         for (auto& connection : lane.connections)
             if (connection.writing < 0) Pump(connection);
     }
@@ -405,7 +406,7 @@ class Simulation {
         if (!--pending[piece]) Ready(piece);
     }
 
-    // Write what waits, lowest number first, as long as little of it is unsent.
+    // Write what waits, in its order, as long as little of it is unsent.
     void Pump(Connection& connection) {
         if (connection.busy) return;
         connection.busy = true;
@@ -413,7 +414,7 @@ class Simulation {
         while (!paused[connection.lane->src]) {
             if (connection.writing < 0) {
                 if (waiting.empty()) break;
-                connection.writing = waiting.top();
+                connection.writing = waiting.top().second;
                 waiting.pop();
                 connection.left = Bytes(connection.writing);
                 connection.flying.push_back(connection.writing);

@@ -58,8 +58,8 @@ class Tcp:
         (Linux, documentation of DCTCP, for 10 Gbit/s).
 
     Fixed: congestion control is DCTCP (RFC 8257) with windows of at least a segment, as in Linux.
-    Queues are first in first out, but a host sends acknowledgements ahead of data, as fq_codel,
-    Linux's default, does with sparse flows. Every segment is acknowledged, because of fewer ns-3's
+    Queues are first in first out, but a host sends acknowledgements ahead of data, as the fq_codel
+    of a Linux host does with sparse flows. Every segment is acknowledged, because of fewer ns-3's
     DCTCP makes duplicates that its sender takes for losses. No selective acknowledgement, which
     fails in this version of ns-3, and no slow start after idling, which data centres turn off.
     """
@@ -199,7 +199,7 @@ def _scene(
         hosts=np.unique([*topology.workers, *topology.servers, *plan.src, *plan.dst]),
         link_src=topology.link_src,
         link_dst=topology.link_dst,
-        link_rate=np.minimum(topology.link_rate, 100 * finite.max(initial=1e10)),
+        link_rate=np.minimum(topology.link_rate, 100 * (finite.max() if len(finite) else 1e10)),
         link_latency=topology.link_latency,
         pairs=pairs,
         path_ptr=np.cumsum([0, *map(len, path)]),
@@ -225,7 +225,8 @@ def _run(name: str, folder: str, timeout_s: float, progress: Callable[[str], Non
         text=True,
         errors="replace",
     )
-    timer = threading.Timer(timeout_s, process.kill)
+    late = threading.Event()
+    timer = threading.Timer(timeout_s, lambda: (late.set(), process.kill()))
     timer.start()
     lines = []
     try:
@@ -234,11 +235,10 @@ def _run(name: str, folder: str, timeout_s: float, progress: Callable[[str], Non
             progress(line.rstrip())
         code = process.wait()
     finally:
-        late = not timer.is_alive()
         timer.cancel()
         process.kill()
         process.wait()
-    if late:
+    if late.is_set():
         raise RuntimeError(f"{name}: ns-3 took more than {timeout_s:g} s; {_last(lines)}")
     if code:
         what = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"

@@ -230,3 +230,23 @@ def test_phases_are_never_worse_than_even(network):
 def test_links_without_a_limit_leave_the_shares_even():
     free = leaf_spine(2, [1, 3], float("inf"))
     assert tree_weights(load("rat")(free), free).tolist() == [1 / 4] * 4
+
+
+def test_an_ill_conditioned_network_still_gets_the_optimum():
+    """Rates over four decades, where evening shares out is beyond the precision of doubles."""
+    rates = 10e9 * np.array([3.03456788e-05, 3.73215896e-02, 3.07296228e-02, 8.37775569e-02])
+    topology = leaf_spine(4, [4, 2, 7, 1], 10e9, spines=3, uplink=rates.tolist())
+    plan = load("rat")(topology)
+    loads = tree_loads(plan, topology).toarray() / topology.link_rate[:, None]
+    loads /= loads.max()
+    n = plan.units
+    least = linprog(
+        np.append(np.zeros(n), 1.0),
+        A_ub=np.column_stack([loads, -np.ones(len(loads))]),
+        b_ub=np.zeros(len(loads)),
+        A_eq=[np.append(np.ones(n), 0.0)],
+        b_eq=[1.0],
+    ).fun
+    weights = tree_weights(plan, topology)
+    assert weights.sum() == pytest.approx(1) and weights.min() >= 0
+    assert (loads @ weights).max() == pytest.approx(least, rel=1e-5)

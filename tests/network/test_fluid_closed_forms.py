@@ -396,7 +396,7 @@ def test_clear_errors(call, message):
 
 
 def test_two_copies_of_a_cable_are_two_links():
-    # Shortest paths are fixed, so the second cable is idle: nothing is spread silently.
+    # A pair of nodes has one path, so the second cable is idle: no message is split silently.
     src, dst = [0, 1, 0, 1, 1, 2], [1, 0, 1, 0, 2, 1]
     topology = Topology("abc", [0, 2], [], src, dst, [8.0] * 6, [0] * 6)
     builder = PlanBuilder("one", 1, ["x"])
