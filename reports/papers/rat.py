@@ -105,7 +105,7 @@ def pipelining(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
         figures.log_axis(ax, "chunks")
         _ticks(ax, ours["chunks"])
         ax.set_ylabel("time, vector / card's rate")
-        figures.legend(fig, handles, columns=3)
+        figures.legend(fig, handles, columns=2)
     return fig
 
 

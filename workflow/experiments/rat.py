@@ -449,10 +449,10 @@ def _difference(packets: packet.PacketResult, fluid_s: float) -> str:
     """Why packets took another time, where that is more than 10 %, from what ns-3 counted."""
     if abs(packets.completion_s / fluid_s - 1) <= AGREES:
         return ""
-    if packets.drops:
+    if packets.drops or packets.timeouts:
         return (
-            f"queues overflow: {packets.drops} packets dropped, {packets.timeouts} retransmission "
-            f"timeouts, {packets.recoveries} fast recoveries"
+            f"{packets.drops} packets dropped, {packets.timeouts} retransmission timeouts: even "
+            "smallest windows of so many connections keep queues longer than buffers or timeouts"
         )
     return (
         "no packet lost: TCP's shares of a full link are even on average and not at every moment, "
