@@ -145,7 +145,7 @@ RULES = {
     "saving": Rule("points", 2.0, neutral=0.0),
     "difference": Rule("points", 0.5, neutral=0.0),
     "kept": Rule("points", 0.5, or_more=True),
-    "at_least": Rule("relative", 0.10, or_more=True),
+    "at_least": Rule("digit", 0.5, or_more=True),
 }
 
 
@@ -264,7 +264,7 @@ def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> No
         judgement.reason += f"; {claim.note}"
     if claim.headline and found.agreement:
         judgement.reason += f"; {_join(found.agreement)}"
-    elif claim.headline and found.evidence:
+    if claim.headline and found.evidence and found.kinds < 2:
         judgement.reason += "; one kind of evidence only"
 
 

@@ -63,7 +63,8 @@ def figure6(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
             value = _printed(claims, name)
             if value is not None:
                 last.axhline(value, color=_LOOK[text][0], linewidth=1.2, linestyle=_DASHED)
-                last.text(1.02, value, f"{number(value)}\nprinted", va="center", fontsize=8,
+                text_at = f"{number(value)}\nprinted,\non average"
+                last.text(1.02, value, text_at, va="center", fontsize=8,
                           color=_LOOK[text][0], transform=last.get_yaxis_transform())  # fmt: skip
         last.set_ylim(min(0.8, ratios["value"].min() / 1.1), 40)
         _log_log(last, "oversubscription, n:1", "")
@@ -584,7 +585,8 @@ PAGE = (
         "latency",
         "How slow must a message be for 1.16?",
         "Left, the latency of every message at which Ring takes 1.16 times as long as RAT, on the "
-        "network of Figure 6. Right, Ring to RAT at the latencies written beside the lines.",
+        "network of Figure 6. Right, Ring to RAT at the latencies written beside the lines. They "
+        "are those of a message wherever it goes; Figure 6 has its latency at every cable.",
         "Ring's long chain is thought to add a delay at every hop.",
         "latency",
     ),
@@ -622,7 +624,9 @@ PAGE = (
         "survival",
         "All exchanges with pausing nodes",
         "Slowdown of every exchange on the network of Figure 7 for one k and d of its grid (see "
-        "the recipe under Parameters); bars are 95 % intervals over draws.",
+        "the recipe under Parameters), each against itself without pauses: what is slow anyway, as "
+        "Butterfly and k-nomial trees, has less to lose. Only workers pause, ParameterHub's boxes "
+        "do not. Bars are 95 % intervals over draws.",
         "A chain blocks everyone behind the paused node; PS and RAT have short ones.",
         "survival",
     ),
@@ -631,7 +635,9 @@ PAGE = (
         "disturbances",
         "Failed links, bursts and priorities",
         "Slowdown when, for a while, one uplink of a rack fails, bursts of background flows fill "
-        "its uplinks, or traffic of higher priority takes most of them (see the recipe).",
+        "its uplinks, or traffic of higher priority takes most of them (see the recipe). Flows "
+        "share links evenly, so many flows of an exchange leave little to a burst; a slowdown just "
+        "under 1 is another order of sharing.",
         "All three are named as what goes wrong in data centres; none is simulated.",
         "disturbances",
     ),
@@ -666,7 +672,7 @@ PAGE = (
         "scale",
         "What the simulator costs",
         "One symmetric exchange, after compilation, in a process of its own on the machine named "
-        "under Provenance.",
+        "under Provenance. Every message is one transfer.",
         "",
         "scale",
     ),

@@ -281,9 +281,9 @@ def test_tolerances(quantity, printed, ours, verdict):
         ("kept", "points", "0", -0.49, "holds"),
         ("kept", "points", "0", 7.0, "holds"),
         ("kept", "points", "0", -0.51, "fails"),
-        ("at_least", "", "1", 0.91, "holds"),
-        ("at_least", "", "1", 9.0, "holds"),
-        ("at_least", "", "1", 0.89, "fails"),
+        ("at_least", "", "1.00", 0.996, "holds"),
+        ("at_least", "", "1.00", 9.0, "holds"),
+        ("at_least", "", "1.00", 0.994, "fails"),
     ],
 )
 def test_direction(quantity, unit, printed, ours, verdict):

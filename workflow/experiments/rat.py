@@ -309,6 +309,8 @@ def joint(recipe: Rat, scale: Scale, results: pd.DataFrame) -> Iterator[Row]:
         yield bench.row("grid", name, 100 * inside.mean(), "%")
     yield bench.row("grid", "ring_over_rat_mean", mean["ring_over_rat"].mean(), "1")
     yield bench.row("grid", "ring_slowdown_max", mean["ring_slowdown"].max(), "1")
+    for name in ("ring_over_rat", "ring_over_ps"):
+        yield bench.row("grid", f"{name}_max", mean[name].max(), "1")
 
 
 def _table1(bench: _Bench) -> Iterator[Row]:
@@ -455,8 +457,8 @@ def _difference(packets: packet.PacketResult, fluid_s: float) -> str:
             "smallest windows of so many connections keep queues longer than buffers or timeouts"
         )
     return (
-        "no packet lost: TCP's shares of a full link are even on average and not at every moment, "
-        "and an exchange waits for its last message"
+        "no packet dropped, no timeout; probably TCP's shares of a full link, which are not even "
+        "at every moment, and an exchange waits for its last message"
     )
 
 
