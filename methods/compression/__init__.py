@@ -69,6 +69,7 @@ class Compressor:
     source: ClassVar[str]
     combine: ClassVar[Combine] = "sum"
     one_shot: ClassVar[bool] = True
+    exact_bytes: ClassVar[bool] = True
 
     state: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -93,6 +94,13 @@ class Compressor:
 
     def merge(self, payloads: Sequence[Payload], key: Key = None) -> Payload:
         """Combine payloads where an exchange aggregates; the result decodes to their sum."""
+        raise NotImplementedError
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Bytes of each round's payload for a tensor of ``shape``, from the published formula.
+
+        Exact; where ``exact_bytes`` is false the data decide, and this is the most it can be.
+        """
         raise NotImplementedError
 
     def encode(self, tensor: torch.Tensor, key: Key) -> Encoding:

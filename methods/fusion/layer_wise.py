@@ -14,5 +14,5 @@ class LayerWise(Fusion):
     summary = "One message a tensor"
     source = "GeoMX §4; Sketch-Fusion §2"
 
-    def __call__(self, sizes, backward_s=None, compression=None, communication=None):
+    def __call__(self, sizes, costs=None):
         return [[index] for index in range(len(sizes))]

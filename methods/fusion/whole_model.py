@@ -14,5 +14,5 @@ class WholeModel(Fusion):
     summary = "One message for the whole model"
     source = "Sketch-Fusion §2"
 
-    def __call__(self, sizes, backward_s=None, compression=None, communication=None):
+    def __call__(self, sizes, costs=None):
         return [list(range(len(sizes)))] if len(sizes) else []

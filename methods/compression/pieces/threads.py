@@ -1,0 +1,34 @@
+"""Work on a large CPU tensor block by block, on as many threads as torch may use.
+
+Kernels that release the interpreter's lock (numba's with ``nogil``) run side by side. Results must
+not depend on the number of threads: a block writes only its own part, and whoever adds blocks up
+does so in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+BLOCK = 2**18
+"""Values handled at once, so that a block stays in cache between passes over it."""
+
+
+def each_block(n: int, work: Callable[[int, int], T], block: int = BLOCK) -> list[T]:
+    """``work(start, stop)`` for every block of ``0 … n``; the results in the blocks' order."""
+    starts = range(0, n, block)
+    if len(starts) < 2 or torch.get_num_threads() < 2:
+        return [work(start, min(start + block, n)) for start in starts]
+    pool = _pool(torch.get_num_threads())
+    return list(pool.map(lambda start: work(start, min(start + block, n)), starts))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="codec")
