@@ -37,8 +37,8 @@ os.replace = replace
 RULES = {
     "dataset": "results/data/fashion_mnist.json",
     "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
-    "geomx_train": "results/smoke/geomx/train/mixed-GeoMX-mixed-seed2.parquet",
-    "geomx_summary": "results/smoke/geomx/summary/figure6.parquet",
+    "train": "results/smoke/geomx/train/mixed-GeoMX-mixed-seed2.parquet",
+    "summary": "results/smoke/geomx/summary/figure6.parquet",
     "rat_experiment": "results/smoke/rat/packet-RAT.parquet",
     "rat_cost": "results/smoke/rat/scale.parquet",
     "rat_joint": "results/smoke/rat/figure7_joint.parquet",
@@ -106,7 +106,7 @@ def checkout(tmp_path_factory):
         code, said = checkout.run(*targets, kill_at=output)
         assert code == -signal.SIGKILL, f"{rule} was not killed:\n{said[-3000:]}"
         assert not written.exists(), f"{rule} left a result when it was killed"
-        if rule in ("geomx_rounds", "geomx_train"):
+        if rule in ("geomx_rounds", "train"):
             process = checkout.start()
             time.sleep(chance.uniform(5, 12))
             os.killpg(process.pid, signal.SIGKILL)

@@ -17,6 +17,11 @@ try:
 except SettingsError as error:
     raise WorkflowError(str(error)) from None
 
+
+wildcard_constraints:
+    paper="|".join(PAPERS),
+
+
 SCALE = SETTINGS.scale
 RESULTS = f"results/{SCALE}"
 REPORT = f"reports/html/{SCALE}/index.html"

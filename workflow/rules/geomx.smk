@@ -1,42 +1,8 @@
 # GeoMX: Tables 1 and 2, Figures 4 and 6, mixed synchronization, sensitivity to computing time.
 GEOMX = SETTINGS.recipes["geomx"]
-GEOMX_RUNS = GEOMX.runs(SCALE)
 GEOMX_DIR = f"{RESULTS}/geomx"
-
-
-wildcard_constraints:
-    run="[A-Za-z0-9_-]+",
-
-
-def geomx_runs_of(experiment):
-    return [
-        f"{GEOMX_DIR}/train/{run}.parquet"
-        for run, recipe in GEOMX_RUNS.items()
-        if recipe.experiment == experiment
-    ]
-
-
-rule geomx_train:
-    input:
-        data=f"results/data/{GEOMX.dataset}.json",
-        methods=lambda wildcards: methods_of(GEOMX_RUNS[wildcards.run]),
-        testbed=NETWORK_SOURCES + TRAINING_SOURCES,
-    output:
-        f"{GEOMX_DIR}/train/{{run}}.parquet",
-    log:
-        f"logs/{SCALE}/geomx/train/{{run}}.log",
-    benchmark:
-        f"{RESULTS}/jobs/geomx_train/{{run}}.tsv"
-    threads: 1
-    resources:
-        mem_mb=3000,
-        gpu=int(SCALE == "paper"),
-    params:
-        recipe=lambda wildcards: GEOMX_RUNS[wildcards.run].model_dump(mode="json"),
-    message:
-        "training {wildcards.run}"
-    script:
-        "../scripts/train.py"
+RUNS["geomx"] = GEOMX.runs(SCALE)
+SUMMARIES["geomx"] = dict(below_dense=GEOMX.target.below_dense, tables={"figure6": "table2"})
 
 
 rule geomx_rounds:
@@ -77,32 +43,9 @@ rule geomx_rounds:
         "../scripts/experiment.py"
 
 
-rule geomx_summary:
-    input:
-        runs=lambda wildcards: geomx_runs_of(wildcards.experiment),
-        testbed=sources("testbed/training/summary.py", "testbed/results.py"),
-    output:
-        f"{GEOMX_DIR}/summary/{{experiment}}.parquet",
-    log:
-        f"logs/{SCALE}/geomx/summary/{{experiment}}.log",
-    threads: 1
-    resources:
-        mem_mb=1000,
-    params:
-        below_dense=GEOMX.target.below_dense,
-        table=lambda wildcards: {"figure6": "table2"}.get(wildcards.experiment, ""),
-    message:
-        "final accuracies and times to the target of {wildcards.experiment}"
-    script:
-        "../scripts/summary.py"
-
-
 # What each table and figure is made from.
 GEOMX_ROUNDS = {e: [f"{GEOMX_DIR}/rounds/{e}.parquet"] for e in ("table1", "table2")}
-GEOMX_CURVES = {
-    e: [f"{GEOMX_DIR}/summary/{e}.parquet", *geomx_runs_of(e)]
-    for e in ("figure4", "figure6", "mixed")
-}
+GEOMX_CURVES = {e: curves_of("geomx", e) for e in ("figure4", "figure6", "mixed")}
 TABLES["geomx"] = {
     "table1": GEOMX_ROUNDS["table1"],
     "table2": GEOMX_ROUNDS["table2"] + GEOMX_CURVES["figure6"],

@@ -16,7 +16,6 @@ RECIPES = {paper: recipe_of(paper) for paper in PAPERS}
 
 
 wildcard_constraints:
-    paper="|".join(PAPERS),
     name="[a-z0-9_]+",
 
 
