@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from methods import room
 
@@ -55,6 +61,101 @@ class Fusion:
         Groups of tensor numbers, contiguous and in order.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each message of one iteration is coded and sent, seconds from the start of forward.
+
+    Attributes
+    ----------
+    encode, communicate, decode: (groups, 2) start and end of each. A message is encoded as soon
+        as the last of its gradients is ready, so ``encode[:, 0]`` is also when it was.
+    iteration_s: end of the last decode.
+    exposed_communication_s: how long the compute stream stands idle for the network.
+    """
+
+    encode: np.ndarray
+    communicate: np.ndarray
+    decode: np.ndarray
+    iteration_s: float
+    exposed_communication_s: float
+
+
+def timeline(sizes: Sequence[int], groups: Sequence[Sequence[int]], costs: Costs) -> Timeline:
+    """The iteration that ``groups`` give; what fusions minimise (Sketch-Fusion, equation 7).
+
+    One compute stream runs forward, then backward, tensor by tensor, and encodes a group when its
+    last gradient is there, which holds up the rest of backward. The network takes one group at a
+    time, in order. Decoding follows all backward and encoding, in order, each group once it came.
+
+    Parameters
+    ----------
+    sizes: values of each tensor, in the order backward produces them.
+    groups: tensor numbers of each message, contiguous and in order.
+
+    Raises
+    ------
+    ValueError: costs of another number of tensors, negative or not finite; groups that are no
+        contiguous partition.
+    """
+    costs = checked("timeline", sizes, costs)
+    if [i for group in groups for i in group] != list(range(len(sizes))) or not all(groups):
+        raise ValueError(
+            f"timeline: groups must hold tensors 0 … {len(sizes) - 1} once, in order, none empty"
+        )
+    now, sent, encode, communicate, decode = costs.forward_s, 0.0, [], [], []
+    values = [sum(sizes[i] for i in group) for group in groups]
+    for group, size in zip(groups, values, strict=True):
+        now += sum(costs.backward_s[i] for i in group)
+        encode.append((now, now := now + costs.encode(size)))
+        sent = max(now, sent)
+        communicate.append((sent, sent := sent + costs.communicate(size)))
+    busy = now
+    for (_, arrived), size in zip(communicate, values, strict=True):
+        took = costs.decode(size)
+        now = max(now, arrived)
+        decode.append((now, now := now + took))
+        busy += took
+    spans = (np.array(span, dtype=float).reshape(-1, 2) for span in (encode, communicate, decode))
+    return Timeline(*spans, iteration_s=now, exposed_communication_s=now - busy)
+
+
+def checked(name: str, sizes: Sequence[int], costs: Costs | None) -> Costs:
+    """``costs`` as fusion ``name`` can use them: whole, checked, each asked once a size.
+
+    Raises ValueError where they are missing, of another number of tensors, negative or not finite;
+    for the callables, when they are asked.
+    """
+    if costs is None:
+        raise ValueError(f"{name}: needs costs (backward times; encode, communicate and decode)")
+    if len(costs.backward_s) != len(sizes):
+        raise ValueError(
+            f"{name}: costs have {len(costs.backward_s)} backward times, there are "
+            f"{len(sizes)} tensors"
+        )
+
+    def seconds(what: str, value: float) -> float:
+        value = float(value)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}: {what} must be finite seconds and at least 0, not {value}")
+        return value
+
+    def once_a_size(what: str) -> Cost:
+        cost = getattr(costs, what)
+        return functools.cache(lambda size: seconds(f"{what}({size})", cost(size)))
+
+    return dataclasses.replace(
+        costs,
+        backward_s=[seconds(f"backward_s[{i}]", s) for i, s in enumerate(costs.backward_s)],
+        forward_s=seconds("forward_s", costs.forward_s),
+        **{what: once_a_size(what) for what in ("encode", "communicate", "decode")},
+    )
+
+
+def between(ends: Sequence[int]) -> list[list[int]]:
+    """Groups that end before tensors ``ends``, the last of which is the number of tensors."""
+    return [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
 
 
 names, load = room("methods.fusion", Fusion)

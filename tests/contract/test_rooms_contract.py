@@ -76,11 +76,3 @@ def test_a_new_file_is_a_new_method_and_its_deletion_removes_it(tmp_path, monkey
 def test_a_file_must_define_exactly_one_method():
     with pytest.raises(ValueError, match="exactly one Policy"):
         methods.method_class("methods.fusion", synchronization.Policy, "layer_wise", ["layer_wise"])
-
-
-@pytest.mark.parametrize("name", fusion.names())
-def test_fusion_keeps_every_tensor_once_and_in_order(name):
-    for n in range(7):
-        groups = fusion.load(name)([10] * n, [0.1] * n, float, float)
-        assert [i for group in groups for i in group] == list(range(n))
-        assert all(groups)

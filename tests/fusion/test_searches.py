@@ -1,0 +1,278 @@
+"""The fusions that look at costs, against brute force, closed forms and the printed algorithm."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from methods.fusion import Costs, checked, load, timeline
+from methods.fusion import optimal as optimal_module
+from methods.fusion.layer_fusion import stopwatch
+from methods.fusion.mg_wfbp import startup_and_rate
+
+
+def nothing(values):
+    return 0.0
+
+
+def affine(alpha, beta):
+    return lambda values: alpha + beta * values
+
+
+def seconds(name, sizes, costs, **parameters):
+    return timeline(sizes, load(name, **parameters)(sizes, costs), costs).iteration_s
+
+
+# --- optimal
+
+
+@st.composite
+def cases(draw, largest=16):
+    """Sizes and costs: affine, concave, nothing, in steps or without any order."""
+    n = draw(st.integers(1, largest))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = rng.integers(1, 13, n).tolist()
+    values = np.arange(sum(sizes) + 1)
+
+    def cost():
+        kind = draw(st.sampled_from(["nothing", "affine", "concave", "steps", "any"]))
+        alpha, beta = rng.exponential([draw(st.sampled_from([0.0, 0.1, 1.0])), 0.1])
+        table = {
+            "nothing": 0.0 * values,
+            "affine": alpha + beta * values,
+            "concave": alpha + 3 * beta * values**0.6,
+            "steps": alpha + beta * np.maximum(8, -(-values // 16) * 16),
+            "any": rng.exponential(alpha + 10 * beta, len(values)),
+        }[kind]
+        return lambda size: float(table[size])
+
+    backward = rng.exponential(draw(st.sampled_from([0.01, 0.3, 2.0])), n).tolist()
+    return sizes, Costs(backward, cost(), cost(), cost(), forward_s=float(rng.exponential()))
+
+
+def iteration_of_all_groupings(sizes, costs):
+    """Seconds of all 2^(n-1) groupings: groups end at the bits of the grouping's number."""
+    n = len(sizes)
+    number = np.arange(2 ** (n - 1))
+    size = np.zeros(len(number), int)
+    now, sent, arrived, values = np.full(len(number), costs.forward_s), 0.0, [], []
+
+    def of(cost):
+        return np.array([cost(v) for v in range(1, sum(sizes) + 1)])[size - 1]
+
+    ends = [(number >> i & 1 == 1) | (i == n - 1) for i in range(n)]
+    for i in range(n):
+        size = size + sizes[i]
+        now = now + costs.backward_s[i]
+        now = np.where(ends[i], now + of(costs.encode), now)
+        sent = np.where(ends[i], np.maximum(now, sent) + of(costs.communicate), sent)
+        arrived.append(sent)
+        values.append(size)
+        size = np.where(ends[i], 0, size)
+    for i in range(n):
+        size = values[i]
+        now = np.where(ends[i], np.maximum(now, arrived[i]) + of(costs.decode), now)
+    return now
+
+
+@given(cases(largest=6))
+@settings(max_examples=10, deadline=None)
+def test_brute_force_counts_as_the_timeline_does(case):
+    sizes, costs = case
+    n = len(sizes)
+    for number, took in enumerate(iteration_of_all_groupings(sizes, costs)):
+        ends = [i + 1 for i in range(n - 1) if number >> i & 1]
+        groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends, n])]
+        assert timeline(sizes, groups, costs).iteration_s == pytest.approx(took, rel=1e-12)
+
+
+@given(cases(), st.sampled_from([1, optimal_module.WIDTH]))
+@settings(max_examples=80, deadline=None)
+def test_optimal_is_the_best_of_all_groupings(case, width):
+    sizes, costs = case
+    best = iteration_of_all_groupings(sizes, costs).min()
+    with pytest.MonkeyPatch.context() as patch:  # at width 1 the second sweep does the work
+        patch.setattr(optimal_module, "WIDTH", width)
+        assert seconds("optimal", sizes, costs) == pytest.approx(best, rel=1.1e-9, abs=1e-12)
+
+
+@given(cases(), st.sampled_from([1e-3, 0.05, 0.5]))
+@settings(max_examples=20, deadline=None)
+def test_tolerance_bounds_what_the_result_takes_longer(case, tolerance):
+    sizes, costs = case
+    best = iteration_of_all_groupings(sizes, costs).min()
+    took = seconds("optimal", sizes, costs, tolerance=tolerance)
+    assert best * (1 - 1e-12) <= took <= best * (1 + tolerance) * (1 + 1e-12)
+
+
+@given(cases(largest=8))
+@settings(max_examples=40, deadline=None)
+def test_bounds_of_the_optimum_hold_and_raising_changes_nothing(case):
+    sizes, costs = case
+    bounds = optimal_module._Bounds(*optimal_module._segments(sizes, costs))
+    rng = np.random.default_rng(sum(sizes))
+    i = int(rng.integers(len(sizes)))
+    state = rng.exponential(3, (4, 1))
+
+    def finish(state):
+        """The end of the iteration for all groupings of tensors i … n-1, after ``state``."""
+        c, m, d, w = state[:, 0]
+        rest = sizes[i:]
+        times = []
+        for number in range(2 ** (len(rest) - 1)):
+            cut = [a + 1 for a in range(len(rest) - 1) if number >> a & 1]
+            now, sent, decoded, work = c, m, d, w
+            for a, b in itertools.pairwise([0, *cut, len(rest)]):
+                size = sum(rest[a:b])
+                compute = sum(costs.backward_s[i + a : i + b]) + costs.encode(size)
+                now, work = now + compute, work + compute + costs.decode(size)
+                sent = max(now, sent) + costs.communicate(size)
+                decoded = max(decoded, sent) + costs.decode(size)
+            times.append(max(work, decoded))
+        return np.array(times)
+
+    times = finish(state)
+    raised = bounds.raised(state, i)
+    assert np.all(raised >= state)
+    assert finish(raised) == pytest.approx(times, rel=1e-12)
+    assert bounds.least(state, i)[0] <= times.min() * (1 + 1e-12)
+    assert bounds.least(raised, i)[0] <= times.min() * (1 + 1e-12)
+
+
+def test_optimum_of_many_tensors_without_start_up_is_the_closed_form():
+    rng = np.random.default_rng(0)
+    sizes, backward = rng.integers(1, 10**6, 161), rng.exponential(1e-3, 161)
+    costs = Costs(backward.tolist(), nothing, affine(0.0, 2e-9), nothing, forward_s=0.1)
+    # Nothing is won by waiting, so each tensor goes by itself; some tensor is sent as soon as it
+    # is ready, and the network is busy from then on.
+    ready, left = 0.1 + np.cumsum(backward), np.cumsum(sizes[::-1])[::-1]
+    closed = (ready + 2e-9 * left).max()
+    assert seconds("optimal", sizes.tolist(), costs) == pytest.approx(closed, rel=2e-9)
+
+
+def test_one_group_where_only_calls_cost():
+    sizes, alone = [5, 1, 8, 3], [[0, 1, 2, 3]]
+    costs = Costs([1.0, 2.0, 3.0, 4.0], affine(1.0, 0.1), nothing, affine(1.0, 0.2))
+    assert load("optimal")(sizes, costs) == load("layer_fusion")(sizes, costs) == alone
+    assert load("mg_wfbp")(sizes, costs) == load("layer_wise")(sizes)  # blind to what coding costs
+
+
+def test_optimal_gives_up_aloud(monkeypatch):
+    monkeypatch.setattr(optimal_module, "LIMIT", 2)
+    costs = Costs([0.1] * 8, affine(0.1, 0.01), affine(0.2, 0.1), affine(0.1, 0.02))
+    with pytest.raises(ValueError, match=r"optimal: more than 2 states after \d of 8 tensors"):
+        load("optimal", tolerance=1e-12)([3, 1, 4, 1, 5, 9, 2, 6], costs)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1e-9, 1.0, float("nan")])
+def test_optimal_refuses_a_tolerance_that_is_none(tolerance):
+    with pytest.raises(ValueError, match="tolerance must be above 0 and below 1"):
+        load("optimal", tolerance=tolerance)
+
+
+# --- layer_fusion
+
+
+@given(cases(), st.sampled_from([0.0, 0.001, 0.5]))
+@settings(max_examples=40, deadline=None)
+def test_layer_fusion_lies_between_the_optimum_and_the_whole_model(case, epsilon):
+    sizes, costs = case
+    took = seconds("layer_fusion", sizes, costs, epsilon=epsilon)
+    assert took <= seconds("whole_model", sizes, costs) * (1 + 1e-12)
+    assert took >= iteration_of_all_groupings(sizes, costs).min() * (1 - 1e-12)
+
+
+@given(cases())
+@settings(max_examples=20, deadline=None)
+def test_the_search_reads_the_clock_of_the_timeline(case):
+    sizes, costs = case
+    clock = stopwatch(sizes, checked("test", sizes, costs))
+    for middle in range(1, len(sizes)):
+        ends = sorted({middle, (middle + len(sizes)) // 2, len(sizes)})
+        groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
+        took = timeline(sizes, groups, costs).iteration_s
+        assert clock(tuple(ends)) == pytest.approx(took, rel=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.floats(0.01, 10)), min_size=2, max_size=60),
+    st.floats(0, 5),
+    st.floats(0.001, 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, beta):
+    # Uncoded messages of α + β·n: of two groups, a later split makes the first wait longer and
+    # what is left after backward shorter.
+    sizes, backward = zip(*tensors, strict=True)
+    costs = Costs(backward, nothing, affine(alpha, beta), nothing)
+    n = len(sizes)
+    two = min(
+        timeline(sizes, [list(range(i)), list(range(i, n))], costs).iteration_s for i in range(1, n)
+    )
+    took = seconds("layer_fusion", sizes, costs, epsilon=0.0)
+    assert took <= two * (1 + 1e-12)
+
+
+def test_layer_fusion_stops_where_a_group_brings_less_than_epsilon():
+    # Sending is half as long as backward, so two groups hide nearly half of it.
+    sizes, costs = [1] * 30, Costs([1.0] * 30, nothing, affine(0.0, 0.5), nothing)
+    counts = [len(load("layer_fusion", epsilon=e)(sizes, costs)) for e in (0.9, 0.1, 0.0)]
+    assert counts[0] == 2  # X_2 is looked at, better by less than ε, and returned
+    assert counts == sorted(counts) and counts[2] > counts[1]
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.0, float("nan")])
+def test_layer_fusion_refuses_an_epsilon_that_is_none(epsilon):
+    with pytest.raises(ValueError, match="epsilon must be at least 0 and below 1"):
+        load("layer_fusion", epsilon=epsilon)
+
+
+# --- mg_wfbp
+
+
+def as_printed(sizes, backward, alpha, beta):
+    """Layers that merge with their successor, all start times made anew after each merge."""
+    values, n = list(sizes), len(sizes)
+    ready = np.cumsum(backward)
+    sending = [alpha + beta * size for size in sizes]
+    merged = []
+    for layer in range(n - 1):
+        starts = [ready[0]]
+        for i in range(1, n):
+            starts.append(max(starts[-1] + sending[i - 1], ready[i]))
+        if ready[layer + 1] < starts[layer] + alpha:
+            values[layer + 1] += values[layer]
+            sending[layer], sending[layer + 1] = 0.0, alpha + beta * values[layer + 1]
+            merged.append(layer)
+    return merged
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_mg_wfbp_merges_as_printed(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 40))
+    sizes, backward = rng.integers(1, 1000, n).tolist(), rng.exponential(1.0, n).tolist()
+    alpha, beta = rng.exponential([1.0, 0.003])
+    costs = Costs(backward, affine(9.0, 9.0), affine(alpha, beta), nothing, forward_s=3.0)
+    groups = load("mg_wfbp")(sizes, costs)
+    ends = {group[-1] for group in groups}
+    assert sorted(set(range(n)) - ends) == as_printed(sizes, backward, alpha, beta)
+
+
+def test_start_up_and_rate_of_an_affine_cost_are_its_own():
+    for alpha, beta in [(1e-3, 2e-9), (0.0, 1e-9), (5e-4, 0.0), (0.0, 0.0)]:
+        fit = startup_and_rate([64, 1000, 2_359_296, 1000], affine(alpha, beta))
+        assert fit == pytest.approx((alpha, beta), rel=1e-6, abs=1e-15)
+    assert startup_and_rate([0, 0], affine(1.0, 1.0)) == pytest.approx((1.0, 0.0))
+
+
+def test_mg_wfbp_waits_for_all_or_none():
+    sizes = [10] * 6
+    dear = Costs([0.1] * 6, nothing, affine(1.0, 0.001), nothing)
+    assert load("mg_wfbp")(sizes, dear) == load("whole_model")(sizes)
+    cheap = Costs([1.0] * 6, nothing, affine(0.5, 0.001), nothing)
+    assert load("mg_wfbp")(sizes, cheap) == load("layer_wise")(sizes)
