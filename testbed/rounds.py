@@ -115,6 +115,9 @@ def costs(recipe: Recipe, traffic: Traffic) -> tuple[float, float]:
     model = models.make(recipe.model.name, **recipe.model.parameters)
     shape = load_dataset(recipe.dataset, limit=recipe.limit).shape
     image = models.image_shape(recipe.model.parameters, shape)
-    compute_s = device.compute_s(models.flops_per_image(model, image), recipe.batch)
-    coded = traffic.coded.items()
-    return compute_s, sum(device.compression_s(codec, nbytes) for codec, nbytes in coded)
+    compute_s = device.compute_s(models.flops_per_sample(model, image), recipe.batch)
+    coded = (
+        device.compression_s(codec, nbytes, traffic.calls[codec])
+        for codec, nbytes in traffic.coded.items()
+    )
+    return compute_s, sum(coded)

@@ -19,6 +19,7 @@ from torch import Tensor
 from testbed.training.augmentation import standardise
 from testbed.training.fetch import fetch
 
+UNKNOWN = "<unk>"
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
 
 
@@ -59,6 +60,7 @@ def load_dataset(
     test_limit: int | None = None,
     seed: int = 0,
     steps: int = 35,
+    words: int | None = None,
 ) -> Dataset:
     """Fetch and read a data set.
 
@@ -70,6 +72,7 @@ def load_dataset(
         every class as evenly as possible, the same ones for the same seed, and a smaller limit
         draws a subset of what a larger one draws; of text it is the first windows.
     steps: tokens a window of text.
+    words: size of the vocabulary of text; all others than the most frequent become ``<unk>``.
 
     Raises
     ------
@@ -78,7 +81,12 @@ def load_dataset(
     DataUnavailable
         The files could not be found or fetched.
     """
-    for key, value in {"limit": limit, "test_limit": test_limit, "steps": steps}.items():
+    for key, value in {
+        "limit": limit,
+        "test_limit": test_limit,
+        "steps": steps,
+        "words": words,
+    }.items():
         if value is not None and value < 1:
             raise ValueError(f"{name}: {key} must be at least 1, not {value}")
     directory = fetch(name, cache_dir)
@@ -87,7 +95,7 @@ def load_dataset(
         "fashion_mnist": read_mnist,
         "cifar10": read_cifar10,
         "imagenet": read_imagenet,
-        "penn_treebank": partial(read_windows, steps=steps),
+        "penn_treebank": partial(read_windows, steps=steps, words=words),
     }
     if name not in readers:
         raise ValueError(f"no reader for data set {name!r}; there are: {', '.join(readers)}")
@@ -343,6 +351,17 @@ def read_penn_treebank(directory: Path) -> Corpus:
     return Corpus(**tokens, words=words)
 
 
+def fewer_words(corpus: Corpus, words: int) -> Corpus:
+    """The corpus with a vocabulary of ``words``: the most frequent, and ``<unk>``, the last one."""
+    others = [number for number, word in enumerate(corpus.words) if word != UNKNOWN]
+    kept = torch.tensor(others[: words - 1], dtype=torch.int64)
+    number = torch.full((len(corpus.words),), len(kept))
+    number[kept] = torch.arange(len(kept))
+    names = tuple(corpus.words[old] for old in kept.tolist()) + (UNKNOWN,)
+    splits = (number[tokens] for tokens in (corpus.train, corpus.valid, corpus.test))
+    return Corpus(*splits, words=names)
+
+
 def windows(tokens: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Cut (n,) tokens into consecutive (k, steps) inputs and the (k, steps) tokens that follow.
 
@@ -354,8 +373,10 @@ def windows(tokens: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     return tokens[: k * steps].view(k, steps), tokens[1 : k * steps + 1].view(k, steps)
 
 
-def read_windows(directory: Path, steps: int = 35) -> Dataset:
+def read_windows(directory: Path, steps: int = 35, words: int | None = None) -> Dataset:
     """Penn Treebank as windows of ``steps`` tokens with the next token at each step to predict."""
     corpus = read_penn_treebank(directory)
+    if words is not None and words < len(corpus.words):
+        corpus = fewer_words(corpus, words)
     train, test = windows(corpus.train, steps), windows(corpus.test, steps)
     return Dataset(directory.name, *train, *test, len(corpus.words), (steps,))

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+)
 
 from methods import compression
+from methods.compression import Compressor
+from testbed import measuring
 from testbed.training import models
 
 PROFILES = Path(__file__).parents[2] / "data" / "devices.yaml"
+
+
+class Coding(BaseModel):
+    """What encoding and then decoding one tensor cost: ``fixed_s + bytes / rate`` seconds.
+
+    ``rate`` is in bytes of float32 input a second; ``decode`` is the share that decoding takes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rate: PositiveFloat
+    fixed_s: NonNegativeFloat = 0.0
+    decode: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+def _named(value: Any) -> Any:
+    return value if isinstance(value, dict | Coding) else {"rate": value}
 
 
 class Device(BaseModel):
@@ -24,24 +52,45 @@ class Device(BaseModel):
     title: str
     source: str
     flops: PositiveFloat
+    samples_per_s: dict[str, PositiveFloat] = {}
     round_overhead_s: float
-    compression: dict[str, float]
+    compression: dict[str, Annotated[Coding, BeforeValidator(_named)]]
 
-    def compute_s(self, flops_per_image: float, batch: int) -> float:
-        """Seconds of one local iteration (forward and backward) over ``batch`` images."""
-        return self.round_overhead_s + flops_per_image * batch / self.flops
+    def compute_s(self, flops_per_sample: float, batch: int, model: str = "") -> float:
+        """Seconds of one local iteration (forward and backward) over ``batch`` samples.
 
-    def compression_s(self, codec: str, nbytes: float) -> float:
-        """Seconds to encode and decode ``nbytes`` of float32 values."""
-        rate = self.compression.get(codec, self.compression.get("other"))
-        if rate is None:
+        By the rate known for ``model``, else by operations.
+        """
+        if model in self.samples_per_s:
+            return self.round_overhead_s + batch / self.samples_per_s[model]
+        return self.round_overhead_s + flops_per_sample * batch / self.flops
+
+    def coding(self, codec: str) -> Coding:
+        """The cost of a codec. Raises ValueError where the profile has none."""
+        found = self.compression.get(codec, self.compression.get("other"))
+        if found is None:
             raise ValueError(f"device {self.title!r} has no compression rate for {codec!r}")
-        return nbytes / rate
+        return found
+
+    def encode_s(self, codec: str, nbytes: float) -> float:
+        """Seconds to encode one tensor of ``nbytes`` of float32 values."""
+        cost = self.coding(codec)
+        return (1 - cost.decode) * (cost.fixed_s + nbytes / cost.rate)
+
+    def decode_s(self, codec: str, nbytes: float) -> float:
+        """Seconds to decode one payload that stands for ``nbytes`` of float32 values."""
+        cost = self.coding(codec)
+        return cost.decode * (cost.fixed_s + nbytes / cost.rate)
+
+    def compression_s(self, codec: str, nbytes: float, tensors: int = 1) -> float:
+        """Seconds to encode and decode ``nbytes`` of float32 values, in so many tensors."""
+        cost = self.coding(codec)
+        return tensors * cost.fixed_s + nbytes / cost.rate
 
 
 @cache
 def profiles(path: Path = PROFILES) -> dict[str, Device]:
-    """All profiles of the file.
+    """All profiles of the file, and of ``recorded/*.yaml`` beside it (measured on other machines).
 
     Raises
     ------
@@ -49,11 +98,12 @@ def profiles(path: Path = PROFILES) -> dict[str, Device]:
         A profile that does not fit; names the file, the profile and the field.
     """
     found = {}
-    for name, entry in yaml.safe_load(path.read_text()).items():
-        try:
-            found[name] = Device(**entry)
-        except ValidationError as error:
-            raise ValueError(f"{path.name}: profile {name!r}: {error}") from error
+    for file in [path, *sorted(path.parent.glob("recorded/*.yaml"))]:
+        for name, entry in yaml.safe_load(file.read_text()).items():
+            try:
+                found[name] = Device(**entry)
+            except ValidationError as error:
+                raise ValueError(f"{file.name}: profile {name!r}: {error}") from error
     return found
 
 
@@ -71,7 +121,8 @@ def profile(name: str) -> Device:
 def measure(values: int = 2_000_000, repeats: int = 5) -> Device:
     """Measure this machine, with the threads torch has now: the median of ``repeats`` runs.
 
-    Computing is timed on LeNet-5 at batch 64, compressing on ``values`` normal float32 values.
+    Computing is timed on LeNet-5 at batch 64, coding with every codec's defaults on 64 and on
+    ``values`` normal float32 values: a line through the two gives the fixed cost and the rate.
     """
     model = models.make("lenet5")
     images, labels = torch.randn(64, 1, 28, 28), torch.arange(64) % 10
@@ -80,30 +131,32 @@ def measure(values: int = 2_000_000, repeats: int = 5) -> Device:
         model.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
 
-    flops = models.flops_per_image(models.make("lenet5"), (1, 28, 28)) * 64
-    gradient = torch.randn(values, generator=torch.Generator().manual_seed(0))
-    rates = {}
-    for name in compression.names():
-        codec = compression.load(name)
-        if codec.one_shot:
-            seconds = _median_s(
-                lambda codec=codec: codec.decompress(codec.compress(gradient, "probe")), repeats
-            )
-            rates[name] = 4 * values / seconds
+    flops = models.flops_per_sample(models.make("lenet5"), (1, 28, 28)) * 64
+    codings = {
+        name: measure_coding(partial(compression.load, name), values, repeats)
+        for name in compression.names()
+    }
+    slowest = min(codings.values(), key=lambda cost: cost.rate)
     return Device(
         title="this machine's CPU",
         source=f"measured with {torch.get_num_threads()} threads",
-        flops=flops / _median_s(step, repeats),
+        flops=flops / measuring.median_s(step, repeats),
         round_overhead_s=0.0,
-        compression=rates | {"other": min(rates.values())},
+        compression=codings | {"other": slowest},
     )
 
 
-def _median_s(function, repeats: int) -> float:
-    function()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
+def measure_coding(
+    make: Callable[[], Compressor], values: int, repeats: int, small: int = 64
+) -> Coding:
+    """What a codec costs on this machine: a line through tensors of ``small`` and ``values``."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(n, generator=generator) for n in (small, values)]
+    low, high = (measuring.coding(make, [tensor], repeats) for tensor in tensors)
+    # Noise may tilt the line of a codec that costs next to nothing.
+    slope = max((high.total_s - low.total_s) / (4 * (values - small)), 1e-13)
+    return Coding(
+        rate=1 / slope,
+        fixed_s=max(low.total_s - 4 * small * slope, 0.0),
+        decode=high.decode_s / high.total_s,
+    )

@@ -16,11 +16,15 @@ from torch import nn
 from methods import compression, fusion
 from methods.compression import Compressor
 from methods.exchange import Exchange, Topology
+from methods.fusion import Costs
 from testbed.training import models
 from testbed.training.augmentation import crop, flip
 from testbed.training.datasets import Dataset
 from testbed.training.recipe import Level, Part, Recipe
 from testbed.training.sampling import batches, split
+
+IMAGE_BATCH, TEXT_BATCH = 250, 16
+"""Samples that are evaluated at once: a window of text has scores for every word at every step."""
 
 Sizes = dict[str, dict[int, float] | float]
 """Bytes by message slot: by sender for ``push``, one number for ``pull``."""
@@ -49,11 +53,13 @@ class Traffic:
     """What one aggregation put on the wire: payload bytes, and bytes that went through codecs.
 
     ``rounds`` has an entry for each round of communication; ``coded`` counts, by codec, the
-    float32 bytes that one party of each level encoded: the time-critical part of compression.
+    float32 bytes that one party of each level encoded: the time-critical part of compression;
+    ``calls`` counts the tensors that they were in.
     """
 
     rounds: list[Sizes] = field(default_factory=list)
     coded: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
 
 
 def check_pair(exchange: Exchange, codec: Compressor) -> None:
@@ -77,6 +83,7 @@ class Learner:
         dataset: Dataset,
         exchange: Exchange,
         topology: Topology,
+        costs: Costs | None = None,
     ) -> None:
         self.recipe, self.exchange, self.topology = recipe, exchange, topology
         cuda = recipe.accelerator != "cpu" and torch.cuda.is_available()
@@ -85,6 +92,9 @@ class Learner:
             raise ValueError("accelerator: cuda asked for, but torch sees no CUDA device")
         self.model = model.to(self.device)
         self.data = _on(dataset, self.device)
+        self.text = dataset.train_y.ndim > 1
+        if self.text and recipe.augment:
+            raise ValueError(f"augment: {recipe.dataset} is text, only images are augmented")
         self.nodes = [int(node) for node in topology.workers]
         self.rank = {node: rank for rank, node in enumerate(self.nodes)}
         self._streams = self._make_streams()
@@ -95,7 +105,9 @@ class Learner:
         # Backward produces the last layer's gradient first; fusion groups follow that order.
         order = list(range(len(parameters)))[::-1]
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        groups = grouping([parameters[i].numel() for i in order])
+        if grouping.needs_costs and costs is None:
+            raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
+        groups = grouping([parameters[i].numel() for i in order], costs)
         self.groups = [[order[i] for i in group] for group in groups]
         initial = Replica(
             [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
@@ -139,10 +151,11 @@ class Learner:
         key = (direction, level, node)
         if key not in self._codecs:
             codec = compression.load(part.name, **part.parameters)
-            if hasattr(codec, "seed") and "seed" not in part.parameters:
-                # One seed for all parties: some codecs must draw alike everywhere.
-                codec = compression.load(part.name, **part.parameters, seed=self._codec_seed)
-            self._codecs[key] = codec
+            # One seed for all parties: some codecs must draw alike everywhere. Those that must not
+            # have a party's number besides; servers come after the workers, the central one first.
+            own = dict(seed=self._codec_seed, party=self.rank.get(node, len(self.rank) + 1 + node))
+            own = {name: own[name] for name in own if hasattr(codec, name)}
+            self._codecs[key] = compression.load(part.name, **(own | part.parameters))
         return self._codecs[key]
 
     # Gradients and updates ---------------------------------------------------------------------
@@ -159,7 +172,9 @@ class Learner:
         images = self._prepare(images)
         for parameter in self.parameters:
             parameter.grad = None
-        loss = nn.functional.cross_entropy(self.model(images), self.data.train_y[index])
+        # Scores of text come token by token.
+        labels = self.data.train_y[index].flatten()
+        loss = nn.functional.cross_entropy(self.model(images), labels)
         if not torch.isfinite(loss):
             raise Diverged(f"loss of worker {worker} is {loss.item()}; lower lr")
         loss.backward()
@@ -168,7 +183,9 @@ class Learner:
         return [parameter.grad for parameter in self.parameters]
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """Standardised images; grey ones are repeated for a model that takes colours."""
+        """Standardised images, grey ones repeated for a model that takes colours; text as it is."""
+        if self.text:
+            return images
         images = self.data.prepare(images)
         channels = self.recipe.model.parameters.get("in_channels", images.shape[1])
         return images.expand(-1, channels, -1, -1) if images.shape[1] == 1 else images
@@ -182,6 +199,9 @@ class Learner:
     def update(self, replica: Replica, gradient: Sequence[torch.Tensor]) -> Replica:
         """SGD with momentum and weight decay (torch's form); returns a new replica."""
         recipe = self.recipe
+        lr = recipe.lr_at(replica.version)
+        if recipe.clip_norm is not None:
+            gradient = clipped(gradient, recipe.clip_norm)
         parameters, velocity = [], []
         held = replica.velocity or [None] * len(replica.parameters)
         for value, step, speed in zip(replica.parameters, gradient, held, strict=True):
@@ -190,7 +210,7 @@ class Learner:
             if recipe.momentum:
                 step = step.clone() if speed is None else speed.mul(recipe.momentum).add_(step)
                 velocity.append(step)
-            parameters.append(value.sub(step, alpha=recipe.lr))
+            parameters.append(value.sub(step, alpha=lr))
         buffers = [buffer.clone() for buffer in replica.buffers]
         return Replica(parameters, buffers, velocity or None, replica.version + 1)
 
@@ -285,18 +305,25 @@ class Learner:
     # Evaluation ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, replica: Replica, batch: int = 250) -> tuple[float, float]:
-        """Test accuracy (%) and mean test loss of ``replica``."""
+    def evaluate(self, replica: Replica) -> tuple[float, float]:
+        """Test accuracy (%) and mean test loss of ``replica``, over images or over words."""
+        batch = TEXT_BATCH if self.text else IMAGE_BATCH
         self._load(replica)
         self.model.eval()
         correct, loss = 0, 0.0
         for images, labels in zip(
             self.data.test_x.split(batch), self.data.test_y.split(batch), strict=True
         ):
-            scores = self.model(self._prepare(images))
+            scores, labels = self.model(self._prepare(images)), labels.flatten()
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
-        return 100 * correct / len(self.data.test_y), loss / len(self.data.test_y)
+        return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
+
+
+def clipped(gradient: Sequence[torch.Tensor], norm: float) -> Sequence[torch.Tensor]:
+    """``gradient``, scaled down if all of it together is longer than ``norm``."""
+    length = torch.stack([torch.linalg.vector_norm(part) for part in gradient]).norm()
+    return [part * (norm / length) for part in gradient] if length > norm else gradient
 
 
 def _on(dataset: Dataset, device: torch.device) -> Dataset:
@@ -336,3 +363,4 @@ def _code(traffic: Traffic, name: str, tensors: dict[int, torch.Tensor]) -> None
     # Parties of a level work side by side: the level costs what one of them takes.
     nbytes = max(4 * tensor.numel() for tensor in tensors.values())
     traffic.coded[name] = traffic.coded.get(name, 0.0) + nbytes
+    traffic.calls[name] = traffic.calls.get(name, 0) + 1

@@ -1,16 +1,19 @@
 """Models by name, and the tensors whose gradients travel.
 
-The residual networks follow the layout whose sizes GeoMX prints (Tables 1 and 2): the Gluon
-``resnet*_v1`` family, which is torchvision's network with biased 1×1 convolutions inside bottleneck
-blocks, ten classes, and BatchNorm's scale and shift left out of the count.
+The networks ``resnet*_v1`` follow the layout whose sizes GeoMX prints (Tables 1 and 2): the Gluon
+family, which is torchvision's network with biased 1×1 convolutions inside bottleneck blocks, ten
+classes, and BatchNorm's scale and shift left out of the count. Sketch-Fusion's models (Table 3) are
+``resnet20``, ``vgg16``, ``resnet50`` and ``lstm``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 
@@ -117,6 +120,136 @@ def resnet101_v1(in_channels: int = 3, classes: int = 10) -> nn.Module:
     return _resnet_v1(101, in_channels, classes)
 
 
+class _PlainBlock(nn.Module):
+    """Two 3×3 convolutions; where the shape changes the shortcut subsamples and pads channels with
+    zeros (He et al., option A), so it has no parameters."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.stride, self.extra = stride, out - into
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        before = self.extra // 2
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        shortcut = functional.pad(shortcut, (0, 0, 0, 0, before, self.extra - before))
+        return functional.relu(y + shortcut)
+
+
+def _resnet_cifar(blocks: int, width: int, in_channels: int, classes: int) -> nn.Module:
+    network = nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+    )
+    into = width
+    for stage in range(3):
+        for block in range(blocks):
+            out = width * 2**stage
+            network.append(_PlainBlock(into, out, 2 if stage and not block else 1))
+            into = out
+    network.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, classes)])
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+@_model
+def resnet20(width: int = 16, in_channels: int = 3, classes: int = 10) -> nn.Module:
+    """He et al., CVPR 2016, section 4.2, n = 3, for 32×32 images: 0.27 million values."""
+    return _resnet_cifar(3, width, in_channels, classes)
+
+
+@_model
+def resnet8(width: int = 16, in_channels: int = 3, classes: int = 10) -> nn.Module:
+    """The same family with n = 1."""
+    return _resnet_cifar(1, width, in_channels, classes)
+
+
+@_model
+def vgg16(batch_norm: bool = True, in_channels: int = 3, classes: int = 10) -> nn.Module:
+    """VGG-16 as it is trained on 32×32 images: 13 convolutions and one linear layer, 14.7 million
+    values. BatchNorm after each convolution is what makes it train; the document says neither."""
+    layers: list[nn.Module] = []
+    into = in_channels
+    for repeat, out in [(2, 64), (2, 128), (3, 256), (3, 512), (3, 512)]:
+        for _ in range(repeat):
+            layers.append(nn.Conv2d(into, out, 3, padding=1))
+            layers += [nn.BatchNorm2d(out)] if batch_norm else []
+            layers.append(nn.ReLU())
+            into = out
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(into, classes))
+
+
+class LanguageModel(nn.Module):
+    """Embedding, LSTM layers and a score for every word; see :func:`lstm`."""
+
+    def __init__(
+        self, words: int, hidden: int, embedding: int, layers: int, tied: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        if tied and hidden != embedding:
+            raise ValueError(f"lstm: tied needs hidden ({hidden}) equal to embedding ({embedding})")
+        self.embedding = nn.Embedding(words, embedding)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        # One module a layer: the gradients of a layer are ready before those of the layer below.
+        widths = [embedding] + [hidden] * (layers - 1)
+        self.layers = nn.ModuleList(nn.LSTM(w, hidden, batch_first=True) for w in widths)
+        self.output = nn.Linear(hidden, words)
+        if tied:
+            self.output.weight = self.embedding.weight
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, steps) word numbers to (batch · steps, words) scores of the words that follow."""
+        values = self.dropout(self.embedding(tokens))
+        for layer in self.layers:
+            values = self.dropout(layer(values)[0])
+        return self.output(values).flatten(0, 1)
+
+
+@_model
+def lstm(
+    words: int = 10_000,
+    hidden: int = 650,
+    embedding: int | None = None,
+    layers: int = 2,
+    tied: bool = False,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A word-level language model whose hidden state starts at zero in every window.
+
+    Sketch-Fusion prints "two hidden layers" and no widths; 650 is the medium model of Zaremba et
+    al. (2014). ``embedding`` is as wide as ``hidden`` if None.
+    """
+    return LanguageModel(words, hidden, embedding or hidden, layers, tied, dropout)
+
+
+def _of_torchvision(name: str, classes: int = 1000) -> nn.Module:
+    from testbed.training._torchvision import torchvision
+
+    return getattr(torchvision.models, name)(num_classes=classes)
+
+
+MODELS |= {
+    name: partial(_of_torchvision, name)
+    for name in ("resnet50", "resnet101", "resnet152", "densenet121", "mobilenet_v2")
+}
+MODELS["vgg16_imagenet"] = partial(_of_torchvision, "vgg16")
+
+_CIFAR, _MNIST, _WINDOW = ("resnet20", "resnet8", "vgg16"), ("lenet5", "strided_cnn"), ("lstm",)
+
+
+def sample_shape(name: str) -> tuple[int, ...]:
+    """Shape of one sample as the model ``name`` is commonly trained: an image, or tokens."""
+    shapes = dict.fromkeys(_CIFAR, (3, 32, 32)) | dict.fromkeys(_MNIST, (1, 28, 28))
+    return (shapes | dict.fromkeys(_WINDOW, (35,))).get(name, (3, 224, 224))
+
+
 def gradient_shapes(model: nn.Module, norm: bool = True) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors whose gradients travel, in the model's order.
 
@@ -144,13 +277,55 @@ def image_shape(part_parameters: dict, shape: tuple[int, ...]) -> tuple[int, ...
     return (part_parameters.get("in_channels", shape[0]), *shape[1:])
 
 
-def flops_per_image(model: nn.Module, image: tuple[int, ...]) -> float:
-    """Floating-point operations of one forward and backward pass of one image, counted."""
+def samples(model: nn.Module, shape: tuple[int, ...], batch: int) -> torch.Tensor:
+    """Made-up samples on the device of ``model``: images, or tokens for a language model."""
+    device = next(model.parameters()).device
+    count = torch.arange(batch * torch.Size(shape).numel(), device=device).view(batch, *shape)
+    if isinstance(model, LanguageModel):
+        return count % model.embedding.num_embeddings
+    return torch.sin(count.float())
+
+
+def flops_by_module(model: nn.Module, sample: tuple[int, ...]) -> dict[str, tuple[float, float]]:
+    """Floating-point operations a sample of each module that has parameters of its own.
+
+    Returns
+    -------
+    module name -> (forward, backward), in the order of the model. Backward costs a layer twice its
+    forward pass, for the gradients of its weights and of its input; only once where the input is
+    the sample itself. Matrix products and convolutions count; elementwise work does not.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     # Counted on the meta device: only shapes matter. BatchNorm needs more than one value.
     probe = model.to("meta").train()
-    batch = torch.empty((2, *image), device="meta")
+    inner = {
+        name: module
+        for name, module in probe.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    }
+    passes: dict[str, int] = {}
+
+    def note(name: str) -> Callable:
+        def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            passes[name] = 1 + inputs[0].requires_grad
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(note(name)) for name, module in inner.items()]
     with FlopCounterMode(display=False) as counter:
-        probe(batch).sum().backward()
-    return counter.get_total_flops() / 2
+        probe(samples(probe, sample, batch=2))
+    for hook in hooks:
+        hook.remove()
+    counts = counter.get_flop_counts()
+    root = type(probe).__name__
+    found = {}
+    for name in inner:
+        forward = sum(counts.get(f"{root}.{name}" if name else root, {}).values()) / 2
+        found[name] = (forward, passes.get(name, 0) * forward)
+    return found
+
+
+def flops_per_sample(model: nn.Module, sample: tuple[int, ...]) -> float:
+    """Floating-point operations of one forward and backward pass of one sample, counted."""
+    return sum(forward + backward for forward, backward in flops_by_module(model, sample).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -58,6 +59,14 @@ class Recipe(BaseModel):
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
+    words, steps: of text: the vocabulary that is kept, and tokens a window.
+    lr_steps: from so many updates on, the learning rate is multiplied by so much (once each).
+    clip_norm: the aggregated gradient is scaled down to at most this norm.
+    overlap: whether coding and communication overlap with backward, in the groups of the fusion, on
+        one flat cluster whose links have the rate ``lan``. If not, they follow on each other.
+    overhead_s: with overlap, seconds of a round of communication besides the transfers.
+    timed_workers, timed_batch: with overlap, the cluster and the batch that are timed, where fewer
+        workers or smaller batches train in their stead.
     optimizer_at: ``worker`` (the aggregate gradient comes back) or ``server`` (parameters do).
     """
 
@@ -75,11 +84,16 @@ class Recipe(BaseModel):
     norm: bool = True
     dataset: str
     limit: PositiveInt | None = None
+    test_limit: PositiveInt | None = None
+    words: PositiveInt | None = None
+    steps: PositiveInt = 35
     workers: tuple[PositiveInt, ...]
     sampler: Literal["random", "sequential"] = "random"
     augment: bool = False
     batch: PositiveInt
     lr: PositiveFloat
+    lr_steps: dict[PositiveInt, PositiveFloat] = {}
+    clip_norm: PositiveFloat | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     optimizer_at: Literal["worker", "server"] = "worker"
@@ -89,6 +103,10 @@ class Recipe(BaseModel):
     scale: Scale
     device: str
     compute_s: Annotated[float, Field(ge=0)] | None = None
+    overlap: bool = False
+    overhead_s: Annotated[float, Field(ge=0)] = 0.0
+    timed_workers: PositiveInt | None = None
+    timed_batch: PositiveInt | None = None
     networks: dict[str, Link]
     torch_threads: PositiveInt = 1
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
@@ -98,3 +116,20 @@ class Recipe(BaseModel):
         if not self.networks:
             raise ValueError("networks: name at least one case")
         return self
+
+    @model_validator(mode="after")
+    def _overlaps(self) -> Recipe:
+        if self.overlap:
+            if len(self.workers) != 1 or len(self.levels) != 1 or self.optimizer_at != "worker":
+                raise ValueError(
+                    "overlap needs workers of one site, a flat exchange (one level) and "
+                    "optimizer_at: worker"
+                )
+        elif self.overhead_s or self.timed_workers or self.timed_batch:
+            raise ValueError("overhead_s, timed_workers and timed_batch need overlap: true")
+        return self
+
+    def lr_at(self, update: int) -> float:
+        """The learning rate of update number ``update``, counted from 0."""
+        factors = [factor for start, factor in self.lr_steps.items() if update >= start]
+        return self.lr * math.prod(factors)

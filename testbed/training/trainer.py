@@ -11,32 +11,37 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from methods import exchange, synchronization
+from methods import compression, exchange, fusion, synchronization
 from methods.exchange import Plan, Topology
+from methods.fusion import Costs
 from methods.synchronization import Continue, Finished, Policy, Sync, Synced, Timer
-from testbed.network import Network, geo_sites, simulate
+from testbed.network import Network, geo_sites, simulate, star
 from testbed.results import Row
-from testbed.training import models
-from testbed.training.datasets import load_dataset
+from testbed.training import models, pipeline
+from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.device import Device, profile
-from testbed.training.learner import Diverged, Learner, Sizes, Traffic
-from testbed.training.recipe import Link, Recipe
+from testbed.training.learner import Diverged, Learner, Sizes, Traffic, check_pair
+from testbed.training.recipe import Link, Part, Recipe
 
 Progress = Callable[[str], None]
+
+LARGEST_LOSS = 700.0
+"""The perplexity of a larger loss does not fit a float."""
 
 
 def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> Iterator[Row]:
     """Run ``recipe`` and yield its result rows.
 
-    For every network of the recipe: ``test_accuracy`` (%), ``test_loss`` and ``bytes_sent`` (B,
-    payload bytes that one outermost party has sent and received so far), each with its round and
-    virtual time; then ``mean_round_time`` (s), and ``staleness`` (updates) for policies that look
-    at the clock. A run that diverges ends with a failed row a network.
+    For every network of the recipe: ``test_accuracy`` (%), ``test_loss``, for text
+    ``test_perplexity`` (exp of the loss), and ``bytes_sent`` (B, payload bytes that one outermost
+    party has sent and received so far), each with its round and virtual time; then
+    ``mean_round_time`` (s), and ``staleness`` (updates) for policies that look at the clock. A run
+    that diverges ends with a failed row a network.
     """
     torch.set_num_threads(recipe.torch_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -59,6 +64,10 @@ def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> I
             f"{recipe.synchronization.name} looks at the clock: one network a run, "
             f"not {len(recipe.networks)}"
         )
+    if recipe.overlap and not policy.clock_free:
+        raise ValueError(
+            f"{recipe.synchronization.name} looks at the clock: overlap cannot be true"
+        )
     engine = _lockstep if policy.clock_free else _event_driven
     try:
         yield from engine(session, policy)
@@ -77,6 +86,7 @@ class _Clock:
     link: Link
     topology: Topology
     now: float = 0.0
+    iteration_s: float = math.nan
     memo: dict[Any, float] = field(default_factory=dict)
 
     def exchange(self, plan: Plan, rounds: Sequence[Sizes]) -> float:
@@ -97,30 +107,71 @@ class _Session:
 
     def __init__(self, recipe: Recipe, progress: Progress, cache_dir) -> None:
         self.recipe, self.progress = recipe, progress
-        dataset = load_dataset(recipe.dataset, cache_dir=cache_dir, limit=recipe.limit)
+        dataset = load_dataset(
+            recipe.dataset,
+            cache_dir=cache_dir,
+            limit=recipe.limit,
+            test_limit=recipe.test_limit,
+            steps=recipe.steps,
+            words=recipe.words,
+        )
         self.device: Device = profile(recipe.device)
-        model = models.make(recipe.model.name, recipe.seed, **recipe.model.parameters)
-        stood = recipe.stands_for or recipe.model
+        part = fitting(recipe.model, dataset)
+        model = models.make(part.name, recipe.seed, **part.parameters)
+        stood = recipe.stands_for or part
         original = models.make(stood.name, **stood.parameters)
         own = models.count(models.gradient_shapes(model, norm=False))
         self.shrink = own / models.count(models.gradient_shapes(original, norm=False))
         if recipe.compute_s is None:
             image = models.image_shape(stood.parameters, dataset.shape)
-            flops = models.flops_per_image(original, image)
-            self.compute_s = self.device.compute_s(flops, recipe.batch)
+            flops = models.flops_per_sample(original, image)
+            self.compute_s = self.device.compute_s(flops, recipe.batch, stood.name)
         else:
             self.compute_s = recipe.compute_s
         self.exchange = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
-        self.clocks = [
-            _Clock(case, link, topology(recipe.workers, link, self.shrink))
-            for case, link in recipe.networks.items()
-        ]
-        self.learner = Learner(recipe, model, dataset, self.exchange, self.clocks[0].topology)
+        costs = None
+        if recipe.overlap:
+            (workers,) = recipe.workers
+            self.clocks = [_Clock(c, k, flat(workers, k)) for c, k in recipe.networks.items()]
+            costs = self._overlap(part, stood, dataset.shape)
+        else:
+            self.clocks = [
+                _Clock(case, link, topology(recipe.workers, link, self.shrink))
+                for case, link in recipe.networks.items()
+            ]
+        self.learner = Learner(
+            recipe, model, dataset, self.exchange, self.clocks[0].topology, costs
+        )
         self.sites = self._sites()
         outermost = self.exchange.groups(self.clocks[0].topology)[-1]
         self.parties = sum(map(len, outermost))
         self._plans: dict[tuple, Plan] = {}
         self.bytes_sent = 0.0
+
+    def _overlap(self, part: Part, stood: Part, shape: tuple[int, ...]) -> Costs:
+        """Time an iteration on every network; return the costs by which the learner groups."""
+        recipe = self.recipe
+        batch = recipe.timed_batch or recipe.batch
+        original, own = (
+            pipeline.layers(p, models.image_shape(p.parameters, shape), recipe.norm)
+            for p in (stood, part)
+        )
+        if recipe.compute_s is not None:
+            original = replace(original, sample_s=recipe.compute_s / batch)
+        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+        codec = compression.load(recipe.levels[-1].up.name, **recipe.levels[-1].up.parameters)
+        check_pair(self.exchange, codec)
+
+        def costs(layers: pipeline.Layers, link: Link) -> Costs:
+            cluster = flat(recipe.timed_workers or sum(recipe.workers), link)
+            methods = (codec, self.exchange, cluster)
+            rest = dict(efficiency=link.efficiency, overhead_s=recipe.overhead_s)
+            return pipeline.costs(self.device, layers, *methods, batch, **rest)
+
+        for clock in self.clocks:
+            timing = pipeline.overlapped(original, grouping, costs(original, clock.link))
+            clock.iteration_s = timing.iteration_s
+        return costs(own.standing_for(original), self.clocks[0].link)
 
     def _sites(self) -> list[int]:
         groups = self.exchange.groups(self.clocks[0].topology)[0]
@@ -136,9 +187,17 @@ class _Session:
 
     def compression_s(self, traffic: Traffic) -> float:
         return sum(
-            self.device.compression_s(codec, nbytes / self.shrink)
+            self.device.compression_s(codec, nbytes / self.shrink, traffic.calls[codec])
             for codec, nbytes in traffic.coded.items()
         )
+
+    def spend(self, clock: _Clock, members: Sequence[int], traffic: Traffic) -> None:
+        """Let the time of a round go by on ``clock``."""
+        if self.recipe.overlap:
+            clock.now += clock.iteration_s
+        else:
+            clock.now += self.compute_s + self.compression_s(traffic)
+            clock.now += clock.exchange(self.plan(members), traffic.rounds)
 
     def count_bytes(self, rounds: Sequence[Sizes]) -> None:
         """Add what an outermost party sent and received, in the mean over all of them."""
@@ -183,6 +242,9 @@ class _Session:
             point = dict(round=round_, time_s=clock.now, evidence="measured")
             yield self.row(clock, "test_accuracy", accuracy, "%", **point)
             yield self.row(clock, "test_loss", loss, "", **point)
+            if self.learner.text:
+                perplexity = math.exp(min(loss, LARGEST_LOSS))
+                yield self.row(clock, "test_perplexity", perplexity, "", **point)
             point["evidence"] = "computed"
             yield self.row(clock, "bytes_sent", self.bytes_sent / self.shrink, "B", **point)
 
@@ -197,6 +259,23 @@ def topology(workers: Sequence[int], link: Link, scale: float = 1.0) -> Topology
         wan_latency=link.wan_latency,
         colocated=link.colocated,
     )
+
+
+def flat(workers: int, link: Link) -> Topology:
+    """One cluster around a switch, by the rate and latency that a case gives its ``lan``."""
+    return star(workers, link.lan, latency=link.lan_latency)
+
+
+def fitting(part: Part, dataset: Dataset) -> Part:
+    """A language model for the words of its text; anything else as it is."""
+    if dataset.train_y.ndim == 1:
+        return part
+    words = part.parameters.get("words", dataset.n_classes)
+    if words != dataset.n_classes:
+        raise ValueError(
+            f"model {part.name}: words is {words}, {dataset.name} has {dataset.n_classes}"
+        )
+    return Part(name=part.name, **(part.parameters | {"words": words}))
 
 
 def complete(plan: Plan, sizes: Sizes) -> Sizes:
@@ -238,10 +317,8 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
             for rank in sync.members:
                 learner.replicas[rank] = held
             session.count_bytes(traffic.rounds)
-            plan = session.plan(sync.members)
             for clock in session.clocks:
-                clock.now += session.compute_s + session.compression_s(traffic)
-                clock.now += clock.exchange(plan, traffic.rounds)
+                session.spend(clock, sync.members, traffic)
             decisions += policy.on(Synced(sync.members, session.clocks[0].now))
         rounds += 1
         if rounds % recipe.evaluate_every == 0 or rounds == recipe.rounds:

@@ -14,12 +14,14 @@ from testbed.training.datasets import (
     ImageFiles,
     balanced_subset,
     channel_statistics,
+    fewer_words,
     load_dataset,
     read_cifar10,
     read_idx,
     read_imagenet,
     read_mnist,
     read_penn_treebank,
+    read_windows,
     windows,
 )
 from testbed.training.fetch import DataUnavailable
@@ -203,7 +205,7 @@ def test_reading_leaves_global_random_states_alone(toy):
 
 
 def test_bad_requests(toy):
-    for key in ("limit", "test_limit", "steps"):
+    for key in ("limit", "test_limit", "steps", "words"):
         with pytest.raises(ValueError, match=f"mnist: {key} must be at least 1, not 0"):
             load_dataset("mnist", **{key: 0})
     with pytest.raises(ValueError, match="no reader for data set 'other'"):
@@ -232,6 +234,30 @@ def test_text_with_a_new_word_is_refused(tmp_path):
     write_text(tmp_path, test=" z \n")
     with pytest.raises(ValueError, match=r"test has words that train lacks: \['z'\]"):
         read_penn_treebank(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "words", "names", "tokens"),
+    [
+        # a 3 times, <eos> and b twice, c once; the rare ones become <unk>, which comes last.
+        (" a b a \n c a b \n", 3, ("a", "<eos>", "<unk>"), [0, 2, 0, 1, 2, 0, 2, 1]),
+        (" a b a \n c a b \n", 1, ("<unk>",), [0] * 8),
+        # <unk> is a word of the text already, and does not count among the frequent ones.
+        (" <unk> a <unk> \n c a \n", 3, ("<eos>", "a", "<unk>"), [2, 1, 2, 0, 2, 1, 0]),
+    ],
+)
+def test_fewer_words(tmp_path, train, words, names, tokens):
+    write_text(tmp_path, train=train, valid=" a a \n", test=" a c \n")
+    corpus = fewer_words(read_penn_treebank(tmp_path), words)
+    assert corpus.words == names
+    assert corpus.train.tolist() == tokens
+    assert int(corpus.test.max()) < words
+
+
+def test_windows_of_fewer_words(tmp_path):
+    write_text(tmp_path)
+    assert read_windows(tmp_path, steps=2, words=3).n_classes == 3
+    assert read_windows(tmp_path, steps=2, words=9).n_classes == 4
 
 
 def test_windows_predict_the_next_token():

@@ -1,5 +1,6 @@
 """The virtual-time trainer against plain torch, closed forms and itself."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from methods import compression, exchange
 from testbed.network import geo_sites, simulate
 from testbed.results import frame
-from testbed.training import learner, models, trainer
+from testbed.training import datasets, learner, models, trainer
 from testbed.training.datasets import Dataset
 from testbed.training.device import Device
 from testbed.training.recipe import Level, Link, Part, Recipe
@@ -287,3 +288,161 @@ def test_seeds_fan_out_by_name():
     seeds = {learner.fan_out(seed, name) for seed in range(50) for name in ("split", "sampler 1")}
     assert len(seeds) == 100
     assert learner.fan_out(1, "split") == learner.fan_out(1, "split")
+
+
+# --- overlap -------------------------------------------------------------------------------------
+
+
+def overlapping(**changes):
+    defaults = dict(
+        exchange=Part(name="ring"), levels=(IDENTITY,), workers=(3,), overlap=True, batch=8
+    )
+    return defaults | changes
+
+
+def round_time(rows):
+    return rows.query("metric == 'mean_round_time'")["value"].item()
+
+
+def test_overlap_without_compression_on_an_infinite_network_takes_the_computing_time():
+    endless = {"one": Link(lan=1e30, wan=1e30)}
+    rows = run(**overlapping(networks=endless))
+    assert round_time(rows) == pytest.approx(0.25)
+    # By operations of the device, for another batch than the one that trains.
+    rows = run(**overlapping(networks=endless, compute_s=None, timed_batch=100))
+    model = models.make("lenet5", hidden=(20, 16))
+    assert round_time(rows) == pytest.approx(
+        models.flops_per_sample(model, (1, 28, 28)) * 100 / 1e9
+    )
+
+
+def test_overlap_times_the_whole_model_by_formula_and_leaves_learning_alone():
+    network = {"one": Link(lan=1e8, wan=1e8, lan_latency=1e-3, efficiency=0.5)}
+    numel = models.count(models.gradient_shapes(models.make("lenet5", hidden=(20, 16))))
+    spec = overlapping(networks=network, fusion=Part(name="whole_model"), overhead_s=0.125)
+    for workers in (None, 5):
+        rows = run(**spec, timed_workers=workers)
+        n = workers or 3
+        expected = 2 * (n - 1) * (4 * numel / n * 8 / 0.5e8 + 2e-3)
+        assert round_time(rows) == pytest.approx(0.25 + 0.125 + expected, rel=1e-6)
+    plain = run(**spec | dict(overlap=False, overhead_s=0.0))
+    for metric in ("test_loss", "bytes_sent"):
+        one, other = (r.loc[r["metric"] == metric, "value"].to_list() for r in (rows, plain))
+        assert one == other
+    layer_wise = run(**spec | dict(fusion=Part(name="layer_wise"), overhead_s=0.0))
+    assert 0.25 < round_time(layer_wise) < round_time(plain)
+
+
+def test_a_fusion_that_weighs_costs_groups_tensors_of_the_stand_in():
+    slow = {"one": Link(lan=1e7, wan=1e7, lan_latency=5e-3)}
+    part = Part(name="layer_fusion")
+    spec = overlapping(networks=slow, fusion=part, stands_for=Part(name="lenet5"))
+    whole, layer_wise = (
+        round_time(run(**spec | dict(fusion=Part(name=n)))) for n in ("whole_model", "layer_wise")
+    )
+    session = trainer._Session(recipe(**spec), lambda message: None, None)
+    groups = session.learner.groups
+    assert sorted(sum(groups, [])) == list(range(10)) and 1 < len(groups) < 10
+    assert round_time(run(**spec)) <= min(whole, layer_wise)
+    with pytest.raises(ValueError, match="layer_fusion weighs costs: it needs overlap: true"):
+        run(**spec | dict(overlap=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (overlapping(workers=(1, 1)), "overlap needs workers of one site"),
+        (overlapping(optimizer_at="server"), "optimizer_at: worker"),
+        (dict(timed_workers=4), "need overlap: true"),
+        (overlapping(exchange=Part(name="hips"), levels=(IDENTITY, IDENTITY)), "a flat exchange"),
+        (overlapping(levels=(Level(up=Part(name="bisparse")),)), "ring cannot carry bisparse"),
+    ],
+)
+def test_what_cannot_overlap_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        run(**changes)
+
+
+# --- codecs, learning rates and text -------------------------------------------------------------
+
+
+def test_every_party_knows_its_number_and_shares_the_seed(small_data, monkeypatch):
+    identity = type(compression.load("identity"))
+
+    @dataclasses.dataclass
+    class Drawing(identity):
+        seed: int = 0
+        party: int = 0
+
+    def load(name, **parameters):
+        return Drawing(**parameters)
+
+    monkeypatch.setattr(learner.compression, "load", load)
+    trained = make_learner(recipe(exchange=Part(name="hips")), small_data)
+    codecs = [trained._codec("up", 0, node, Part(name="drawing")) for node in (*trained.nodes, -1)]
+    assert [codec.party for codec in codecs] == [0, 1, 2, 3]
+    assert len({codec.seed for codec in codecs}) == 1
+    fixed = trained._codec("up", 1, 0, Part(name="drawing", party=9, seed=5))
+    assert (fixed.party, fixed.seed) == (9, 5)
+
+
+def test_learning_rates_follow_their_steps(small_data):
+    spec = recipe(lr=0.4, lr_steps={2: 0.5, 4: 0.1})
+    assert [spec.lr_at(update) for update in range(6)] == pytest.approx(
+        [0.4, 0.4, 0.2, 0.2, 0.02, 0.02]
+    )
+    trained = make_learner(spec, small_data)
+    ones = [torch.ones_like(p) for p in trained.parameters]
+    replica = trained.server
+    for _ in range(4):
+        replica = trained.update(replica, ones)
+    moved = trained.server.parameters[0] - replica.parameters[0]
+    assert moved.flatten().tolist() == pytest.approx([1.2] * moved.numel(), rel=1e-5)
+
+
+def test_clipping_is_torchs(small_data):
+    trained = make_learner(recipe(), small_data)
+    gradient = trained.gradient(0)
+    parameters = [nn.Parameter(torch.zeros_like(g)) for g in gradient]
+    for parameter, part in zip(parameters, gradient, strict=True):
+        parameter.grad = part.clone()
+    length = float(nn.utils.clip_grad_norm_(parameters, 0.01))
+    for ours, parameter in zip(learner.clipped(gradient, 0.01), parameters, strict=True):
+        torch.testing.assert_close(ours, parameter.grad, rtol=1e-3, atol=0)
+    assert all(map(torch.equal, learner.clipped(gradient, 2 * length), gradient))
+
+
+@pytest.fixture
+def small_text(monkeypatch):
+    """A text whose next word follows from the word before it, nine times of ten."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = [0]
+    for noise in torch.rand(2400, generator=generator).tolist():
+        tokens.append((tokens[-1] * 3 + 1) % 11 if noise < 0.9 else int(noise * 1e6) % 11)
+    x, y = datasets.windows(torch.tensor(tokens), 8)
+    data = Dataset("text", x[:240], y[:240], x[240:], y[240:], 11, (8,))
+    monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
+    return data
+
+
+TEXT = overlapping(
+    model=Part(name="lstm", hidden=16), batch=8, lr=2.0, momentum=0.9, clip_norm=0.5, rounds=120
+)
+
+
+def test_a_language_model_learns(small_text):
+    rows = run(**TEXT, evaluate_every=120)
+    first, last = rows.query("metric == 'test_loss'")["value"]
+    assert first == pytest.approx(math.log(11), abs=0.2) and last < first - 1
+    perplexity = rows.query("metric == 'test_perplexity'")["value"].to_list()
+    assert perplexity == pytest.approx([math.exp(first), math.exp(last)])
+    before, after = rows.query("metric == 'test_accuracy'")["value"]
+    assert before < 30 and 75 < after < 95
+
+
+def test_text_and_images_do_not_mix(small_text):
+    with pytest.raises(ValueError, match="only images are augmented"):
+        run(**TEXT, augment=True, evaluate_every=1)
+    wrong = TEXT | dict(model=Part(name="lstm", words=12))
+    with pytest.raises(ValueError, match="words is 12, text has 11"):
+        run(**wrong, evaluate_every=1)

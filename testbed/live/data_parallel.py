@@ -1,0 +1,403 @@
+"""Data-parallel training on real processes: groups of gradients leave during backward.
+
+What the virtual-time trainer simulates, on as many processes of this machine as the recipe has
+workers, joined by gloo. Batches, codecs and the update are the :class:`Learner`'s own, so the
+parameters are the trainer's; only BatchNorm's running statistics stay each rank's own.
+
+Source: Sketch-Fusion §4.1, Algorithm 2: a group is compressed and sent when the last of its
+gradients is there, while backward goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from methods import exchange, fusion
+from methods.fusion import Costs
+from testbed.live.processes import Tell, run_ranks
+from testbed.live.transport import Message, Messenger, reach
+from testbed.training import models, trainer
+from testbed.training.datasets import Dataset, load_dataset
+from testbed.training.learner import Learner
+from testbed.training.recipe import Part, Recipe
+
+HOST = "127.0.0.1"
+
+Groups = Sequence[Sequence[int]]
+"""Numbers of the tensors of each message, counted in the order in which backward produces them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a live run did.
+
+    Attributes
+    ----------
+    parameters: by name, after the last step; the same bits on every rank.
+    payload_bytes: (ranks, steps, rounds) int64, what each rank put in at each round of the codec.
+    groups: the messages of one step.
+    step_s: (ranks, steps) seconds: batch, forward, backward, communication and update.
+    busy_s: (ranks, steps) seconds that messages took to combine and decode, waiting for slower
+        ranks included.
+    exposed_s: (ranks, steps) seconds from the last launch until all sums were there; what it is
+        less than ``busy_s`` was hidden behind backward.
+    launched_early: share of messages that left while backward still owed gradients.
+    finished_early: share of messages that had come back when the last was launched.
+    """
+
+    parameters: dict[str, Tensor]
+    payload_bytes: np.ndarray
+    groups: Groups
+    step_s: np.ndarray
+    busy_s: np.ndarray
+    exposed_s: np.ndarray
+    launched_early: float
+    finished_early: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of :func:`measure_all`; for its fields see :func:`measure`."""
+
+    recipe: Recipe
+    steps: int
+    ordered: bool = False
+    ddp: bool = False
+    costs: Costs | None = None
+
+
+def measure(
+    recipe: Recipe,
+    steps: int,
+    ordered: bool = False,
+    *,
+    ddp: bool = False,
+    costs: Costs | None = None,
+    timeout_s: float = 120.0,
+) -> Run:
+    """Train ``recipe`` for ``steps`` on one process a worker.
+
+    Parameters
+    ----------
+    ordered: add payloads in the order of ranks, bit-equal to the virtual-time trainer; else gloo's
+        all-reduce adds in an order of its own.
+    ddp: let torch's DistributedDataParallel carry the whole model through :func:`ddp_hook`;
+        needs the fusion ``whole_model``.
+    costs: for a fusion that needs them, in the order in which backward produces gradients.
+    timeout_s: longest silence of the ranks; then the run is ended.
+
+    Raises
+    ------
+    ValueError
+        A recipe that is not a flat, synchronous one with the optimizer at the workers.
+    RankFailed
+        A rank failed, died or hung; nothing is left running.
+    """
+    (run,) = measure_all([Case(recipe, steps, ordered, ddp, costs)], timeout_s=timeout_s)
+    return run
+
+
+def measure_all(
+    cases: Sequence[Case], *, dataset: Dataset | None = None, timeout_s: float = 120.0
+) -> list[Run]:
+    """Runs one after the other on the same processes, which take seconds to start.
+
+    ``dataset`` stands in for the recipes' own. Raises as :func:`measure`, and ValueError for cases
+    of different numbers of workers.
+    """
+    sizes = sorted({sum(case.recipe.workers) for case in cases})
+    if len(sizes) != 1:
+        raise ValueError(f"workers: all cases need the same number, not {sizes}")
+    (ranks,) = sizes
+    for case in cases:
+        _check(case)
+    load = cache(load_dataset)
+    jobs = []
+    for case in cases:
+        recipe = case.recipe
+        wanted = {key: getattr(recipe, key) for key in ("limit", "test_limit", "steps", "words")}
+        data = dataset or load(recipe.dataset, **wanted)
+        groups = group(recipe, data, case.costs)
+        jobs.append(_Job(recipe, groups, data, case.steps, case.ordered, case.ddp))
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    # gloo would look for its interface by the machine's name.
+    environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    reports = run_ranks(
+        _rank,
+        ranks,
+        jobs,
+        ranks,
+        store.port,
+        timeout_s,
+        timeout_s=timeout_s,
+        environment=environment,
+    )
+    by_job = zip(*reports, strict=True)
+    return [_run(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
+
+
+def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Groups:
+    """The messages of ``recipe``, by its fusion."""
+    method = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+    shapes = models.gradient_shapes(_model(recipe, dataset), norm=recipe.norm)
+    return method([torch.Size(shape).numel() for shape in reversed(shapes.values())], costs)
+
+
+def ddp_hook(
+    messenger: Messenger,
+    parameters: Sequence[Tensor],
+    launched: Callable[[Message], None] = lambda message: None,
+) -> Callable[[object, dist.GradBucket], torch.futures.Future]:
+    """A hook for ``DistributedDataParallel.register_comm_hook``: the whole model in one message.
+
+    Every rank's gradient counts 1/ranks. DDP reorders its bucket after the first step, which would
+    scramble a codec's memory; the message always joins ``parameters`` in the order given.
+
+    Parameters
+    ----------
+    parameters: those that travel; gradients of others stay as they are.
+    launched: is told of each message.
+
+    Raises
+    ------
+    ValueError
+        More than one bucket: give DDP a larger ``bucket_cap_mb``.
+    """
+
+    def hook(state, bucket):  # DDP refuses annotations that are strings
+        if bucket.index() or not bucket.is_last():
+            raise ValueError("ddp_hook: the model fills several buckets; raise bucket_cap_mb")
+        places = {id(p): g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
+        gradients = [places[id(parameter)] for parameter in parameters]
+        done = torch.futures.Future()
+        message = messenger.launch(_share(gradients), 0)
+        launched(message)
+
+        def write(total) -> None:
+            try:
+                for gradient, piece in zip(
+                    gradients, _part(total.result(), gradients), strict=True
+                ):
+                    gradient.copy_(piece)
+                done.set_result(bucket.buffer())
+            except BaseException as error:
+                done.set_exception(error)
+
+        message.total.add_done_callback(write)
+        return done
+
+    return hook
+
+
+# One rank -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    recipe: Recipe
+    groups: Groups
+    dataset: Dataset
+    steps: int
+    ordered: bool
+    ddp: bool
+
+
+def _rank(
+    jobs: Sequence[_Job], ranks: int, port: int, timeout_s: float, rank: int, tell: Tell
+) -> list[dict]:
+    tell("joining")
+    patience = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(HOST, port, is_master=False, timeout=patience)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return [_train(job, rank, tell) for job in jobs]
+
+
+def _train(job: _Job, rank: int, tell: Tell) -> dict:
+    recipe, up = job.recipe, job.recipe.levels[0].up
+    torch.set_num_threads(recipe.torch_threads)
+    learner = make_learner(recipe, job.dataset)
+    names = models.gradient_shapes(learner.model, norm=recipe.norm)
+    last = len(names) - 1
+    groups = [[last - number for number in group] for group in job.groups]
+    codec = learner._codec("up", 0, learner.nodes[rank], up)
+    messenger = Messenger(codec, learner._codec("up", 0, -1, up), job.ordered)
+    backward = (_Ddp if job.ddp else _Hooks)(learner, groups, messenger)
+    sent, times, early = [], [], []
+    reach(dist.barrier)
+    for step in range(job.steps):
+        tell(f"computing step {step} of {up.name}")
+        start = time.perf_counter()
+        backward.begin()
+        try:
+            gradients = learner.gradient(rank)
+        except RuntimeError as error:
+            raise _cause(error, backward.messages) from error
+        tell(f"waiting in step {step} of {up.name}")
+        totals = backward.end(gradients)
+        arrived = time.perf_counter()
+        learner.replicas[rank] = learner.update(learner.replicas[rank], totals)
+        messages = backward.messages
+        ended = messages[-1].launched_at  # it took the last gradient
+        busy = sum(message.busy_s for message in messages)
+        times.append((time.perf_counter() - start, busy, arrived - ended))
+        sent.append([message.sent for message in messages])
+        back = sum(message.done_at <= ended for message in messages)
+        early.append((backward.launched_early / len(messages), back / len(messages)))
+    messenger.close()
+    final = learner.replicas[rank].parameters
+    digest = hashlib.blake2b(b"".join(p.numpy().tobytes() for p in final)).digest()
+    return dict(
+        parameters=dict(zip(names, final, strict=True)) if rank == 0 else None,
+        digest=digest,
+        sent=sent,
+        times=times,
+        early=early,
+    )
+
+
+def _model(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    part = trainer.fitting(recipe.model, dataset)
+    return models.make(part.name, recipe.seed, **part.parameters)
+
+
+def make_learner(recipe: Recipe, dataset: Dataset) -> Learner:
+    """A learner for a flat recipe, one message a tensor, on the processor."""
+    # Grouped by the caller, who has the costs.
+    recipe = recipe.model_copy(update={"fusion": Part(name="layer_wise"), "accelerator": "cpu"})
+    link = next(iter(recipe.networks.values()))
+    if recipe.overlap:
+        sites = trainer.flat(sum(recipe.workers), link)
+    else:
+        sites = trainer.topology(recipe.workers, link)
+    system = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
+    return Learner(recipe, _model(recipe, dataset), dataset, system, sites)
+
+
+class _Hooks:
+    """Launches each group as soon as the last of its gradients is there, in the order of groups."""
+
+    def __init__(self, learner: Learner, groups: Groups, messenger: Messenger) -> None:
+        self.parameters, self.groups, self.messenger = learner.parameters, groups, messenger
+        for number, parameter in enumerate(learner.parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
+
+    def begin(self) -> None:
+        self.owed = set(range(len(self.parameters)))
+        self.messages: list[Message] = []
+        self.launched_early = 0
+
+    def _arrived(self, number: int, parameter: Tensor) -> None:
+        self.owed.discard(number)
+        # A group that is complete out of turn waits: all ranks launch in one order.
+        for key, group in enumerate(self.groups[len(self.messages) :], len(self.messages)):
+            if not self.owed.isdisjoint(group):
+                return
+            share = _share([self.parameters[i].grad for i in group])
+            self.messages.append(self.messenger.launch(share, key))
+            self.launched_early += bool(self.owed)
+
+    def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        if self.owed:
+            raise ValueError(f"{len(self.owed)} parameters got no gradient; all must be used")
+        totals: list[Tensor] = list(gradients)
+        for group, message in zip(self.groups, self.messages, strict=True):
+            parts = _part(message.total.result(), [gradients[i] for i in group])
+            for index, part in zip(group, parts, strict=True):
+                totals[index] = part
+        return totals
+
+
+class _Ddp:
+    """The whole model through torch's DistributedDataParallel and :func:`ddp_hook`."""
+
+    launched_early = 0
+
+    def __init__(self, learner: Learner, groups: Groups, messenger: Messenger) -> None:
+        (order,) = groups
+        nbytes = sum(p.numel() * p.element_size() for p in learner.model.parameters())
+        model = DistributedDataParallel(
+            learner.model, bucket_cap_mb=nbytes // 2**20 + 1, forward_sync_buffers=False
+        )
+        parameters = [learner.parameters[i] for i in order]
+        hook = ddp_hook(messenger, parameters, lambda m: self.messages.append(m))
+        model.register_comm_hook(None, hook)
+        learner.model = model
+
+    def begin(self) -> None:
+        self.messages: list[Message] = []
+
+    def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        return list(gradients)  # DDP has waited and put the sums where the gradients were
+
+
+def _cause(error: RuntimeError, messages: Sequence[Message]) -> BaseException:
+    """The error of a message, if there is one: DDP wraps it into another, mangled one."""
+    failed = (m.total.exception() for m in messages if m.total.done())
+    return next((cause for cause in failed if cause is not None), error)
+
+
+def _share(gradients: Sequence[Tensor]) -> Tensor:
+    """What this rank adds to the mean: its gradients as one tensor, scaled as the learner does."""
+    one = gradients[0] if len(gradients) == 1 else torch.cat([g.flatten() for g in gradients])
+    return one * (1 / dist.get_world_size())
+
+
+def _part(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    pieces = total.flatten().split([tensor.numel() for tensor in like])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+# The parent -----------------------------------------------------------------------------------
+
+
+def _check(case: Case) -> None:
+    recipe = case.recipe
+    needed = {
+        "synchronization": (recipe.synchronization.name, "bsp"),
+        "optimizer_at": (recipe.optimizer_at, "worker"),
+        "levels": (len(recipe.levels), 1),
+    }
+    if case.ddp:
+        needed["fusion"] = (recipe.fusion.name, "whole_model")
+    for name, (has, allowed) in needed.items():
+        if has != allowed:
+            raise ValueError(f"{name}: a live run needs {allowed!r}, the recipe has {has!r}")
+    if case.steps < 1:
+        raise ValueError(f"steps must be at least 1, not {case.steps}")
+
+
+def _run(groups: Groups, reports: Sequence[dict]) -> Run:
+    apart = [rank for rank, one in enumerate(reports) if one["digest"] != reports[0]["digest"]]
+    if apart:
+        raise RuntimeError(f"parameters of ranks {apart} differ from rank 0's after the run")
+    sent = [one["sent"] for one in reports]
+    rounds = max(len(message) for steps in sent for step in steps for message in step)
+    payload_bytes = np.zeros((len(sent), len(sent[0]), rounds), np.int64)
+    for (rank, step), _ in np.ndenumerate(payload_bytes[..., 0]):
+        for message in sent[rank][step]:
+            payload_bytes[rank, step, : len(message)] += message
+    step_s, busy_s, exposed_s = np.moveaxis([one["times"] for one in reports], -1, 0)
+    launched, finished = np.mean([one["early"] for one in reports], axis=(0, 1))
+    return Run(
+        reports[0]["parameters"],
+        payload_bytes,
+        groups,
+        step_s,
+        busy_s,
+        exposed_s,
+        float(launched),
+        float(finished),
+    )

@@ -1,0 +1,144 @@
+"""Seconds that compressors take on this machine, and what to hold them against."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from methods.compression import Compressor, Payload
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Seconds until the first payload, from there until the last one, and after it."""
+
+    first_s: float
+    further_s: float
+    decode_s: float
+
+    @property
+    def encode_s(self) -> float:
+        return self.first_s + self.further_s
+
+    @property
+    def total_s(self) -> float:
+        return self.encode_s + self.decode_s
+
+
+def coding(make: Callable[[], Compressor], tensors: Sequence[torch.Tensor], repeats: int) -> Coding:
+    """One party's encoding and decoding of ``tensors``, one after the other.
+
+    Medians of ``repeats`` steps after one that is not counted: residuals are then in use, and
+    kernels compiled. The party is alone, so what it sent is what comes back; combining payloads is
+    not timed.
+    """
+    codec = make()
+    runs = [_once(codec, tensors) for _ in range(repeats + 1)][1:]
+    return Coding(*(statistics.median(column) for column in zip(*runs, strict=True)))
+
+
+def _once(codec: Compressor, tensors: Sequence[torch.Tensor]) -> tuple[float, float, float]:
+    first = further = decode = 0.0
+    for key, tensor in enumerate(tensors):
+        encoding = codec.encode(tensor, key)
+        start = time.perf_counter()
+        asked = next(encoding)
+        now = time.perf_counter()
+        first += now - start
+        while asked is not None:
+            payload, how = asked
+            start = time.perf_counter()
+            asked = _send(encoding, [payload] if how == "gather" else payload)
+            spent = time.perf_counter() - start
+            if asked is None:
+                decode += spent
+            else:
+                further += spent
+    return first, further, decode
+
+
+def _send(encoding, answer: Payload | list[Payload]):
+    try:
+        return encoding.send(answer)
+    except StopIteration:
+        return None
+
+
+def median_s(function: Callable[[], object], repeats: int) -> float:
+    """The median of ``repeats`` calls after one that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def copy_s(tensor: torch.Tensor, repeats: int) -> float:
+    """Seconds of a plain copy into memory that is already there."""
+    return median_s(partial(tensor.clone().copy_, tensor), repeats)
+
+
+def torch_topk_s(tensor: torch.Tensor, k: int, repeats: int) -> float:
+    """Seconds in which torch finds the ``k`` largest magnitudes and their values."""
+
+    def find() -> torch.Tensor:
+        return tensor[torch.topk(tensor.abs(), k, sorted=False).indices]
+
+    return median_s(find, repeats)
+
+
+def torch_power_sgd_s(tensors: Sequence[torch.Tensor], rank: int, repeats: int) -> float:
+    """Seconds of torch's own PowerSGD hook on ``tensors``, in a process group of one.
+
+    In a process of its own: where its last callback outlives a group, gloo ends the process.
+    """
+    from testbed.live.processes import run_ranks
+
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    arguments = (shapes, rank, repeats, torch.get_num_threads())
+    (seconds,) = run_ranks(_hook_s, 1, *arguments, timeout_s=600)
+    return seconds
+
+
+def _hook_s(
+    shapes: Sequence[tuple[int, ...]], rank: int, repeats: int, threads: int, *_: object
+) -> float:
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+    torch.set_num_threads(threads)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    state = hooks.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    state.iter = 2
+    bucket = _Bucket([torch.randn(shape) for shape in shapes])
+    return median_s(lambda: hooks.powerSGD_hook(state, bucket).wait(), repeats)
+
+
+class _Bucket:
+    """What a communication hook sees of a bucket that holds all gradients."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        pieces = self._flat.split([tensor.numel() for tensor in tensors])
+        self._views = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
+
+    def buffer(self) -> torch.Tensor:
+        return self._flat
+
+    def gradients(self) -> list[torch.Tensor]:
+        return self._views
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self._views
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True

@@ -1,0 +1,53 @@
+"""What test ranks do; a module of its own, because ranks import it by name."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+
+def answer(value, rank, tell):
+    return value * rank
+
+
+def die(rank, tell):
+    tell("about to die")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ConnectionError("nobody there")
+
+
+def hang(rank, tell):
+    tell("hanging")
+    time.sleep(600)
+
+
+def lose(rank, tell):
+    raise ConnectionError("nobody there")
+
+
+def fail_late(rank, tell):
+    """Rank 1 is to blame, but rank 0 reports first that it lost contact."""
+    if rank == 1:
+        time.sleep(0.5)
+        raise OSError("disk full")
+    raise ConnectionError("nobody there")
+
+
+def combine(port, jobs, rank, tell):
+    """Each job's payloads (one a rank) as they combine over gloo; an error as its text."""
+    import torch.distributed as dist  # here: the other functions start faster without
+
+    from methods import compression
+    from testbed.live import transport
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=len(jobs[0][0]))
+    answers = []
+    for payloads, how, ordered in jobs:
+        codec = compression.load(payloads[0].codec)
+        try:
+            answers.append(transport.combine(payloads[rank], how, codec, "key", ordered))
+        except ValueError as error:
+            answers.append(str(error))
+    return answers

@@ -1,0 +1,104 @@
+# Sketch-Fusion: compression timed here, throughput and fusion simulated, training, theorems, and
+# real processes.
+SKF = SETTINGS.recipes["sketch_fusion"]
+SKF_DIR = f"{RESULTS}/sketch_fusion"
+RUNS["sketch_fusion"] = SKF.runs(SCALE)
+SUMMARIES["sketch_fusion"] = dict(below_dense=SKF.target.below_dense, tables={})
+
+# The optional sections of the recipe that a job reads. What measures time runs alone.
+SKF_SIMULATED = {"models": ["tensors"], "scaling": [], "fusion": [], "theory": ["theory"]}
+SKF_MEASURED = {"measured": ["measured"], "live": ["live"]}
+
+
+def skf_sources(wildcards):
+    rooms = {
+        "theory": ["methods/compression/*.py"],
+        "models": [],
+    }.get(wildcards.experiment, ["methods/compression/*.py", "methods/fusion/*.py"])
+    rooms += [f"methods/exchange/{m.exchange}.py" for m in SKF.methods.values()]
+    testbed = NETWORK_SOURCES + TRAINING_SOURCES
+    if wildcards.experiment == "live":
+        testbed += sources("testbed/live/*.py")
+    if wildcards.experiment == "measured":
+        testbed += sources("testbed/live/processes.py")
+    return testbed + SHARED + sources(*rooms, "workflow/experiments/sketch_fusion.py")
+
+
+rule sketch_fusion_simulate:
+    input:
+        skf_sources,
+    output:
+        f"{SKF_DIR}/{{experiment}}.parquet",
+    log:
+        f"logs/{SCALE}/sketch_fusion/{{experiment}}.log",
+    benchmark:
+        f"{RESULTS}/jobs/sketch_fusion/{{experiment}}.tsv"
+    wildcard_constraints:
+        experiment="|".join(SKF_SIMULATED),
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        paper="sketch_fusion",
+        recipe=lambda wildcards: SKF.only(*SKF_SIMULATED[wildcards.experiment]),
+        scale=SCALE,
+    message:
+        "Sketch-Fusion: {wildcards.experiment}"
+    script:
+        "../scripts/experiment.py"
+
+
+rule sketch_fusion_measure:
+    input:
+        skf_sources,
+        data=lambda wildcards: (
+            f"results/data/{SKF.live.dataset}.json" if wildcards.experiment == "live" else []
+        ),
+    output:
+        f"{SKF_DIR}/{{experiment}}.parquet",
+    log:
+        f"logs/{SCALE}/sketch_fusion/{{experiment}}.log",
+    benchmark:
+        f"{RESULTS}/jobs/sketch_fusion/{{experiment}}.tsv"
+    wildcard_constraints:
+        experiment="|".join(SKF_MEASURED),
+    threads: workflow.cores
+    resources:
+        mem_mb=6000,
+    params:
+        paper="sketch_fusion",
+        recipe=lambda wildcards: SKF.only(*SKF_MEASURED[wildcards.experiment]),
+        scale=SCALE,
+    message:
+        "Sketch-Fusion: {wildcards.experiment}, timed on this machine"
+    script:
+        "../scripts/experiment.py"
+
+
+def skf_rows(*experiments):
+    return [f"{SKF_DIR}/{experiment}.parquet" for experiment in experiments]
+
+
+SKF_CURVES = {name: curves_of("sketch_fusion", name) for name in ("figure6", "lstm")}
+TABLES["sketch_fusion"] = {
+    "table1": skf_rows("measured"),
+    "table4": skf_rows("scaling"),
+    "fusion": skf_rows("fusion"),
+    "speed": skf_rows("measured"),
+    "live": skf_rows("live"),
+    "theory": skf_rows("theory"),
+}
+FIGURES["sketch_fusion"] = {
+    "figure1": skf_rows("models", "measured", "scaling"),
+    "figure2": skf_rows("scaling"),
+    "figure3": skf_rows("scaling", "measured"),
+    "figure4": skf_rows("scaling", "measured"),
+    "figure5": skf_rows("scaling", "measured"),
+    "figure6": SKF_CURVES["figure6"],
+    "lstm": SKF_CURVES["lstm"],
+    "fusion": skf_rows("fusion"),
+    "theory": skf_rows("theory"),
+}
+DATASETS["sketch_fusion"] = sorted(
+    {f"results/data/{d}.json" for d in (SKF.figure6.dataset, SKF.lstm.dataset, SKF.live.dataset)}
+)
