@@ -62,7 +62,8 @@ class Compressor:
     """Base of every compressor. State is per key; one instance serves one worker.
 
     One-shot codecs implement ``compress`` and ``decompress`` (and ``merge`` where ``combine`` is
-    ``merge``); codecs with several rounds override ``encode``.
+    ``merge``); codecs with several rounds override ``encode``. ``adds`` is false where the
+    aggregate is a vote of signs, not a sum: such a codec sends no zeros.
     """
 
     summary: ClassVar[str]
@@ -70,6 +71,7 @@ class Compressor:
     combine: ClassVar[Combine] = "sum"
     one_shot: ClassVar[bool] = True
     exact_bytes: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
 
     state: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
 

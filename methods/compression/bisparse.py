@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -94,6 +95,16 @@ class BiSparse(Compressor):
         """j = ⌊ratio·m⌋: the sample's rank of T, and pairs that one party sends at least."""
         return max(1, sampling.floor_share(self.sample_size(n), self.ratio))
 
+    @property
+    def exact_bytes(self) -> bool:
+        return self.format == "padded"
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        n = math.prod(shape)
+        if self.sparse(n):
+            return (8 * self.most(n),)
+        return (n * (4 if self.dense == "fp32" else 2),)
+
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
         n = flat.numel()
@@ -103,12 +114,12 @@ class BiSparse(Compressor):
         state = self._memory(key, flat, "velocity", "position")
         velocity, position = state["velocity"], state["position"]
         threshold = self._threshold(key, state, flat)
-        found = []
-        for block in sampling.blocks(flat):
-            u = position[block]
-            memory.momentum_correct(flat[block], velocity[block], u, self.momentum)
-            found.append(sampling.indices_at_least(u, threshold).add_(block.start))
-        sent = torch.cat(found)
+
+        def update(start: int, stop: int) -> None:
+            of_block = (x[start:stop] for x in (flat, velocity, position))
+            memory.momentum_correct(*of_block, self.momentum)
+
+        sent = sampling.indices_at_least(position, threshold, update)
         k = self.most(n)
         sent = sent[:k] if self.selection == "first" else sampling.largest_of(position, sent, k)
         values = position[sent]

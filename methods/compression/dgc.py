@@ -56,6 +56,7 @@ class Dgc(Compressor):
     summary: ClassVar[str] = "largest values, with momentum correction, clipping and warm-up"
     source: ClassVar[str] = "Lin et al. 2018 (GeoMX [10]); DDS, DGCompressor and DGCSGDMemory"
     combine: ClassVar[Combine] = "merge"
+    exact_bytes: ClassVar[bool] = False
 
     ratio: float = 0.001
     momentum: float = 0.9
@@ -97,14 +98,17 @@ class Dgc(Compressor):
 
     def ratio_at(self, step: int) -> float:
         """Share of values sent at ``step`` (from 0)."""
-        ratios = self.warmup
-        if not isinstance(ratios, tuple):
-            ratios = memory.warmup_ratios(self.ratio, ratios)
-        return memory.scheduled_ratio(step, self.ratio, ratios, self.steps_per_epoch)
+        return memory.scheduled_ratio(step, self.ratio, self._warmup(), self.steps_per_epoch)
 
     def sparse(self, n: int) -> bool:
         """Whether a tensor of ``n`` values travels sparse."""
         return n >= max(self.lower_bound, 1)
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        n = math.prod(shape)
+        if not self.sparse(n):
+            return (4 * n,)
+        return (8 * sampling.ceil_share(n, max(self.ratio, *self._warmup(), 0)),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
@@ -117,11 +121,7 @@ class Dgc(Compressor):
             return self._dense(everything, tensor.shape)
         state = self._memory(key, flat, "velocity", "accumulated")
         velocity, accumulated = state["velocity"], state["accumulated"]
-        for block in sampling.blocks(flat):
-            memory.momentum_correct(
-                flat[block], velocity[block], accumulated[block], self.momentum, self.nesterov
-            )
-        sent = self._select(accumulated, key, state["step"])
+        sent = self._select(flat, key, state)
         values = accumulated[sent]
         memory.mask(sent, accumulated, *([velocity] if self.masking else []))
         state["step"] += 1
@@ -140,30 +140,46 @@ class Dgc(Compressor):
             return add_payloads(payloads)
         return self._sparse(packing.union_sum([self._pairs(p) for p in payloads]), first.shape)
 
-    def _select(self, values: torch.Tensor, key: Key, step: int) -> torch.Tensor:
-        """Ascending indices of about the k largest ``|values|``, never more than k."""
-        n, ratio = values.numel(), self.ratio_at(step)
+    def _warmup(self) -> tuple[float, ...]:
+        """Ratios of the warm-up epochs."""
+        if isinstance(self.warmup, tuple):
+            return self.warmup
+        return memory.warmup_ratios(self.ratio, self.warmup)
+
+    def _select(self, flat: torch.Tensor, key: Key, state: dict) -> torch.Tensor:
+        """Ascending indices of about the k largest ``|v|``, never more; corrects the momentum."""
+        velocity, accumulated = state["velocity"], state["accumulated"]
+        n, ratio = flat.numel(), self.ratio_at(state["step"])
         k = sampling.ceil_share(n, ratio)
-        if n <= (least := math.ceil(2 / ratio)):
-            sample = values
-        else:
-            m = max(sampling.ceil_share(n, self.sample_rate), least)
-            random = sampling.generator(self.seed, key, step)
-            sample = values[sampling.strided_positions(n, m, random).to(values.device)]
+
+        def update(start: int, stop: int) -> None:
+            of_block = (x[start:stop] for x in (flat, velocity, accumulated))
+            memory.momentum_correct(*of_block, self.momentum, self.nesterov)
+
+        # The sample's values, before all the others become what they will be.
+        at = self._sampled(n, ratio, key, state["step"]).to(flat.device)
+        sample = accumulated[at]
+        memory.momentum_correct(flat[at], velocity[at], sample, self.momentum, self.nesterov)
         rank = sampling.ceil_share(sample.numel(), ratio)
-        threshold = sampling.kth_largest(sample.abs(), rank)
-        kept = sampling.indices_at_least(values, threshold)
+        threshold = sampling.kth_largest(sample.abs_(), rank)
+        kept = sampling.indices_at_least(accumulated, threshold, update)
         for _ in range(self.adaptations):
             if kept.numel() < self.lower * k:
                 threshold = threshold * self.lower
             elif kept.numel() > self.upper * k:
                 if self.resample:
-                    return sampling.largest_of(values, kept, k)
+                    return sampling.largest_of(accumulated, kept, k)
                 threshold = threshold * self.upper
             else:
                 break
-            kept = sampling.indices_at_least(values, threshold)
+            kept = sampling.indices_at_least(accumulated, threshold)
         return kept[:k]
+
+    def _sampled(self, n: int, ratio: float, key: Key, step: int) -> torch.Tensor:
+        """Positions of the sample: all of a small tensor."""
+        least = math.ceil(2 / ratio)
+        m = n if n <= least else max(sampling.ceil_share(n, self.sample_rate), least)
+        return sampling.strided_positions(n, m, sampling.generator(self.seed, key, step))
 
     def _sparse(self, pairs: packing.Pairs, shape: Sequence[int]) -> Payload:
         return self._payload(packing.write_pairs(*pairs), shape, "pairs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -10,6 +11,7 @@ import torch
 
 from methods.compression import Combine, Compressor, Key, Payload, alike
 from methods.compression.pieces import memory, packing, sampling
+from methods.compression.pieces.threads import BLOCK
 
 RELIABLE, ARRIVED, LOST, INT4 = range(4)
 LEVELS = torch.tensor([torch.nan, *range(-7, 8)])
@@ -96,6 +98,12 @@ class Dgt(Compressor):
         first, last = self.state[LOSSES]
         return min(1.0, max(self.least_share, self.share * last / first))
 
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        n, size = math.prod(shape), self.block_size
+        count = -(-n // size)
+        rough = max(0, count - 1 - self._reliable(count)) if self.lossy == "int4" else 0
+        return (-(-count // 4) + 4 * (n - rough * size) + rough * (4 + size // 2),)
+
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
         n = flat.numel()
@@ -114,11 +122,11 @@ class Dgt(Compressor):
             decoded = (codes.float() - 8) * scales[:, None]
             residual[:whole].view_as(rows)[rough] = rows[rough] - decoded
             state["residual"] = residual
-        body = (
-            packing.to_bytes(packing.pack(kinds, 2), "uint8")
-            + packing.to_bytes(exact, "float32")
-            + packing.to_bytes(scales, "float32")
-            + packing.to_bytes(packing.pack(codes.view(-1), 4), "uint8")
+        body = packing.join(
+            (packing.pack(kinds, 2), "uint8"),
+            (exact, "float32"),
+            (scales, "float32"),
+            (packing.pack(codes.view(-1), 4), "uint8"),
         )
         return self._payload(body, tensor.shape, "blocks")
 
@@ -146,23 +154,33 @@ class Dgt(Compressor):
         steps = packing.unpack_levels(codes, 4, LEVELS.to(device), n_rough * size, what)
         if ((scales < 0) | (scales > LARGEST_SCALE)).any():
             raise ValueError(f"{what}: a scale is negative or too large")
-        flat = torch.empty(n, dtype=torch.float32, device=device)
+        flat = packing.empty(n, "float32", device)
         rows = flat[:whole].view(-1, size)
         rows[~rough] = exact[: whole - n_rough * size].view(-1, size)
         rows[rough] = steps.view(-1, size) * scales[:, None]
-        rows[kinds[: len(rows)] == LOST] = 0
+        rows.index_fill_(0, (kinds[: len(rows)] == LOST).nonzero().view(-1), 0)
         flat[whole:] = exact[whole - n_rough * size :]
         return flat.view(payload.shape)
 
     def merge(self, payloads: Sequence[Payload], key: Key = None) -> Payload:
         shape = alike(payloads).shape
-        return self._dense(sum(self.decompress(payload) for payload in payloads), shape)
+        total = self.decompress(payloads[0])
+        for payload in payloads[1:]:
+            total += self.decompress(payload)
+        return self._dense(total, shape)
+
+    def _reliable(self, count: int) -> int:
+        """⌊share·blocks + ½⌋ of ``count`` blocks."""
+        return int(self.share_now() * count + 0.5)
 
     def _classify(
         self, rows: torch.Tensor, tail: torch.Tensor, key: Key, state: dict
     ) -> torch.Tensor:
         """(blocks,) uint8 kinds; updates the contributions."""
-        means = torch.cat((rows.abs().mean(1), tail.abs().mean().view(-1)[: tail.numel()]))
+        # Some rows at a time, whose magnitudes stay in cache.
+        some = rows.split(max(1, BLOCK // self.block_size))
+        means = [part.abs().mean(1) for part in some]
+        means = torch.cat((*means, tail.abs().mean().view(-1)[: tail.numel()]))
         past = state.get("contribution", torch.zeros_like(means)).to(means.device)
         state["contribution"] = contribution = past * self.alpha + means * (1 - self.alpha)
         count = contribution.numel()
@@ -173,7 +191,7 @@ class Dgt(Compressor):
             random = sampling.generator(self.seed, key, state["step"])
             lost = torch.rand(count, generator=random, dtype=torch.float64) < self.loss
             kinds = torch.where(lost.to(means.device), LOST, ARRIVED).to(torch.uint8)
-        kinds[ranked[: int(self.share_now() * count + 0.5)]] = RELIABLE
+        kinds[ranked[: self._reliable(count)]] = RELIABLE
         kinds[count - 1 :] = RELIABLE
         return kinds
 

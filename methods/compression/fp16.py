@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from methods.compression import LARGEST_HALF, Combine, Compressor, Key, Payload
+from methods.compression.pieces import packing
 
 
 @dataclass
@@ -24,12 +27,19 @@ class Fp16(Compressor):
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
+        half = packing.empty(flat.numel(), "float16", flat.device).copy_(flat)
         if flat.numel() and max(map(abs, flat.aminmax())) > LARGEST_HALF:
             state = self._memory(key, flat)
             beyond = int((flat.abs() > LARGEST_HALF).sum())
             state["saturated"] = state.get("saturated", 0) + beyond
-        return self._dense(flat, tensor.shape, "float16")
+            half.clamp_(-LARGEST_HALF, LARGEST_HALF)
+        return self._payload(packing.to_bytes(half, "float16"), tensor.shape, "dense", "float16")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         self._expect(payload, {"dense": ("float16",)})
-        return self._read_dense(payload, device).view(payload.shape)
+        n = payload.numel
+        half = packing.from_bytes(payload.body, "float16", n, "fp16 dense", device)
+        return packing.empty(n, "float32", device).copy_(half).view(payload.shape)
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (2 * math.prod(shape),)

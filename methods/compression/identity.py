@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,3 +26,6 @@ class Identity(Compressor):
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         self._expect(payload, {"dense": ("float32",)})
         return self._read_dense(payload, device).view(payload.shape)
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (4 * math.prod(shape),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from methods.compression import Combine, Compressor, Key, Payload, alike
-from methods.compression.pieces import memory, packing, sampling
+from methods.compression.pieces import packing, quantising
 
 NEGATIVE, POSITIVE = 0b10, 0b11
 PER_WORD = 16
@@ -41,27 +42,24 @@ class TwoBit(Compressor):
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
         residual = self._memory(key, flat, "residual")["residual"]
-        n = flat.numel()
-        packed = torch.zeros(-(-n // PER_WORD) * 4, dtype=torch.uint8, device=flat.device)
-        for block in sampling.blocks(flat):
-            r = memory.accumulate(flat[block], residual[block])
-            up = (r >= self.threshold).view(torch.int8)
-            down = (r <= -self.threshold).view(torch.int8)
-            codes = packing.pack((up * POSITIVE + down * NEGATIVE).view(torch.uint8), 2)
-            packed[block.start // 4 :][: codes.numel()] = codes
-            r.sub_((up - down).float(), alpha=self.threshold)
+        codes = quantising.threshold_codes(flat, residual, self.threshold, (NEGATIVE, POSITIVE))
+        packed = packing.pack(codes, 2)
+        missing = -packed.numel() % 4
+        packed = torch.nn.functional.pad(packed, (0, missing)) if missing else packed
         return self._payload(packing.to_bytes(packed, "uint8"), tensor.shape, "2bit")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         n = self._expect(payload, {"2bit": ("",), "dense": ("float32",)})
         if payload.form == "dense":
             return self._read_dense(payload, device).view(payload.shape)
-        packed = packing.from_bytes(
-            payload.body, "uint8", -(-n // PER_WORD) * 4, "two_bit 2bit", device
-        )
+        size = self.payload_bytes(payload.shape)[0]
+        packed = packing.from_bytes(payload.body, "uint8", size, "two_bit 2bit", device)
         levels = torch.tensor([0.0, torch.nan, -self.threshold, self.threshold], device=device)
         return packing.unpack_levels(packed, 2, levels, n, "two_bit 2bit").view(payload.shape)
 
     def merge(self, payloads: Sequence[Payload], key: Key = None) -> Payload:
         shape = alike(payloads).shape
         return self._dense(sum(self.decompress(payload) for payload in payloads), shape)
+
+    def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        return (-(-math.prod(shape) // PER_WORD) * 4,)

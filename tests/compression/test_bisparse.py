@@ -258,6 +258,14 @@ def test_resnet50_bytes_are_those_of_table_2(dense, up_mb, down_mb):
     assert (f"{up / 1e6:.2f}", f"{down / 1e6:.2f}") == (up_mb, down_mb)
 
 
+def test_predicted_bytes():
+    padded, tight = load("bisparse", dense="fp16"), load("bisparse", format="tight")
+    assert padded.payload_bytes((400, 501)) == (8 * 2_004,) == tight.payload_bytes((400, 501))
+    assert padded.payload_bytes((199_999,)) == (399_998,)
+    assert tight.payload_bytes((199_999,)) == (799_996,)
+    assert padded.exact_bytes and not tight.exact_bytes
+
+
 def test_lower_bound_splits_dense_from_sparse():
     codec = load("bisparse", lower_bound=1_000)
     small, large = codec.compress(normal(999), "a"), codec.compress(normal(1_000), "b")

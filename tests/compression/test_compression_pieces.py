@@ -92,6 +92,34 @@ def test_kth_largest_and_largest_of():
     indices = torch.tensor([0, 1, 2, 4])
     assert sampling.largest_of(values, indices, 2).tolist() == [1, 4]
     assert sampling.largest_of(values, indices, 9).tolist() == [0, 1, 2, 4]
+    assert sampling.largest_of(-values, torch.arange(5), 2).tolist() == [1, 3]  # ties: the first
+    assert sampling.largest_of(values, indices, 0).tolist() == []
+
+
+def test_updates_while_searching_reach_every_value_once():
+    values, before = torch.zeros(2**19 + 9), normal(2**19 + 9)
+    found = sampling.indices_at_least(
+        values, 2.0, lambda start, stop: values[start:stop].add_(before[start:stop])
+    )
+    assert torch.equal(values, before)
+    assert found.tolist() == np.flatnonzero(np.abs(before.numpy()) >= 2).tolist()
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_kernels_equal_plain_tensor_operations_bit_by_bit(nesterov):
+    g, u, v = (normal(10_001, seed) for seed in range(3))
+    if nesterov:
+        expected_u = (u + g) * 0.9
+        expected_v = v + expected_u + g
+    else:
+        expected_u = u * 0.9 + g
+        expected_v = v + expected_u
+    memory.momentum_correct(g, u, v, 0.9, nesterov)
+    assert torch.equal(u, expected_u) and torch.equal(v, expected_v)
+    large, residual = normal(2**18 + 9), normal(2**18 + 9, 1)
+    expected = residual + large
+    assert torch.equal(memory.accumulate(large, residual), expected)
+    assert torch.equal(residual, expected)
 
 
 def test_momentum_correction_by_hand():
@@ -198,6 +226,7 @@ def test_union_sum_equals_the_dense_sum(lists):
     values, indices = packing.union_sum(parties)
     assert indices.tolist() == np.flatnonzero(present).tolist()
     assert values.dtype == np.float32 and np.array_equal(values, dense[indices])
+    assert np.array_equal(packing.scatter((values, indices), 41).numpy(), dense)
 
 
 @given(indices=st.lists(st.integers(0, 2**24 - 1), max_size=20), spare=st.integers(0, 4))

@@ -140,6 +140,15 @@ def test_warm_up_by_a_list_shows_in_the_bytes():
         assert 0.8 * ratio <= share <= ratio
 
 
+def test_predicted_bytes_are_the_most_of_all_steps():
+    codec = load("dgc", warmup=[0.25, 0.5, 0.01], lower_bound=10)
+    assert codec.payload_bytes((16_001,)) == (8 * 8_001,)
+    assert load("dgc").payload_bytes((16_001,)) == (8 * 17,)
+    assert load("dgc").payload_bytes((9,)) == (36,)
+    assert not codec.exact_bytes
+    assert codec.compress(normal(16_001), "w").nbytes <= 8 * 8_001
+
+
 def test_dds_network_sends_402_1_6_1_pairs():
     """k = ⌈ratio·n⌉ of the four tensors of DDS's 784-512-10 network at ratio 0.001."""
     codec = load("dgc", ratio=0.001, lower_bound=0, momentum=0.0, lower=0.999, adaptations=1000)

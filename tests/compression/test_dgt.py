@@ -171,3 +171,22 @@ def test_malformed_bodies():
 def test_parameters_are_checked(parameters, message):
     with pytest.raises(ValueError, match=message):
         load("dgt", **parameters)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"block_size": 4, "share": 0.5},
+        {"block_size": 6, "share": 0.0},
+        {"block_size": 4, "share": 1.0},
+        {"block_size": 4, "lossy": "drop", "loss": 0.5},
+        {"block_size": 4, "adaptive": True},
+    ],
+)
+def test_bytes_are_predicted(parameters):
+    codec = load("dgt", **parameters)
+    for n in range(1, 60):
+        if codec.adaptive:
+            codec.report_loss(1 + 5 / n)
+        predicted = codec.payload_bytes((n,))
+        assert (codec.compress(torch.ones(n), n).nbytes,) == predicted

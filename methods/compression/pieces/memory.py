@@ -1,17 +1,27 @@
 """What a codec remembers between steps: error feedback, momentum correction, warm-up.
 
-All work in place on flat float32 tensors of one size.
+All work in place on flat float32 tensors of one size; on a CPU without the interpreter's lock, so
+that blocks of a large tensor can be worked on side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+import numba
+import numpy as np
 import torch
+
+from methods.compression.pieces.threads import each_block
 
 
 def accumulate(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """Error feedback: add ``gradient`` to what was not sent before, and return that sum."""
+    if gradient.device.type == "cpu":
+        new, kept = gradient.numpy(), residual.numpy()
+        each_block(len(new), lambda start, stop: _accumulate(new[start:stop], kept[start:stop]))
+        return residual
     return residual.add_(gradient)
 
 
@@ -28,7 +38,10 @@ def momentum_correct(
     momentum ``velocity = momentum·(velocity + gradient); accumulated += velocity + gradient``.
     Lin et al. 2018, eq. 4 and algorithm 1; GeoMX §4, item 3 (which calls them v and u).
     """
-    if nesterov:
+    if gradient.device.type == "cpu":
+        buffers = gradient.numpy(), velocity.numpy(), accumulated.numpy()
+        _momentum_correct(*buffers, buffers[0].dtype.type(momentum), nesterov)
+    elif nesterov:
         velocity.add_(gradient).mul_(momentum)
         accumulated.add_(velocity).add_(gradient)
     else:
@@ -52,6 +65,7 @@ def clip_by_norm(gradient: torch.Tensor, limit: float, parties: int = 1) -> torc
     return gradient * (bound / norm) if norm > bound else gradient
 
 
+@cache
 def warmup_ratios(ratio: float, epochs: int) -> tuple[float, ...]:
     """Kept shares of the warm-up epochs: geometric from 1 (exclusive) to ``ratio`` (exclusive)."""
     return tuple(ratio ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
@@ -63,3 +77,27 @@ def scheduled_ratio(
     """The kept share at ``step`` (from 0): ``warmup``'s, one an epoch, and then ``ratio``."""
     epoch = step // steps_per_epoch
     return warmup[epoch] if epoch < len(warmup) else ratio
+
+
+@numba.njit(nogil=True, cache=True)
+def _accumulate(gradient: np.ndarray, residual: np.ndarray) -> None:
+    for i in range(len(gradient)):
+        residual[i] += gradient[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _momentum_correct(
+    gradient: np.ndarray,
+    velocity: np.ndarray,
+    accumulated: np.ndarray,
+    momentum: np.float32,
+    nesterov: bool,
+) -> None:
+    if nesterov:
+        for i in range(len(gradient)):
+            velocity[i] = momentum * (velocity[i] + gradient[i])
+            accumulated[i] = accumulated[i] + velocity[i] + gradient[i]
+    else:
+        for i in range(len(gradient)):
+            velocity[i] = momentum * velocity[i] + gradient[i]
+            accumulated[i] += velocity[i]

@@ -6,10 +6,15 @@ ValueError that names ``what`` was read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import reduce
 
+import numba
 import numpy as np
 import torch
+
+from methods.compression.pieces.threads import BLOCK, each_block
 
 PAD_VALUE, PAD_INDEX = -65530.0, -1
 """What fills unused pairs of a padded body (GeoMX, gradient_compression.cc)."""
@@ -20,8 +25,15 @@ FLOAT_INDEX_LIMIT = 2**24
 
 def to_bytes(tensor: torch.Tensor, dtype: str) -> bytes:
     """The elements of ``tensor`` as little-endian ``dtype`` (cast where it differs)."""
-    little = np.dtype(dtype).newbyteorder("<")
-    return tensor.cpu().numpy().astype(little, copy=False).tobytes()
+    return tensor.cpu().numpy().astype(_wire(dtype), copy=False).tobytes()
+
+
+def join(*parts: tuple[torch.Tensor, str]) -> bytes:
+    """The :func:`to_bytes` of flat tensors in a row, without a copy of each between."""
+    return b"".join(
+        tensor.cpu().contiguous().numpy().astype(_wire(dtype), copy=False)
+        for tensor, dtype in parts
+    )
 
 
 def from_bytes(
@@ -42,55 +54,129 @@ def check_length(body: bytes | memoryview, expected: int, what: str) -> bytes | 
 
 def check_finite(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """``tensor`` if all of it is finite, else ValueError."""
-    # One sum is much faster than isfinite, and not finite wherever a term is not.
-    if tensor.is_floating_point() and not tensor.sum(dtype=_summing(tensor)).isfinite():
+    # The extremes take one fast pass, and are NaN wherever a value is.
+    extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
+    if not all(math.isfinite(float(value)) for value in extremes):
         bad = int((~tensor.isfinite()).sum())
-        if bad:
-            raise ValueError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")
+        raise ValueError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")
     return tensor
 
 
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """(n,) uint8 codes below 2**bits to ⌈n·bits/8⌉ uint8, the first code in the highest bits.
+def empty(n: int, dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:
+    """(n,) uninitialised tensor."""
+    if torch.device(device).type != "cpu":
+        return torch.empty(n, dtype=getattr(torch, dtype), device=device)
+    # Large ones cost less from numpy, which asks the system for huge pages.
+    return torch.from_numpy(np.empty(n, dtype))
 
-    ``bits`` divides 8; unused bits of the last byte are 0.
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """(n,) uint8 codes below 2**bits to ⌈n·bits/8⌉ uint8: a stream of bits, the first highest.
+
+    ``bits`` is 1…8, so a code may lie in two bytes; unused bits of the last byte are 0.
     """
-    per_byte = 8 // bits
-    missing = -codes.numel() % per_byte
-    if missing:
-        codes = torch.nn.functional.pad(codes, (0, missing))
-    columns = codes.view(-1, per_byte)
-    packed = columns[:, 0] << (8 - bits)
-    for column in range(1, per_byte):
-        packed |= columns[:, column] << (8 - bits * (column + 1))
-    return packed
+    n, used = codes.numel(), -(-codes.numel() * bits // 8)
+    if codes.device.type != "cpu":
+        return pack_torch(codes, bits)
+    source, packed = codes.contiguous().numpy(), np.empty(-(-n // 8) * bits, np.uint8)
+    each_block(
+        n // 8, lambda i, j: _pack(source[8 * i : 8 * j], bits, packed[bits * i : bits * j]), GROUPS
+    )
+    if n % 8:
+        last = np.zeros(8, np.uint8)
+        last[: n % 8] = source[-(n % 8) :]
+        _pack(last, bits, packed[-bits:])
+    return torch.from_numpy(packed)[:used]
+
+
+def pack_torch(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """:func:`pack` on any device: eight codes make one word of ``bits`` bytes."""
+    n, device = codes.numel(), codes.device
+    groups = torch.nn.functional.pad(codes, (0, -n % 8)).view(-1, 8).long()
+    words = (groups << torch.arange(7 * bits, -1, -bits, device=device)).sum(1, keepdim=True)
+    octets = (words >> torch.arange(8 * bits - 8, -1, -8, device=device)) & 255
+    return octets.to(torch.uint8).view(-1)[: -(-n * bits // 8)]
 
 
 def unpack(packed: torch.Tensor, bits: int, n: int, what: str) -> torch.Tensor:
     """(n,) uint8 codes from :func:`pack`'s bytes; bits beyond the n-th code must be 0."""
-    per_byte = 8 // bits
-    columns = [(packed >> (8 - bits * (c + 1))) & (2**bits - 1) for c in range(per_byte)]
-    codes = torch.stack(columns, dim=1).view(-1)
-    if codes[n:].any():
-        raise ValueError(f"{what}: bits beyond the last code are not 0")
-    return codes[:n]
+    every = torch.arange(2**bits, dtype=torch.uint8, device=packed.device)
+    return _look_up(packed, bits, every, n, what)
 
 
 def unpack_levels(
     packed: torch.Tensor, bits: int, levels: torch.Tensor, n: int, what: str
 ) -> torch.Tensor:
-    """(n,) float32 ``levels[code]`` of :func:`pack`'s codes; a NaN level is a forbidden code.
-
-    Equals ``levels[unpack(...)]``, a byte at a time by a table of all 256.
-    """
-    per_byte = 8 // bits
-    every = torch.arange(256, dtype=torch.uint8, device=packed.device)
-    table = levels[unpack(every, bits, 256 * per_byte, what).int()].view(256, per_byte)
-    last = n // per_byte
-    unpack(packed[last:], bits, n - last * per_byte, what)
-    if table.isnan().any(1)[packed.int()].any():
+    """(n,) float32 ``levels[code]`` of :func:`pack`'s codes; a NaN level is a forbidden code."""
+    values = _look_up(packed, bits, levels, n, what)
+    # One sum is much faster than isnan, and NaN wherever a term is.
+    if levels.isnan().any() and values.sum().isnan() and values.isnan().any():
         raise ValueError(f"{what}: a {bits}-bit code stands for nothing")
-    return table.index_select(0, packed.int()).view(-1)[:n]
+    return values
+
+
+def unpack_torch(packed: torch.Tensor, bits: int, table: torch.Tensor, n: int) -> torch.Tensor:
+    """(n,) ``table[code]`` on any device, the inverse of :func:`pack_torch`."""
+    device, groups = packed.device, -(-n // 8)
+    missing = max(groups * bits - packed.numel(), 0)
+    octets = torch.nn.functional.pad(packed, (0, missing))[: groups * bits].view(-1, bits).long()
+    words = (octets << torch.arange(8 * bits - 8, -1, -8, device=device)).sum(1, keepdim=True)
+    codes = (words >> torch.arange(7 * bits, -1, -bits, device=device)) & (2**bits - 1)
+    return table[codes.view(-1)[:n]]
+
+
+def _look_up(
+    packed: torch.Tensor, bits: int, table: torch.Tensor, n: int, what: str
+) -> torch.Tensor:
+    whole, rest = divmod(n * bits, 8)
+    if 8 * packed.numel() < n * bits:
+        raise ValueError(f"{what}: {packed.numel()} bytes do not hold {n} codes of {bits} bits")
+    unused = packed[whole:].clone()
+    unused[:1] &= 255 >> rest
+    if unused.any():
+        raise ValueError(f"{what}: bits beyond the last code are not 0")
+    if packed.device.type != "cpu":
+        return unpack_torch(packed, bits, table, n)
+    source, entries, groups = packed.contiguous().numpy(), table.numpy(), n // 8
+    values = np.empty(n, entries.dtype)
+    each_block(
+        groups,
+        lambda i, j: _unpack(source[bits * i : bits * j], bits, entries, values[8 * i : 8 * j]),
+        GROUPS,
+    )
+    if n % 8:
+        last, found = np.zeros(bits, np.uint8), np.empty(8, entries.dtype)
+        octets = source[bits * groups :][:bits]
+        last[: len(octets)] = octets
+        _unpack(last, bits, entries, found)
+        values[8 * groups :] = found[: n % 8]
+    return torch.from_numpy(values)
+
+
+GROUPS = BLOCK // 8
+"""Groups of eight codes handled at once."""
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack(codes: np.ndarray, bits: int, packed: np.ndarray) -> None:
+    wide = np.uint64(bits)
+    for group in range(codes.size // 8):
+        word = np.uint64(0)
+        for code in range(8):
+            word = (word << wide) | np.uint64(codes[8 * group + code])
+        for octet in range(bits):
+            packed[bits * group + octet] = (word >> np.uint64(8 * (bits - 1 - octet))) & 255
+
+
+@numba.njit(nogil=True, cache=True)
+def _unpack(packed: np.ndarray, bits: int, table: np.ndarray, values: np.ndarray) -> None:
+    wide, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+    for group in range(values.size // 8):
+        word = np.uint64(0)
+        for octet in range(bits):
+            word = (word << np.uint64(8)) | np.uint64(packed[bits * group + octet])
+        for code in range(8):
+            values[8 * group + code] = table[(word >> (wide * np.uint64(7 - code))) & mask]
 
 
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -136,29 +222,46 @@ def read_pairs(body: bytes, n: int, what: str, padded: bool = False) -> Pairs:
         raise ValueError(f"{what}: indices do not ascend")
     if not np.isfinite(values).all():
         raise ValueError(f"{what}: a value is NaN or infinite")
-    return values, indices
+    return values.astype(np.float32), indices
 
 
 def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """(n,) float32 tensor that holds the pairs, 0 elsewhere."""
-    dense = torch.zeros(n, dtype=torch.float32, device=device)
-    values, indices = (torch.tensor(part, device=device) for part in pairs)
-    dense[indices] = values.to(torch.float32)
-    return dense
+    values, indices = pairs
+    dense = np.zeros(n, np.float32)  # fresh zeros cost numpy far less than torch
+    dense[indices] = values
+    return torch.from_numpy(dense).to(device)
 
 
 def union_sum(parties: Sequence[Pairs]) -> Pairs:
     """Pairs over the union of the parties' indices; values of one index add in party order."""
-    values = np.concatenate([values for values, _ in parties])
-    union, place = np.unique(np.concatenate([i for _, i in parties]), return_inverse=True)
-    total = np.zeros(len(union), np.float32)
-    np.add.at(total, place, values)
-    return total, union
+    return reduce(lambda so_far, party: _add_pairs(*so_far, *party), parties)
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_pairs(values: np.ndarray, indices: np.ndarray, more: np.ndarray, at: np.ndarray) -> Pairs:
+    total = np.empty(len(values) + len(more), np.float32)
+    union = np.empty(len(total), np.int64)
+    i = j = size = 0
+    while i < len(values) and j < len(more):
+        if indices[i] < at[j]:
+            total[size], union[size] = values[i], indices[i]
+            i += 1
+        elif indices[i] > at[j]:
+            total[size], union[size] = more[j], at[j]
+            j += 1
+        else:
+            total[size], union[size] = values[i] + more[j], at[j]
+            i, j = i + 1, j + 1
+        size += 1
+    left = len(values) - i + len(more) - j  # of one of them only
+    total[size : size + len(values) - i], union[size : size + len(values) - i] = (
+        values[i:],
+        indices[i:],
+    )
+    total[size : size + len(more) - j], union[size : size + len(more) - j] = more[j:], at[j:]
+    return total[: size + left], union[: size + left]
 
 
 def _wire(dtype: str) -> np.dtype:
     return np.dtype(dtype).newbyteorder("<")
-
-
-def _summing(tensor: torch.Tensor) -> torch.dtype:
-    return torch.float32 if tensor.dtype == torch.float16 else tensor.dtype

@@ -8,31 +8,54 @@ of their own, derived from (seed, key, step): new ones each step, never the glob
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from fractions import Fraction
+from functools import cache
 
+import numba
 import numpy as np
 import torch
 
-BLOCK = 2**18
-"""Values handled at once on a CPU, so that a block stays in cache between passes over it."""
+from methods.compression.pieces.threads import each_block
+
+TINIEST = 2.0**-149
+"""The least positive float32."""
+
+CHUNK = 32
+"""Values that a search skips together where none is large enough."""
 
 
 def floor_share(n: int, share: float) -> int:
     """⌊n·share⌋ with ``share`` taken as the decimal it is written as (0.29·100 is 29)."""
-    return math.floor(n * Fraction(repr(float(share))))
+    over, under = _fraction(share)
+    return n * over // under
 
 
 def ceil_share(n: int, share: float) -> int:
     """⌈n·share⌉ with ``share`` taken as the decimal it is written as."""
-    return math.ceil(n * Fraction(repr(float(share))))
+    over, under = _fraction(share)
+    return -(-n * over // under)
+
+
+@cache
+def _fraction(share: float) -> tuple[int, int]:
+    return Fraction(repr(float(share))).as_integer_ratio()
 
 
 def generator(seed: int, key: Hashable, step: int) -> torch.Generator:
     """A CPU generator that depends on (seed, key, step) only; keys are text, numbers or tuples."""
-    digest = hashlib.blake2b(repr((int(seed), key, int(step))).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return from_digest(digest(seed, key, step))
+
+
+def digest(seed: int, key: Hashable, step: int) -> str:
+    """16 hexadecimal digits that stand for (seed, key, step)."""
+    return hashlib.blake2b(repr((int(seed), key, int(step))).encode(), digest_size=8).hexdigest()
+
+
+def from_digest(digits: str) -> torch.Generator:
+    """:func:`generator` from :func:`digest`'s digits."""
+    number = int.from_bytes(bytes.fromhex(digits), "little")
+    return torch.Generator().manual_seed(number >> 1)
 
 
 def scattered_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
@@ -55,32 +78,97 @@ def strided_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
 
 def kth_largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
     """The k-th largest (from 1) of ``magnitudes``, as a 0-dimensional tensor."""
-    return torch.topk(magnitudes, k, sorted=False).values.min()
+    if magnitudes.device.type != "cpu":
+        return torch.topk(magnitudes, k, sorted=False).values.min()
+    place = magnitudes.numel() - k
+    return torch.tensor(np.partition(magnitudes.numpy(), place)[place])
 
 
-def blocks(flat: torch.Tensor) -> Iterator[slice]:
-    """Slices that cover ``flat`` in order: cache-sized on a CPU, a single one elsewhere."""
-    size = BLOCK if flat.device.type == "cpu" else max(flat.numel(), 1)
-    for start in range(0, flat.numel(), size):
-        yield slice(start, start + size)
+def indices_at_least(
+    values: torch.Tensor,
+    threshold: torch.Tensor | float,
+    update: Callable[[int, int], object] | None = None,
+) -> torch.Tensor:
+    """(m,) int64 ascending indices of ``values`` whose magnitude is ``threshold`` or more.
 
+    ``update(start, stop)``, if given, first brings those values up to date: block by block, so that
+    they are still in cache when they are compared.
+    """
+    least, n = np.float32(threshold), values.numel()
+    update = update or (lambda start, stop: None)
+    if values.device.type != "cpu":
+        update(0, n)
+        return (values.abs() >= float(least)).nonzero().view(-1)
+    array = values.numpy()
 
-def indices_at_least(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """(m,) int64 ascending indices of ``values`` whose magnitude is ``threshold`` or more."""
-    found = []
-    for block in blocks(values):
-        mask = values[block].abs() >= threshold
-        if mask.device.type == "cpu":  # numpy's search is about twice as fast as torch's
-            index = torch.from_numpy(np.flatnonzero(mask.numpy()))
-        else:
-            index = mask.nonzero().view(-1)
-        found.append(index.add_(block.start))
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=values.device)
+    def find(start: int, stop: int) -> np.ndarray:
+        update(start, stop)
+        return _at_least(array[start:stop], least, start)
+
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *each_block(n, find)]))
 
 
 def largest_of(values: torch.Tensor, indices: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` of ``indices`` with the largest ``|values|``, ascending."""
-    if indices.numel() <= k:
-        return indices
-    best = torch.topk(values[indices].abs(), k, sorted=False).indices
-    return indices[best].sort().values
+    """The ``k`` of ascending ``indices`` with the largest ``|values|``; of equals, the first."""
+    if indices.numel() <= k or k == 0:
+        return indices[:k]
+    magnitudes = values[indices].abs_()
+    least = kth_largest(magnitudes, k)
+    kept = magnitudes > least
+    ties = (magnitudes == least).nonzero().view(-1)
+    kept[ties[: k - int(kept.sum())]] = True
+    return indices[kept]
+
+
+def threshold_for(sample: torch.Tensor, n: int, k: int) -> float:
+    """A threshold that k of ``n`` values, or a few more, nearly always reach.
+
+    The magnitude in the ``sample`` whose rank is four standard deviations beyond the expected one.
+    """
+    expected = k * sample.numel() / max(n, 1)
+    rank = int(expected + 4 * expected**0.5 + 4)
+    return float(kth_largest(sample.abs(), rank)) if rank <= sample.numel() else 0.0
+
+
+def largest(
+    values: torch.Tensor,
+    k: int,
+    guess: float,
+    update: Callable[[int, int], object] | None = None,
+) -> torch.Tensor:
+    """(k,) ascending indices of exactly the k largest ``|values|``; of equals, the first.
+
+    ``guess`` is a threshold that should keep k or a few more; any gives the same result, but a
+    value too high costs another pass, and one too low a larger selection. ``update`` as in
+    :func:`indices_at_least`.
+    """
+    found = indices_at_least(values, max(guess, TINIEST), update)
+    if found.numel() < k and guess > TINIEST:
+        found = indices_at_least(values, TINIEST)
+    if found.numel() < k:  # zeros too: as many as are missing lie among the first k values
+        zeros = (values[:k] == 0).nonzero().view(-1)
+        return torch.cat((found, zeros[: k - found.numel()])).sort().values
+    return largest_of(values, found, k)
+
+
+@numba.njit(nogil=True, cache=True)
+def _at_least(values: np.ndarray, threshold: np.float32, offset: int) -> np.ndarray:
+    """Indices, plus ``offset``, of the values whose magnitude is at least ``threshold``.
+
+    Counts in chunks, which vector instructions do, and searches only those that hold some.
+    """
+    n = len(values)
+    found = np.empty(n + 1, np.int64)  # one to spare for the write without a branch
+    at = 0
+    for start in range(0, n - n % CHUNK, CHUNK):
+        hits = np.int32(0)
+        for i in range(start, start + CHUNK):
+            hits += np.int32(abs(values[i]) >= threshold)
+        if hits:
+            for i in range(start, start + CHUNK):
+                found[at] = offset + i
+                at += abs(values[i]) >= threshold
+    for i in range(n - n % CHUNK, n):
+        found[at] = offset + i
+        at += abs(values[i]) >= threshold
+    return found[:at].copy()
