@@ -41,6 +41,10 @@ FORMULAS = {
     "qsgd 5 bits": ({"bits": 5, "bucket": 100}, lambda n: (4 * up(n, 100) + up(5 * n, 8),)),
     "sign_sgd": ({}, lambda n: (up(n, 8),)),
     "ef_sign_sgd": ({}, lambda n: (4 + up(n, 8),)),
+    "count_sketch": (
+        {"ratio": 0.01, "rows": 5, "width": 4, "lower_bound": 0},
+        lambda n: (4 * 5 * 4 * kept(n), 4 * kept(n)) if 21 * kept(n) < n else (4 * n,),
+    ),
     "terngrad": ({}, lambda n: (4 + up(n, 4),)),
 }  # fmt: skip
 SOME = sorted({*range(1, 40), *random.Random(4).sample(range(40, 20_000), 160), 4096, 65_537})

@@ -18,7 +18,7 @@ from testbed import measuring
 from testbed.live import data_parallel
 from testbed.network import star
 from testbed.results import Row, Scale
-from testbed.training import device, models, pipeline
+from testbed.training import device, models, pipeline, quadratic
 from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.recipe import Level, Link, Part, Recipe
 from workflow.recipes.sketch_fusion import Method, SketchFusion
@@ -68,7 +68,7 @@ def rows(recipe: SketchFusion, scale: Scale, experiment: str, say: Say = print) 
         scaling=_scaling,
         fusion=_fusion,
         measured=_measured,
-        # theory=_theory,
+        theory=_theory,
         live=_live,
     )
     yield from jobs[experiment](_Bench(recipe, scale, experiment, say))
@@ -363,6 +363,43 @@ def _here(bench: _Bench) -> Iterator[Row]:
     for model in layers:
         bench.say(f"scaling: {model}, {setting.variant}")
         yield from _scaling_of(bench, setting, model)
+
+
+# Theorems ----------------------------------------------------------------------------------------
+
+
+def _theory(bench: _Bench) -> Iterator[Row]:
+    """Mean square gradient on a quadratic, beside what Theorems 1 and 2 allow it."""
+    theory = bench.recipe.theory
+    size = theory.size
+    problem = quadratic.Quadratic(
+        curvatures=np.linspace(theory.flattest, 1.0, size),
+        start=np.ones(size),
+        optimum=np.zeros(size),
+        variance=theory.variance,
+        workers=theory.workers,
+        batch=theory.batch,
+    )
+    methods = {("Theorem 1", ""): quadratic.Sparse(theory.period)}
+    for y in theory.groups:
+        methods["Theorem 2", f"y={y}" if y > 1 else ""] = quadratic.Quantised(theory.levels, y)
+    for (theorem, variant), method in methods.items():
+        bench.say(f"{theorem} {variant}".strip())
+        row = partial(bench.row, variant=variant, workers=theory.workers)
+        reached = {}
+        for steps in theory.iterations:
+            case = f"{theorem} T={steps}"
+            limit = quadratic.bound(problem, method, steps, theory.alpha)
+            yield row(case, "bound", limit, "1", evidence="computed")
+            values = []
+            for seed in theory.seeds:
+                values.append(quadratic.run(problem, method, steps, theory.alpha, seed))
+                yield row(
+                    case, "mean_square_gradient", values[-1], "1", seed=seed, evidence="measured"
+                )
+            reached[steps] = float(np.mean(values))
+        fit = quadratic.slope(list(reached), list(reached.values()))
+        yield row(theorem, "slope", fit, "1", evidence="measured")
 
 
 # Real processes ----------------------------------------------------------------------------------

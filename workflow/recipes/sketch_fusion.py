@@ -86,6 +86,19 @@ class Target(Strict):
 
 
 class Theory(Strict):
+    """A quadratic of ``size`` coordinates with curvatures from ``flattest`` to 1.
+
+    ``period`` is p of Theorem 1, ``levels`` the quantiser's of Theorem 2, ``groups`` its y.
+    """
+
+    size: PositiveInt
+    flattest: PositiveFloat
+    variance: NonNegativeFloat
+    workers: PositiveInt
+    batch: PositiveInt
+    alpha: PositiveFloat
+    period: PositiveInt
+    levels: PositiveInt
     iterations: Sizes
     groups: Sizes
     seeds: Seeds

@@ -94,6 +94,7 @@ FIGURES["sketch_fusion"] = {
     "figure3": skf_rows("scaling", "measured"),
     "figure4": skf_rows("scaling", "measured"),
     "figure5": skf_rows("scaling", "measured"),
+    "gains": skf_rows("scaling", "measured"),
     "figure6": SKF_CURVES["figure6"],
     "lstm": SKF_CURVES["lstm"],
     "fusion": skf_rows("fusion"),
