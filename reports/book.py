@@ -115,6 +115,8 @@ def show(value: Any) -> str:
         return number(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(show, value)) + "]"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {show(one)}" for key, one in value.items())
     return str(value)
 
 
@@ -144,7 +146,7 @@ class Book:
     def __init__(self, claims: Sequence[Claim], results: pd.DataFrame) -> None:
         self.claims = {claim.id: claim for claim in claims}
         self._groups = results.groupby(["paper", "experiment", "metric"], sort=False)
-        self._records: dict[tuple[str, str, str], list[Any]] = {}
+        self._records: dict[tuple[str, str, str], dict[str | None, list[Any]]] = {}
         self._values: dict[tuple[str, Lookup], dict[str, float | pd.Series]] = {}
 
     def select(self, paper: str, lookup: Lookup) -> list[Any]:
@@ -152,11 +154,14 @@ class Book:
         key = (paper, lookup.experiment, lookup.metric)
         if key not in self._records:
             known = key in self._groups.groups
-            self._records[key] = list(self._groups.get_group(key).itertuples()) if known else []
-        wanted = lookup.model_dump(include={"case", "model", "variant"}, exclude_none=True).items()
+            rows = list(self._groups.get_group(key).itertuples()) if known else []
+            self._records[key] = {None: rows}
+            for row in rows:
+                self._records[key].setdefault(row.case, []).append(row)
+        wanted = lookup.model_dump(include={"model", "variant"}, exclude_none=True).items()
         return [
             row
-            for row in self._records[key]
+            for row in self._records[key].get(lookup.case, [])
             if all(getattr(row, name) == value for name, value in wanted)
         ]
 

@@ -31,9 +31,11 @@ Quantity = Literal[
     "count",
     "bytes",
     "latency",
+    "throughput",
     "hours",
     "rounds",
     "accuracy",
+    "share",
     "ratio",
     "change",
     "saving",
@@ -73,6 +75,7 @@ class Other(_Data):
 
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
+    terms: tuple[str, ...] = ()
     why: str
     unit: str = ""
 
@@ -80,11 +83,17 @@ class Other(_Data):
     def _one(self) -> Other:
         if (self.value is None) == (not self.order):
             raise ValueError("give either value or order")
+        _check_terms(self)
         return self
 
 
 class Part(_Data):
-    """One statement: a printed number that ``value`` must meet, or terms in ascending ``order``."""
+    """One statement: a printed number that ``value`` must meet, or terms in ascending ``order``.
+
+    ``terms`` name those of ``order`` where their expressions would not read well. ``elsewhere``
+    says why a difference would be our machine's and not the document's: a statement that does not
+    hold is then not comparable.
+    """
 
     label: str = ""
     printed: str = ""
@@ -94,6 +103,8 @@ class Part(_Data):
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
+    terms: tuple[str, ...] = ()
+    elsewhere: str = ""
 
     @model_validator(mode="after")
     def _whole(self) -> Part:
@@ -101,11 +112,17 @@ class Part(_Data):
             raise ValueError("give either value or order")
         if self.order and len(self.order) < 2:
             raise ValueError("order: needs at least two terms")
+        _check_terms(self)
         if self.value is not None:
             if self.quantity is None:
                 raise ValueError("quantity: required beside value")
             expressions.printed(self.printed)
         return self
+
+
+def _check_terms(one: Other | Part) -> None:
+    if one.terms and len(one.terms) != len(one.order):
+        raise ValueError("terms: needs a name for every term of order")
 
 
 class Claim(_Data):

@@ -10,7 +10,7 @@ import ast
 import functools
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 _NAME = re.compile(r"\{([^{}]*)\}")
+_PICKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "median": np.median}
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -121,7 +122,8 @@ def _parse(text: str) -> tuple[ast.expr, dict[str, str]]:
         _walk(tree, dict.fromkeys(symbols.values()), dry=True)
     except (SyntaxError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{text!r} is not an expression; write {{ID}}, numbers, + - * / ( ), min() and max()"
+            f"{text!r} is not an expression; write {{ID}}, numbers, + - * / ( ), min(), max() "
+            "and median()"
         ) from error
     return tree, {symbol: name for name, symbol in symbols.items()}
 
@@ -138,18 +140,20 @@ def _walk(node: ast.expr, values: Mapping[str, Any], dry: bool = False) -> Any:
         case ast.BinOp() if type(node.op) in _OPERATORS:
             left, right = _walk(node.left, values, dry), _walk(node.right, values, dry)
             return None if dry else _OPERATORS[type(node.op)](left, right)
-        case ast.Call(func=ast.Name(id="min" | "max" as extreme), args=[_, *_], keywords=[]):
+        case ast.Call(func=ast.Name(id=name), args=[_, *_], keywords=[]) if name in _PICKS:
             arguments = [_walk(argument, values, dry) for argument in node.args]
-            return None if dry else _extreme(extreme, arguments)
+            return None if dry else _pick(_PICKS[name], arguments)
     raise TypeError(ast.dump(node))
 
 
-def _extreme(which: str, values: list[Any]) -> Any:
-    pick = min if which == "min" else max
+def _pick(pick: Callable[..., Any], values: list[Any]) -> Any:
+    """One of several values, or the middle of two: of intervals end by end, of series by seed."""
     if any(isinstance(value, Interval) for value in values):
         spans = [Interval.of(value) for value in values]
-        return Interval(pick(span.low for span in spans), pick(span.high for span in spans))
-    if any(isinstance(value, pd.Series) for value in values):
-        ufunc = np.minimum if which == "min" else np.maximum
-        return functools.reduce(ufunc, values)
-    return pick(values)
+        return Interval(pick([span.low for span in spans]), pick([span.high for span in spans]))
+    series = [value for value in values if isinstance(value, pd.Series)]
+    if series:
+        shared = functools.reduce(pd.Index.union, [one.index for one in series])
+        table = pd.DataFrame(dict(enumerate(values)), index=shared)
+        return pd.Series(pick(table.to_numpy(), axis=1), index=shared)
+    return float(pick(values))

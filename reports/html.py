@@ -142,7 +142,8 @@ def _figure(figure: Figure, name: str, folder: Path) -> dict[str, Any]:
 
 
 def _described(paper: str, item: papers.Shown, results: pd.DataFrame) -> dict[str, Any]:
-    rows = results[(results["experiment"] == item.experiment) & (results["status"] == "ok")]
+    behind = results["experiment"].isin(item.experiment.split())
+    rows = results[behind & (results["status"] == "ok")]
     seeds = sorted(set(rows["seed"]) - {-1})
     data = sorted(set(rows.loc[rows["seed"] >= 0, "dataset"]) - {""})
     trained = sorted(set(rows.loc[(rows["seed"] >= 0) & (rows["dataset"] != ""), "model"]))
@@ -165,7 +166,7 @@ def _described(paper: str, item: papers.Shown, results: pd.DataFrame) -> dict[st
         "says": item.says,
         "basis": "; ".join(basis),
         "evidence": ", ".join(sorted(set(rows["evidence"]))),
-        "command": f"snakemake --cores 2 {paper}_{item.experiment}",
+        "command": f"snakemake --cores 2 {paper}_{item.name}",
     }
 
 

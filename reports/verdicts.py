@@ -123,10 +123,12 @@ class Rule:
 
 
 _HARDWARE = "an absolute time on other hardware and software"
+_THROUGHPUT = "an absolute speed on other hardware and software"
 RULES = {
     "count": Rule("digit", 0.5),
     "bytes": Rule("digit", 0.5),
     "latency": Rule("relative", 0.10, elsewhere=_HARDWARE),
+    "throughput": Rule("relative", 0.10, elsewhere=_THROUGHPUT),
     "hours": Rule(
         "relative",
         0.10,
@@ -140,6 +142,7 @@ RULES = {
         stand_in="the rounds to converge depend on the model",
     ),
     "accuracy": Rule("points", 0.5, stand_in="accuracy depends on the model; differences compare"),
+    "share": Rule("relative", 0.10),
     "ratio": Rule("relative", 0.10, neutral=1.0),
     "change": Rule("relative", 0.10, neutral=0.0),
     "saving": Rule("points", 2.0, neutral=0.0),
@@ -257,9 +260,12 @@ def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> No
         judgement.reason += f"; runs failed: {_join(found.failures)}"
     names = {name for text in claim.expressions() for name in expressions.names(text)}
     meant = {claim.model} | {book.claims[name].model for name in names if name in book.claims}
-    other = sorted(found.models - meant)
+    named = {lookup.model for lookup in claim.lookups.values()}
+    other = sorted(found.models - meant - named)
     if claim.kind in ("ordering", "derived") and other:
-        judgement.reason += f"; {', '.join(other)} stands in for {_join(sorted(meant - {''}))}"
+        judgement.reason += (
+            f"; {', '.join(other)} stands in for {claim.model or _join(sorted(meant - {''}))}"
+        )
     if claim.note and claim.kind in ("ordering", "derived"):
         judgement.reason += f"; {claim.note}"
     if claim.headline and found.agreement:
@@ -412,7 +418,11 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
 
 
 def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
-    return (_judge_derived if part.value else _judge_order)(claim, part, book, found)
+    result = (_judge_derived if part.value else _judge_order)(claim, part, book, found)
+    if part.elsewhere and result.verdict in ("fails", "undecided"):
+        result.verdict = "not comparable"
+        result.reason = f"{part.elsewhere}; {result.reason}"
+    return result
 
 
 def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
@@ -437,10 +447,8 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
     for text, why in checks:
         theirs = book.printed(claim, text)
         if theirs is not None and not theirs.overlaps(band):
-            result.reason = (
-                f"printed {part.printed} {part.unit}, but {why} {_span(theirs)} {part.unit}; "
-                f"{result.reason}"
-            )
+            said = [f"{text} {part.unit}".rstrip() for text in (part.printed, _span(theirs))]
+            result.reason = f"printed {said[0]}, but {why} {said[1]}; {result.reason}"
             result.verdict = "contradicts itself"
     result.reason += _beside(claim, part.beside, part.unit, book, found)
     return result
@@ -468,14 +476,14 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
         result = Judgement(verdict, reason, ours)
         if len(estimates) == 2:
             result.ratio = estimates[0].mean / estimates[1].mean
-    for order, why in [(part.order, ""), *((other.order, other.why) for other in part.against)]:
-        theirs = [book.printed(claim, text) for text in order]
-        if any(one is None for one in theirs):
+    for one, why in [(part, ""), *((other, other.why) for other in part.against)]:
+        theirs = [book.printed(claim, text) for text in one.order]
+        if any(value is None for value in theirs):
             continue
-        steps = itertools.pairwise(zip(order, theirs, strict=True))
+        names = one.terms or [book.label(claim, text, "case") for text in one.order]
+        steps = itertools.pairwise(zip(names, theirs, strict=True))
         wrong = [
-            f"{book.label(claim, first, 'case')} {_span(low)} > "
-            f"{book.label(claim, second, 'case')} {_span(high)} {part.unit}"
+            f"{first} {_span(low)} > {second} {_span(high)} {part.unit}".rstrip()
             for (first, low), (second, high) in steps
             if low.low > high.high
         ]
@@ -489,8 +497,10 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
 
 def _labels(claim: Claim, part: Part, book: Book) -> list[str]:
     """What the terms of an order are called: by what tells them apart, best their cases."""
+    if part.terms:
+        return list(part.terms)
     plain = all(expressions.names(text) for text in part.order)
-    for by in ("case", "metric", "variant") if plain else ("metric",):
+    for by in ("case", "metric", "variant", "model") if plain else ("metric", "case", "model"):
         labels = [book.label(claim, text, by).replace("_", " ") for text in part.order]
         if len(set(labels)) == len(labels):
             break

@@ -33,11 +33,11 @@ class CountSketch(Compressor):
     fewer, others at random fill up, each with the same chance. ``top_pk`` fetches the pool·k
     largest estimates exactly and keeps the k largest of the exact sums.
 
-    Sketch-Fusion prints no sizes. Four columns a k value are the default because a row's error has
-    the standard deviation ‖g‖/√c, half of the heavy threshold ‖g‖/√k at c = 4k, and the median of
-    5 rows 0.27 of it: if errors are about normal, noise passes for heavy at 2 in 10,000 positions,
-    a fiftieth of k at ratio 1 %. With c = 2k it would be 8 in 1,000, nearly k. Bytes are
-    4·rows·4k + 4k, 21 % of dense at ratio 1 %, in proportion with others.
+    Sketch-Fusion prints no sizes. Four columns for each of the k values are the default because a
+    row's error has the standard deviation ‖g‖/√c, half of the heavy threshold ‖g‖/√k at c = 4k, and
+    the median of 5 rows 0.27 of it. Of a million normal values, none heavy, 5 in 10,000 then pass
+    for heavy, a twentieth of k at ratio 1 %; at c = 2k it is 1 in 100, all of k. Bytes: 4·rows·c
+    and 4k, 21 % of dense at ratio 1 %, and in proportion.
 
     Tensors of fewer than ``lower_bound`` values, and those whose rounds would need no fewer bytes
     than the tensor has, travel dense in one round.

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 class Shown:
     """A table or figure on the page: what it shows, what the document says about it (if anything).
 
-    ``experiment`` names the results behind it, and the target that makes them again.
+    ``experiment`` names the results behind it, several apart by spaces; ``name`` is also that of
+    the target that makes it again.
     """
 
     kind: Literal["table", "figure"]

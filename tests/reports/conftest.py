@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import geomx_results
 import rat_results
+import sketch_fusion_results
 
 from reports import claims
 
@@ -48,3 +49,14 @@ def rat_claims():
 def rat_rows():
     """Results of RAT, about as the simulators give them."""
     return rat_results.results()
+
+
+@pytest.fixture(scope="session")
+def skf_claims():
+    return claims.load(ROOT / "data" / "claims" / "sketch_fusion.yaml")
+
+
+@pytest.fixture(scope="session")
+def skf_rows():
+    """Results of Sketch-Fusion, of about the right size."""
+    return sketch_fusion_results.results()

@@ -81,7 +81,39 @@ def test_rat_has_every_entry_once_with_what_it_names():
     assert len(set(files)) == 10
 
 
-@pytest.mark.parametrize("paper", ["geomx", "rat"])
+def test_sketch_fusion_has_every_entry_once_with_what_it_names():
+    found = claims.load(FILES / "sketch_fusion.yaml", ROOT)
+    kinds = [claim.kind for claim in found]
+    assert len({claim.id for claim in found}) == len(found) == 84
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "value": 52,
+        "param": 9,
+        "derived": 8,
+        "ordering": 8,
+        "algorithm": 3,
+        "formula": 4,
+    }
+    assert 4 <= sum(bool(claim.headline) for claim in found) <= 6
+
+
+def test_sketch_fusion_table_4_is_complete():
+    cells = {
+        (claim.ours.case, claim.model): int(claim.printed)
+        for claim in claims.load(FILES / "sketch_fusion.yaml")
+        if claim.where == "Table 4" and claim.ours
+    }
+    assert len(cells) == 7 * 3 * 2 + 3
+    # The document prints the increase in brackets, too.
+    increases = {"resnet20": [97, 1300, 277, 1202, 124, 893, 226]}
+    increases["resnet50"] = [102, 406, 78, 682, 379, 866, 5]
+    increases["lstm"] = [251, 564, 249, 1013, 323, 878, 128]
+    methods = ["Top-k", "DGC", "Rand-k", "QSGD", "EFSignSGD", "SignSGD", "PowerSGD"]
+    for model, numbers in increases.items():
+        for method, more in zip(methods, numbers, strict=True):
+            assert cells[f"{method} LF 16", model] - cells[f"{method} LW 16", model] == more
+
+
+@pytest.mark.parametrize("paper", ["geomx", "rat", "sketch_fusion"])
 def test_no_verdict_is_typed_in(paper):
     text = (FILES / f"{paper}.yaml").read_text(encoding="utf-8")
     raw = yaml.safe_load(text)["claims"]

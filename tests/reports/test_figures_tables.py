@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
 import geomx_results
 import numpy as np
+import pandas as pd
 import pytest
+import sketch_fusion_results
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from reports import figures, papers, tables
 from reports.book import t_interval
-from reports.papers import geomx, rat
+from reports.papers import geomx, rat, sketch_fusion
 from reports.verdicts import VERDICTS, detail
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,9 +28,10 @@ def judged(geomx_claims, desk_results):
 
 
 @pytest.fixture(scope="module")
-def draw(geomx_claims, desk_results, rat_claims, rat_rows):
+def draw(geomx_claims, desk_results, rat_claims, rat_rows, skf_claims, skf_rows):
     """Draws a figure of a document from synthetic results."""
     sources = {"geomx": (desk_results, geomx_claims), "rat": (rat_rows, rat_claims)}
+    sources["sketch_fusion"] = (skf_rows, skf_claims)
     return lambda paper, name: papers.load(paper).FIGURES[name](*sources[paper])
 
 
@@ -37,8 +41,10 @@ def drawn(draw):
 
 
 def test_documents_are_found_by_their_files():
-    assert papers.names() == ["geomx", "rat"]
-    with pytest.raises(ValueError, match="no figures or tables of 'nobody'; there are: geomx, rat"):
+    assert papers.names() == ["geomx", "rat", "sketch_fusion"]
+    with pytest.raises(
+        ValueError, match="no figures or tables of 'nobody'; there are: geomx, rat,"
+    ):
         papers.load("nobody")
 
 
@@ -75,7 +81,7 @@ def test_axes_are_labelled_and_no_legend_lies_on_the_data(paper, name, drawn):
     renderer = FigureCanvasAgg(fig).get_renderer()
     fig.draw_without_rendering()
     shown = [ax for ax in fig.axes if ax.get_visible()]
-    assert any(ax.get_xlabel() for ax in shown) and len(shown) in (1, 2, 3, 9)
+    assert any(ax.get_xlabel() for ax in shown) and len(shown) in (1, 2, 3, 4, 9)
     for ax in shown:
         # Nothing that was drawn for a case lies outside its axes.
         (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
@@ -227,3 +233,96 @@ def test_a_part_of_the_results_draws_without_what_is_missing(rat_rows, rat_claim
     assert not [line for ax in fig.axes for line in ax.lines if line.get_marker() == "s"]
     with pytest.raises(ValueError, match="no results of experiment 'survival'"):
         rat.survival(rat_rows[rat_rows["experiment"] != "survival"])
+
+
+# Sketch-Fusion
+
+
+def diamonds(ax) -> list[float]:
+    return sorted(line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D")
+
+
+def test_scaling_factors_stack_layer_fusion_on_layer_wise(skf_rows, skf_claims):
+    fig = sketch_fusion.figure4(skf_rows, skf_claims)
+    assert [ax.get_title("left") for ax in fig.axes] == ["2 GPUs", "4 GPUs", "8 GPUs", "16 GPUs"]
+    ends = {round(bar.get_x() + bar.get_width(), 9) for bar in fig.axes[-1].patches}
+    rows = skf_rows.query(
+        "experiment == 'scaling' and metric == 'scaling_factor' and model == 'resnet50' "
+        "and variant == 'flat' and workers == 16"
+    )
+    baseline_fused = rows["case"] == "Baseline LF 16"
+    assert ends == {round(value, 9) for value in rows.loc[~baseline_fused, "value"]}
+    # The text prints 50 % for FP16 and 35 % for the baseline on 16 GPUs.
+    assert [diamonds(ax) for ax in fig.axes] == [[], [], [], [0.35, 0.5]]
+    assert not diamonds(sketch_fusion.figure3(skf_rows, skf_claims).axes[-1])
+
+
+def test_gains_stand_beside_table_4_and_the_text(skf_rows, skf_claims):
+    fig = sketch_fusion.gains(skf_rows, skf_claims)
+    left, _, last = fig.axes
+    assert diamonds(left)[0] == pytest.approx(3418 / 3294) and len(diamonds(left)) == 7
+    assert diamonds(left)[-1] == pytest.approx(4716 / 3416)
+    orange = figures.PALETTE["orange"]
+    said = [list(line.get_xdata()) for line in last.lines if line.get_color() == orange]
+    assert said == [[1.41, 2.87]] * 2
+    bare = sketch_fusion.gains(skf_rows)
+    assert not any(diamonds(ax) for ax in bare.axes)
+
+
+def test_printed_numbers_stand_beside_ours_in_tables(skf_rows, skf_claims):
+    recipe = sketch_fusion_results.RECIPE
+    only = {claim.id for claim in skf_claims if claim.kind == "value"}
+    judged = detail(skf_claims, skf_rows, recipe, "desk", {}, only=only)
+    first = sketch_fusion.TABLES["table1"](judged, skf_rows).set_index("method")
+    assert first["printed for a V100, ms"].dropna().to_dict()["DGC"] == 242
+    assert first["printed for a V100, ms"].notna().sum() == 7 and "2-bit" in first.index
+    ratio = first["layer-wise, ms"] / first["printed for a V100, ms"]
+    assert ratio["QSGD"] == pytest.approx(first.loc["QSGD", "layer-wise / printed"])
+    fourth = sketch_fusion.TABLES["table4"](judged, skf_rows).set_index(["model", "method"])
+    assert fourth.loc[("ResNet-20", "DGC"), "gain printed"] == pytest.approx(4716 / 3416)
+    assert fourth.loc[("LSTM", "Sketch-Fusion"), "LayerFusion printed"] == 9864
+    assert fourth["LayerFusion printed"].notna().sum() == 3 * 8
+    assert not fourth.index.duplicated().any() and len(fourth) == 4 * 11
+
+
+def test_tables_of_sketch_fusion_say_what_rows_say(skf_rows):
+    make = {name: table(None, skf_rows) for name, table in sketch_fusion.TABLES.items()}
+    speed = make["speed"].set_index("method")
+    assert speed.loc["DGC", "compress / copy"] == pytest.approx(0.12)
+    assert speed.loc["copy", "copy, GB/s"] == 10 and speed.loc["torch.topk"].notna().sum() == 2
+    assert "times faster" not in speed
+    reference = skf_rows.query("experiment == 'speed' and case == 'DGC'").iloc[:1]
+    more = pd.concat([skf_rows, reference.assign(variant="reference", value=0.4)])
+    speed = sketch_fusion.TABLES["speed"](None, more).set_index("method")
+    assert speed.loc["DGC", "times faster"] == pytest.approx(1.2 / 0.4)
+    assert set(make["fusion"]["LayerFusion, % over"].round(9)) == {1.0}
+    assert list(make["fusion"]["model"].unique()) == ["ResNet-20", "VGG-16", "ResNet-50", "LSTM"]
+    assert len(make["live"]) == 5 * 2 * 2 and set(make["live"]["a step, ms"]) == {30.0}
+    theory = make["theory"].set_index(["theorem", "groups y", "iterations T"])
+    assert theory.loc[(2, 4, 1024), "bound"] == pytest.approx(40 * 4 / 32)
+    assert theory.loc[(1, 1, 256), "measured"] == pytest.approx(4.4 / 16)
+
+
+def test_end_labels_do_not_overlap(skf_rows):
+    fig = sketch_fusion.figure1(skf_rows)
+    renderer = FigureCanvasAgg(fig).get_renderer()
+    fig.draw_without_rendering()
+    boxes = sorted(
+        (text.get_window_extent(renderer) for text in fig.axes[1].texts), key=lambda b: b.y0
+    )
+    assert len(boxes) == 14
+    assert all(low.y0 + 0.7 * low.height < high.y0 for low, high in itertools.pairwise(boxes))
+
+
+def test_sketch_fusion_without_results_says_what_is_missing(skf_rows):
+    for experiment, names in {
+        "scaling": ["figure1", "figure3"],
+        "gains": ["gains"],
+        "timeline": ["figure2"],
+        "theory": ["theory"],
+        "lstm": ["lstm"],
+    }.items():
+        few = skf_rows[skf_rows["experiment"] != experiment]
+        for name in names:
+            with pytest.raises(ValueError, match=f"no results of experiment '{experiment}'"):
+                sketch_fusion.FIGURES[name](few)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import rat_results
+import sketch_fusion_results
 from geomx_results import RECIPE
 
 from reports import html, papers
@@ -215,6 +216,23 @@ def test_two_documents_stand_on_one_page(both):
         assert f"tables/rat_{name}.csv" in text
     # Faults are drawn by seed, but nothing is trained and no interval rests on data.
     assert "model trained: resnet50" not in text
+
+
+def test_sketch_fusion_fills_its_page(skf_claims, skf_rows, tmp_path):
+    recipe, reason = sketch_fusion_results.RECIPE, "ImageNet is not to be had"
+    judged = detail(skf_claims, skf_rows, recipe, "desk", {"desk": {"SKF-F6b": reason}})
+    folder = tmp_path / "r"
+    path = html.build(skf_rows, judged, {"sketch_fusion": recipe}, PROVENANCE, folder)
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    assert text.count("<svg") == len(papers.load("sketch_fusion").FIGURES)
+    assert "Not drawn" not in text and "Not made" not in text
+    for name in papers.load("sketch_fusion").TABLES:
+        assert f"tables/sketch_fusion_{name}.csv" in text
+    # A figure's target has its name; what it rests on may come from several experiments.
+    assert "snakemake --cores 2 sketch_fusion_figure1<" in text.replace("&#34;", "")
+    assert "computed, measured, simulated" in text
 
 
 def test_plain_tables_align_numbers_and_mark_what_is_absent(both):

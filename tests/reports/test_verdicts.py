@@ -584,3 +584,41 @@ def test_ratios_are_averaged_as_logarithms():
     assert Estimate.of(values).mean == pytest.approx(3.5 / 3)
     # What has no logarithm is averaged as it is.
     assert Estimate.of(pd.Series([-1.0, 0.0, 1.0]), "ratio").mean == pytest.approx(0)
+
+
+# What other hardware may do, and how terms are called
+
+
+def test_a_difference_that_is_our_machines_is_not_comparable():
+    part = {"order": ["{a}", "2"], "terms": ["growth", "two"], "elsewhere": "measured on a CPU"}
+    claim = demo("derived", parts=[part], lookups={"a": {"experiment": "t", "metric": "size"}})
+    assert one(claim, rows(1.0))["verdict"] == "holds"
+    other = one(claim, rows(3.0))
+    assert other["verdict"] == "not comparable"
+    assert other["reason"].startswith("measured on a CPU; ")
+    assert "growth (3) < two (2)" in other["reason"]
+    with pytest.raises(ValueError, match="terms: needs a name for every term"):
+        demo("derived", parts=[part | {"terms": ["growth"]}])
+
+
+def test_what_the_document_says_otherwise_comes_before_other_hardware():
+    part = {
+        "order": ["{a}", "2"],
+        "elsewhere": "measured on a CPU",
+        "against": [{"order": ["3", "2"], "terms": ["three", "two"], "why": "its text"}],
+    }
+    claim = demo("derived", parts=[part], lookups={"a": {"experiment": "t", "metric": "size"}})
+    found = one(claim, rows(3.0))
+    assert found["verdict"] == "contradicts itself"
+    assert "its text: three 3 > two 2" in found["reason"]
+
+
+def test_a_model_that_a_lookup_names_stands_in_for_nothing():
+    lookup = {"experiment": "t", "metric": "size"}
+    part = {"order": ["{a}", "2"]}
+    for model, says in (("small", False), (None, True)):
+        claim = demo(
+            "derived", model="large", parts=[part], lookups={"a": lookup | {"model": model}}
+        )
+        reason = one(claim, rows(1.0, model="small"))["reason"]
+        assert ("small stands in for large" in reason) == says
