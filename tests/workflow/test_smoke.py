@@ -42,6 +42,8 @@ RULES = {
     "rat_experiment": "results/smoke/rat/packet-RAT.parquet",
     "rat_cost": "results/smoke/rat/scale.parquet",
     "rat_joint": "results/smoke/rat/figure7_joint.parquet",
+    "sketch_fusion_simulate": "results/smoke/sketch_fusion/theory.parquet",
+    "sketch_fusion_measure": "results/smoke/sketch_fusion/live.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
@@ -49,7 +51,7 @@ RULES = {
 }
 
 
-TARGETS = ["geomx", "rat"]
+TARGETS = ["geomx", "rat", "sketch_fusion"]
 
 
 class Checkout:
@@ -134,7 +136,7 @@ def test_every_claim_has_its_row(checkout):
     columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
     assert ",".join(table.columns) == columns
     assert table["id"].is_unique
-    assert table["paper"].value_counts().to_dict() == {"geomx": 123, "rat": 39}
+    assert table["paper"].value_counts().to_dict() == {"geomx": 123, "rat": 39, "sketch_fusion": 84}
     unexplained = table[
         table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
     ]
@@ -161,6 +163,7 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
             },
         ),
         ("exchange/plink", ": RAT: ", {"exchanges", "survival", "table1"}),
+        ("compression/two_bit", "timed on this machine: ", {"measured"}),
     ],
 )
 def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method, message, redone):
@@ -179,6 +182,7 @@ def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method,
 def test_named_targets_are_there(checkout):
     targets = [f"geomx_{name}" for name in ("table1", "figure4", "sensitivity", "mixed")]
     targets += [f"rat_{name}" for name in ("table1", "figure6", "figure7", "packet", "scale")]
+    targets += [f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")]
     assert "Nothing to be done" in checkout.planned(*targets)
 
 

@@ -62,9 +62,8 @@ class _Bench:
 
 
 def rows(recipe: SketchFusion, scale: Scale, experiment: str, say: Say = print) -> Iterator[Row]:
-    """Rows of one job: models, scaling, fusion, measured, theory or live."""
+    """Rows of one job: scaling, fusion, measured, theory or live."""
     jobs = dict(
-        models=_models,
         scaling=_scaling,
         fusion=_fusion,
         measured=_measured,
@@ -112,6 +111,7 @@ def _settings(bench: _Bench) -> list[_Setting]:
 
 def _scaling(bench: _Bench) -> Iterator[Row]:
     """Scaling factor and throughput by workers, and LayerFusion's gains (Figures 1a, 3 to 5)."""
+    yield from _models(bench)
     for setting in _settings(bench):
         for model in bench.recipe.models:
             bench.say(f"scaling: {model}, {setting.variant}")

@@ -6,22 +6,28 @@ RUNS["sketch_fusion"] = SKF.runs(SCALE)
 SUMMARIES["sketch_fusion"] = dict(below_dense=SKF.target.below_dense, tables={})
 
 # The optional sections of the recipe that a job reads. What measures time runs alone.
-SKF_SIMULATED = {"models": ["tensors"], "scaling": [], "fusion": [], "theory": ["theory"]}
+SKF_SIMULATED = {"scaling": ["tensors"], "fusion": [], "theory": ["theory"]}
 SKF_MEASURED = {"measured": ["measured"], "live": ["live"]}
+SKF_OWN = ["workflow/experiments/sketch_fusion.py", "testbed/results.py"]
 
 
 def skf_sources(wildcards):
-    rooms = {
-        "theory": ["methods/compression/*.py"],
-        "models": [],
-    }.get(wildcards.experiment, ["methods/compression/*.py", "methods/fusion/*.py"])
+    if wildcards.experiment == "theory":
+        return SHARED + sources("testbed/training/quadratic.py", *SKF_OWN)
+    codecs = ["__init__", *(method.codec.name for method in SKF.methods.values())]
+    if wildcards.experiment == "measured":
+        codecs = ["*"]
+    rooms = [f"methods/compression/{name}.py" for name in codecs]
+    rooms += [f"methods/fusion/{part.name}.py" for part in SKF.fusion.values()]
     rooms += [f"methods/exchange/{m.exchange}.py" for m in SKF.methods.values()]
+    if wildcards.experiment == "fusion":
+        rooms += [f"methods/exchange/{name}.py" for name in SKF.exchanges]
     testbed = NETWORK_SOURCES + TRAINING_SOURCES
     if wildcards.experiment == "live":
         testbed += sources("testbed/live/*.py")
     if wildcards.experiment == "measured":
         testbed += sources("testbed/live/processes.py")
-    return testbed + SHARED + sources(*rooms, "workflow/experiments/sketch_fusion.py")
+    return testbed + SHARED + sources(*rooms, *SKF_OWN)
 
 
 rule sketch_fusion_simulate:
@@ -70,7 +76,7 @@ rule sketch_fusion_measure:
         recipe=lambda wildcards: SKF.only(*SKF_MEASURED[wildcards.experiment]),
         scale=SCALE,
     message:
-        "Sketch-Fusion: {wildcards.experiment}, timed on this machine"
+        "Sketch-Fusion, timed on this machine: {wildcards.experiment}"
     script:
         "../scripts/experiment.py"
 
@@ -89,7 +95,7 @@ TABLES["sketch_fusion"] = {
     "theory": skf_rows("theory"),
 }
 FIGURES["sketch_fusion"] = {
-    "figure1": skf_rows("models", "measured", "scaling"),
+    "figure1": skf_rows("measured", "scaling"),
     "figure2": skf_rows("scaling"),
     "figure3": skf_rows("scaling", "measured"),
     "figure4": skf_rows("scaling", "measured"),
