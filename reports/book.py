@@ -70,6 +70,10 @@ class Estimate:
         same = math.isclose(self.mean, other.mean, rel_tol=ROUNDING, abs_tol=ROUNDING)
         return not self.seeds and not other.seeds and same
 
+    def near(self, other: Estimate, share: float) -> bool:
+        """Whether the means differ by less than this share of the larger one."""
+        return abs(self.mean - other.mean) < share * max(abs(self.mean), abs(other.mean))
+
     def gap(self, other: Estimate) -> str:
         """How far ``other`` lies above this, seed by seed, in words; empty without seeds."""
         if self.by_seed is None or other.by_seed is None:

@@ -42,6 +42,7 @@ Quantity = Literal[
     "difference",
     "kept",
     "at_least",
+    "at_most",
 ]
 Expression = Annotated[str, AfterValidator(expressions.check)]
 Several = BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)
@@ -140,7 +141,10 @@ class Claim(_Data):
     otherwise: what other variants of the same rows are to this claim, which are told with its
         verdict; empty if they are no counterpart.
     headline: the claim in plain words, where it is one of the document's main ones.
-    recipe: recipe path -> value as printed. not_printed: recipe path -> what the document omits.
+    calibrates: what of our set-up was chosen from this number, which therefore proves nothing.
+    tie: the share by which simulated values of an order must differ to count as ordered.
+    recipe: recipe path -> value as printed; of an ordering or derived claim, what its results
+    depend on, told where it differs. not_printed: recipe path -> what the document omits.
     cited: whom the document quotes for a number that nothing in it is computed from.
     implemented_by: files. proved_by: pytest node ids.
     """
@@ -165,6 +169,8 @@ class Claim(_Data):
     parts: tuple[Part, ...] = ()
     otherwise: str = "modelled otherwise"
     headline: str = ""
+    calibrates: str = ""
+    tie: Annotated[float, Field(ge=0, lt=1)] = 0.0
     recipe: dict[str, Any] = {}
     not_printed: dict[str, str] = {}
     cited: str = ""
@@ -175,6 +181,8 @@ class Claim(_Data):
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
+        if self.calibrates and self.kind != "value":
+            raise ValueError("calibrates: only of a value")
         if self.kind == "value":
             if self.quantity is None or self.ours is None:
                 raise ValueError("a value needs quantity and ours")

@@ -6,13 +6,15 @@ A number is judged in this order, and the first rule that applies decides:
 2. *contradicts itself*: a part as large as its whole, a derived number that the document's own
    numbers do not give, or other numbers of the document that say otherwise.
 3. *not run here*: no results, and the committed list says why; results must not just be missing.
-4. *not comparable*: our model stands in for another and the number depends on the model.
+4. *not comparable*: our model stands in for another and the number depends on the model, or our
+   set-up was chosen from the number.
 5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
 
 An ordering holds if every step of it does: deterministic values must differ (equal ones fail), and
 between seeded ones the 95 % interval of the difference, seed by seed, must not reach zero
-(Student's t, at least three seeds). Ratios and relative changes are averaged over seeds as
-logarithms.
+(Student's t, at least three seeds). Values closer than a claim's ``tie``, which is what a simulation
+can tell apart, are not ordered: the claim is *undecided*. Ratios and relative changes are averaged
+over seeds as logarithms.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class Rule:
     means *no effect*: being on the printed side of it is the claim's direction. ``elsewhere``
     says why a number outside the tolerance is not comparable rather than wrong, ``stand_in`` why
     it cannot be compared if another model was trained. With ``or_more`` anything above the printed
-    number agrees too: what is not lost may be gained.
+    number agrees too: what is not lost may be gained; with ``or_less`` anything below it.
     """
 
     tolerance: str
@@ -108,6 +110,7 @@ class Rule:
     elsewhere: str = ""
     stand_in: str = ""
     or_more: bool = False
+    or_less: bool = False
 
     def band(self, printed: str) -> Interval:
         """The values that agree with a printed number."""
@@ -119,7 +122,8 @@ class Rule:
         }[self.tolerance]
         # One part in 1e12 keeps binary fractions from deciding a tie.
         half += 1e-12 * abs(span.middle)
-        return Interval(span.middle - half, math.inf if self.or_more else span.middle + half)
+        low = -math.inf if self.or_less else span.middle - half
+        return Interval(low, math.inf if self.or_more else span.middle + half)
 
 
 _HARDWARE = "an absolute time on other hardware and software"
@@ -149,6 +153,7 @@ RULES = {
     "difference": Rule("points", 0.5, neutral=0.0),
     "kept": Rule("points", 0.5, or_more=True),
     "at_least": Rule("digit", 0.5, or_more=True),
+    "at_most": Rule("digit", 0.5, or_less=True),
 }
 
 
@@ -219,7 +224,7 @@ def detail(
             absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(found.missing))})")
         elif judgement.verdict == "not run here" and not claim.cited:
             judgement.reason = listed[claim.id]
-        _qualify(claim, book, found, judgement)
+        _qualify(claim, book, recipe, found, judgement)
         rows.append(
             claim.model_dump(include={"id", "paper", "where", "kind", "setting", "metric"})
             | {
@@ -250,8 +255,11 @@ def detail(
     return table
 
 
-def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> None:
-    """Say what weakens a verdict: failed runs, a stand-in model, a single kind of evidence."""
+def _qualify(
+    claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found, judgement: Judgement
+) -> None:
+    """Say what weakens a verdict: failed runs, a stand-in model, reduced settings, a single kind of
+    evidence."""
     if judgement.verdict == "not run here":
         return
     if found.failures:
@@ -266,6 +274,10 @@ def _qualify(claim: Claim, book: Book, found: Found, judgement: Judgement) -> No
         judgement.reason += (
             f"; {', '.join(other)} stands in for {claim.model or _join(sorted(meant - {''}))}"
         )
+    if claim.kind in ("ordering", "derived"):
+        for path, value in _differing(claim, recipe).items():
+            full = show(claim.recipe[path])
+            judgement.reason += f"; {path} is {show(value)} here in place of {full}"
     if claim.note and claim.kind in ("ordering", "derived"):
         judgement.reason += f"; {claim.note}"
     if claim.headline and found.agreement:
@@ -301,7 +313,7 @@ def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
     if claim.cited:
         rest = f"; {claim.note}" if claim.note else ""
         return Judgement("not run here", f"quoted from {claim.cited} as background{rest}")
-    if claim.recipe or claim.not_printed:
+    if claim.kind == "param" and (claim.recipe or claim.not_printed):
         return _judge_parameters(claim, book, recipe, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
@@ -368,10 +380,11 @@ def _value_verdict(
         return _unanswered(found)
     estimate = Estimate.of(ours)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
-    if verdict in ("fails", "undecided") and rule.elsewhere:
-        reason = (
-            f"{rule.elsewhere}; ours is {number(estimate.mean / said.middle)} times the printed"
-        )
+    elsewhere = rule.elsewhere if verdict in ("fails", "undecided") else ""
+    if claim.calibrates:
+        elsewhere = f"{claim.calibrates} was chosen from this number"
+    if elsewhere:
+        reason = f"{elsewhere}; ours is {number(estimate.mean / said.middle)} times the printed"
         return "not comparable", reason + _variant_ratios(claim, book, said.middle)
     return verdict, reason
 
@@ -395,10 +408,10 @@ def _variant_ratios(claim: Claim, book: Book, said: float) -> str:
 def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str]:
     """Whether our number agrees with a printed one under a rule."""
     band = rule.band(printed)
-    low, high = number(band.low), number(band.high)
-    span = (
-        f"{low} {unit}".strip() + " or more" if rule.or_more else f"{low} to {high} {unit}".strip()
-    )
+    low, high = f"{number(band.low)} {unit}".strip(), f"{number(band.high)} {unit}".strip()
+    span = f"{number(band.low)} to {high}"
+    if rule.or_more or rule.or_less:
+        span = f"{low} or more" if rule.or_more else f"{high} or less"
     if ours.seeds and ours.seeds < MIN_SEEDS:
         return "undecided", f"{ours.seeds} of the {MIN_SEEDS} seeds an interval needs"
     if ours.interval.within(band):
@@ -462,11 +475,12 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
     else:
         estimates = [Estimate.of(term) for term in terms]
         labels = _labels(claim, part, book)
-        verdict, reason = _ascending(labels, estimates)
+        verdict, reason = _ascending(labels, estimates, claim.tie)
         others = {
             variant: _ascending(
                 labels,
                 [Estimate.of(book.ours(claim, text, Found(), variant)) for text in part.order],
+                claim.tie,
             )[0]
             for variant in book.variants(claim, part.order)
         }
@@ -515,13 +529,16 @@ def _otherwise(claim: Claim, others: Mapping[str, str], verdict: str) -> str:
     return f" (the same {claim.otherwise}: {_join(others)})" if others else ""
 
 
-def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str]:
-    """Whether our values ascend; deterministic ones must differ, paired seeds must separate."""
-    reversed_, equal, open_ = [], [], []
+def _ascending(names: Sequence[str], ours: Sequence[Estimate], tie: float = 0.0) -> tuple[str, str]:
+    """Whether our values ascend; deterministic ones must differ, by ``tie`` if they are simulated,
+    and paired seeds must separate."""
+    reversed_, equal, close, open_ = [], [], [], []
     for index in range(len(ours) - 1):
         a, b = ours[index], ours[index + 1]
         step = f"{names[index]} ({a}) < {names[index + 1]} ({b}{a.gap(b)})"
-        if b.below(a):
+        if a.near(b, tie):
+            close.append(step)
+        elif b.below(a):
             reversed_.append(step)
         elif a.equals(b):
             equal.append(step)
@@ -532,6 +549,9 @@ def _ascending(names: Sequence[str], ours: Sequence[Estimate]) -> tuple[str, str
         return "fails", f"{len(reversed_)} of {steps} steps reversed: not {_join(reversed_)}"
     if equal:
         return "fails", f"{len(equal)} of {steps} steps equal: not {_join(equal)}"
+    if close:
+        why = f"closer than {number(100 * tie)} %"
+        return "undecided", f"{len(close)} of {steps} steps open ({why}): {_join(close)}"
     if open_:
         few = any(0 < one.seeds < MIN_SEEDS for one in ours)
         why = f"fewer than {MIN_SEEDS} seeds" if few else "intervals overlap"
@@ -561,9 +581,7 @@ def _judge_parameters(
     claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
 ) -> Judgement:
     ours = {path: at(recipe, path, claim.id) for path in (*claim.recipe, *claim.not_printed)}
-    differs = {
-        path: ours[path] for path in claim.recipe if not _same(ours[path], claim.recipe[path])
-    }
+    differs = _differing(claim, recipe)
     reasons = [f"{path} is {show(value)} here" for path, value in differs.items()]
     reasons += [
         f"{what} is not printed; {path} is {show(ours[path])} here"
@@ -586,6 +604,12 @@ def _judge_parameters(
         "; ".join(reasons) or f"{', '.join(claim.recipe)} in the recipe",
         ", ".join(shown),
     )
+
+
+def _differing(claim: Claim, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe has otherwise than printed, by path."""
+    ours = {path: at(recipe, path, claim.id) for path in claim.recipe}
+    return {path: value for path, value in ours.items() if not _same(value, claim.recipe[path])}
 
 
 def at(recipe: Mapping[str, Any], path: str, claim: str = "") -> Any:

@@ -112,7 +112,7 @@ class Compressor:
             total = self.decompress(combined[0], tensor.device)
             for payload in combined[1:]:
                 total += self.decompress(payload, tensor.device)
-            return total
+            return check_finite(total, f"{self.name}: sum of tensor {key!r}")
         return self.decompress(combined, tensor.device)
 
     def state_dict(self) -> dict[Key, Any]:
@@ -188,7 +188,7 @@ class Compressor:
         sizes = payload.shape
         if not all(isinstance(s, numbers.Integral) and s >= 0 for s in sizes):
             raise ValueError(f"{self.name}: shape {sizes} is not of whole sizes >= 0")
-        if payload.numel > MAX_VALUES:
+        if max(sizes, default=0) > MAX_VALUES or payload.numel > MAX_VALUES:
             raise ValueError(f"{self.name}: shape {sizes} has more than {MAX_VALUES} values")
         return payload.numel
 

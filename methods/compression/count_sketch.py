@@ -173,7 +173,10 @@ class CountSketch(Compressor):
             else:
                 memory.accumulate(flat[i:j], target[i:j])
 
-        each_block(n, update)
+        if flat.device.type == "cpu":
+            each_block(n, update)
+        else:  # other threads have other streams
+            update(0, n)
         return target, state
 
     def _floats(self, values: torch.Tensor, shape: Sequence[int], form: str) -> Payload:

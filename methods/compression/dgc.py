@@ -195,4 +195,6 @@ class Dgc(Compressor):
         return n
 
     def _pairs(self, payload: Payload) -> packing.Pairs:
+        if not payload.body:  # an empty body must not be able to ask for a huge tensor
+            raise ValueError("dgc pairs: body is empty")
         return packing.read_pairs(payload.body, payload.numel, "dgc pairs")

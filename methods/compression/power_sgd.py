@@ -94,6 +94,11 @@ class PowerSgd(Compressor):
             random = sampling.generator(self.seed, key, 0)
             state["q"] = torch.randn(rank, columns, generator=random)
             state["residual"] = torch.zeros(rows, columns)
+        if state["residual"].shape != (rows, columns):
+            raise ValueError(
+                f"power_sgd: tensor {key!r} is a matrix of {rows} x {columns}, was "
+                f"{' x '.join(map(str, state['residual'].shape))} before; use one key a tensor"
+            )
         for name in ("q", "residual"):
             state[name] = state[name].to(flat.device)
         return state

@@ -37,7 +37,12 @@ class TwoBit(Compressor):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        self._require("threshold", float, "a number > 0", lambda t: t > 0)
+        self._require(
+            "threshold",
+            float,
+            "a number > 0 that float32 holds",
+            lambda t: 0 < torch.tensor(float(t), dtype=torch.float32).item() < math.inf,
+        )
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

@@ -16,16 +16,18 @@ class LayerFusion(Fusion):
     """Heuristic search for the grouping with the shortest iteration.
 
     X_1 is the whole model as one group. X_y comes from X_{y-1}: each group in turn is split where
-    binary search puts the split, then each boundary is moved to where binary search between its
-    neighbours puts it, until none moves; the best of these y - 1 groupings is X_y. Binary search
-    compares an index with the next one and goes on in the half that falls, as if time had one
-    valley. For y = 2 this is the search of MergeComp, the document's forerunner; for y > 2 the
-    document prints none. A pass over all boundaries, for all y - 1, looks at O(y² log N)
-    groupings. (The document's O(N log N) for up to N groups leaves O(log N) for each number of
-    groups: one split and no more.)
+    binary search puts the split, and also in its middle, since on a plateau the search slides to an
+    end; then each boundary is moved to where binary search between its neighbours puts it, until
+    none moves; the best of these groupings is X_y. Binary search compares an index with the next
+    one and goes on in the half that falls, as if time had one valley; where it has several, the
+    result may be some per cent off the optimum. For y = 2 this is the search of MergeComp, the
+    document's forerunner; for y > 2 the document prints none. A pass over all boundaries, for all y
+    - 1, looks at O(y² log N) groupings. (The document's O(N log N) for up to N groups leaves O(log
+    N) for each number of groups: one split and no more.)
 
     The search ends at the first y that is worse than y - 1, or better by less than ``epsilon`` of
-    it. Returned is the best grouping seen, where the document returns X_y even if worse.
+    it. Returned is the best grouping seen, where the document returns X_y even if worse. Where
+    coding costs nothing, many small messages may be best and each gains less than ``epsilon``.
 
     Parameters
     ----------
@@ -85,12 +87,13 @@ def stopwatch(sizes: Sequence[int], costs: Costs) -> Callable[[Ends], float]:
 
 def _one_more(seconds: Callable[[Ends], float], ends: Ends) -> tuple[float, Ends]:
     """The best grouping found with one group more than ``ends``."""
-    groups = enumerate(itertools.pairwise((0, *ends)))
-    return min(
-        _moved(seconds, _search(seconds, ends[:i], ends[i:]))
-        for i, (begin, stop) in groups
-        if stop - begin > 1
-    )
+    found = []
+    for i, (begin, stop) in enumerate(itertools.pairwise((0, *ends))):
+        if stop - begin > 1:
+            halved = (*ends[:i], (begin + stop) // 2, *ends[i:])
+            found.append(_moved(seconds, _search(seconds, ends[:i], ends[i:])))
+            found.append(_moved(seconds, (seconds(halved), halved)))
+    return min(found)
 
 
 def _moved(seconds: Callable[[Ends], float], found: tuple[float, Ends]) -> tuple[float, Ends]:

@@ -33,7 +33,10 @@ class Uploaded:
 
 @dataclass(frozen=True)
 class Synced:
-    """``members`` hold the new model since ``t``; answers an earlier :class:`Sync`."""
+    """``members`` hold the new model since ``t``; answers an earlier :class:`Sync`.
+
+    Who left in the meantime is not among them.
+    """
 
     members: tuple[int, ...]
     t: float
@@ -103,16 +106,19 @@ Decision = Continue | Wait | Sync | SetTimer
 class Policy:
     """Base of every synchronization policy.
 
-    ``begin`` is called once with the group (site) of each worker; ``on`` once an event. After a
-    :class:`Synced`, the policy says which of the members go on.
+    ``begin`` is called once with the group (site) of each worker, at time 0; ``on`` once an event.
+    After a :class:`Synced`, the policy says which of the members go on. A :class:`Sync` names only
+    workers that idle.
     """
 
     summary: ClassVar[str]
     source: ClassVar[str]
     travels: ClassVar[Literal["gradient", "delta"]] = "gradient"
-    """What a worker sends: its last gradient, or its change since the last synchronization."""
+    """What a worker sends: its last gradient, or its change since the last synchronization, of
+    however many iterations. One instance may answer other than its class, by its parameters."""
     continues_after_upload: ClassVar[bool] = False
-    """Whether a worker goes on computing while what it sent is on its way."""
+    """Whether a worker goes on computing while what it sent is on its way, or waits for the
+    decision about it. If not, it idles from its :class:`Finished` until its :class:`Synced`."""
     asynchronous: ClassVar[bool] = False
     """Whether synchronizations of disjoint members run side by side, so that a server that keeps
     the model must apply each as it comes."""

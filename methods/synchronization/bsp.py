@@ -9,9 +9,9 @@ from methods.synchronization._barrier import Barrier
 
 @dataclass
 class BSP(Barrier):
-    """All workers synchronize after each local iteration (GeoMX §2, full synchronization)."""
+    """All workers synchronize after ``local_iterations`` (GeoMX §2, full synchronization)."""
 
-    summary = "All workers meet after every iteration"
+    summary = "All workers meet after every round of local iterations"
     source = "GeoMX §2 (full synchronization)"
     clock_free = True
 

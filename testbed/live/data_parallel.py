@@ -369,6 +369,7 @@ def _check(case: Case) -> None:
         "synchronization": (recipe.synchronization.name, "bsp"),
         "optimizer_at": (recipe.optimizer_at, "worker"),
         "levels": (len(recipe.levels), 1),
+        "clip_norm": (recipe.clip_norm, None),  # groups leave before the whole norm is known
     }
     if case.ddp:
         needed["fusion"] = (recipe.fusion.name, "whole_model")

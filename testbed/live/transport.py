@@ -43,7 +43,7 @@ def combine(
     ConnectionError
         Another rank is gone or too late.
     ValueError
-        Ranks that send different codecs, shapes, forms or dtypes.
+        Ranks that send different codecs, shapes, forms or dtypes; an all-reduce does not look.
     """
     if how == "sum" and payload.dtype in NATIVE and not ordered:
         return _all_reduce(payload)

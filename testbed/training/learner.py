@@ -180,7 +180,8 @@ class Learner:
         loss.backward()
         for held, seen in zip(replica.buffers, self.model.buffers(), strict=True):
             held.copy_(seen)
-        return [parameter.grad for parameter in self.parameters]
+        gradient = [parameter.grad for parameter in self.parameters]
+        return clipped(gradient, self.recipe.clip_norm) if self.recipe.clip_norm else gradient
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Standardised images, grey ones repeated for a model that takes colours; text as it is."""
@@ -200,8 +201,6 @@ class Learner:
         """SGD with momentum and weight decay (torch's form); returns a new replica."""
         recipe = self.recipe
         lr = recipe.lr_at(replica.version)
-        if recipe.clip_norm is not None:
-            gradient = clipped(gradient, recipe.clip_norm)
         parameters, velocity = [], []
         held = replica.velocity or [None] * len(replica.parameters)
         for value, step, speed in zip(replica.parameters, gradient, held, strict=True):
@@ -320,7 +319,7 @@ class Learner:
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
 
 
-def clipped(gradient: Sequence[torch.Tensor], norm: float) -> Sequence[torch.Tensor]:
+def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:
     """``gradient``, scaled down if all of it together is longer than ``norm``."""
     length = torch.stack([torch.linalg.vector_norm(part) for part in gradient]).norm()
     return [part * (norm / length) for part in gradient] if length > norm else gradient

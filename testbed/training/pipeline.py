@@ -164,8 +164,9 @@ def costs(
         dense ring all-reduce take, and count as communication: coding keeps its place in front of
         and behind all three.
 
-    Where every party gets all payloads it decodes each of them. A message whose number of values
-    is that of a tensor takes the tensor's shape; other messages are flat.
+    All of encoding comes before the first round of communication, also what codecs with several
+    rounds do between them. Where every party gets all payloads it decodes each of them. A message
+    whose number of values is that of a tensor takes the tensor's shape; other messages are flat.
 
     Raises
     ------
@@ -188,8 +189,8 @@ def costs(
     pulled = any(plan.slots[slot].startswith("pull") for slot in set(plan.slot.tolist()))
     alone = codec.combine == "gather" or (codec.combine == "merge" and not pulled)
     payloads = parties if alone else 1
-    # What comes back holds every party's payload unless payloads add; a merged one at most that.
-    down = 1 if codec.combine == "sum" else parties
+    # What comes back holds every party's payload, merged at most that; sums and votes do not grow.
+    down = 1 if codec.combine == "sum" or not codec.adds else parties
     send = transfer_s(plan, topology, efficiency, down)
 
     def communicate(values: int) -> float:

@@ -61,7 +61,7 @@ class Recipe(BaseModel):
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
     words, steps: of text: the vocabulary that is kept, and tokens a window.
     lr_steps: from so many updates on, the learning rate is multiplied by so much (once each).
-    clip_norm: the aggregated gradient is scaled down to at most this norm.
+    clip_norm: each worker's gradient is scaled down to at most this norm, before any codec.
     overlap: whether coding and communication overlap with backward, in the groups of the fusion, on
         one flat cluster whose links have the rate ``lan``. If not, they follow on each other.
     overhead_s: with overlap, seconds of a round of communication besides the transfers.

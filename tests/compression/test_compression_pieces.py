@@ -278,3 +278,17 @@ def test_check_finite_counts_and_tolerates_sums_that_overflow():
     bad = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0])
     with pytest.raises(ValueError, match="test: 3 of 4 values are NaN or infinite"):
         packing.check_finite(bad, "test")
+
+
+class OnAnotherDevice(torch.Tensor):
+    """As a CUDA tensor is: numpy must not look into it."""
+
+    def __array__(self, *_):
+        raise TypeError("can't convert a tensor of another device to numpy")
+
+
+def test_a_threshold_may_lie_on_another_device():
+    values = normal(1_000)
+    threshold = torch.tensor(1.5).as_subclass(OnAnotherDevice)
+    found = sampling.indices_at_least(values, threshold)
+    assert torch.equal(found, (values.abs() >= 1.5).nonzero().view(-1))

@@ -212,3 +212,8 @@ def test_malformed_bodies(body):
 def test_parameters_are_checked(parameters, message):
     with pytest.raises(ValueError, match=message):
         load("dgc", **parameters)
+
+
+def test_an_empty_body_cannot_ask_for_a_huge_tensor():
+    with pytest.raises(ValueError, match="dgc pairs: body is empty"):
+        load("dgc").decompress(Payload(b"", "dgc", (300_000_000,), "pairs"))

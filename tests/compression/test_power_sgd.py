@@ -241,3 +241,12 @@ def test_malformed_answers(damage):
 def test_parameters_are_checked(parameters, message):
     with pytest.raises(ValueError, match=message):
         load("power_sgd", **parameters)
+
+
+def test_a_key_is_one_matrix():
+    codec = load("power_sgd")
+    aggregate([codec], [torch.ones(40, 50)], "w")
+    saved = codec.state_dict()
+    with pytest.raises(ValueError, match="'w' is a matrix of 50 x 40, was 40 x 50 before"):
+        aggregate([codec], [torch.ones(50, 40)], "w")
+    assert torch.equal(codec.state["w"]["residual"], saved["w"]["residual"])

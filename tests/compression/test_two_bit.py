@@ -83,3 +83,9 @@ def test_malformed_bodies(body, message):
 def test_threshold_is_checked(threshold):
     with pytest.raises(ValueError, match="two_bit: threshold must be a number > 0"):
         load("two_bit", threshold=threshold)
+
+
+@pytest.mark.parametrize("threshold", [1e39, 1e-50, 0.0, float("inf")])
+def test_thresholds_that_float32_cannot_hold_are_refused(threshold):
+    with pytest.raises(ValueError, match="two_bit: threshold must be a number > 0 that float32"):
+        load("two_bit", threshold=threshold)

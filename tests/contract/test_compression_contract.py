@@ -161,13 +161,16 @@ def test_any_size(name, parameters, size):
 
 @every_case
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(), (1,), (4, 5), (3, 1, 7), (2, 3, 4, 5), (6, 0, 2)])
+@pytest.mark.parametrize("shape", [(), (1,), (4, 5), (3, 1, 7), (2, 3, 4, 5), (6, 0, 2), (70_000,)])
 def test_any_shape_on_any_device(name, parameters, device, shape):
     (tensor,) = gradients(1, shape)
     (result,), _ = run(load(name, **parameters), [tensor.to(device)])
     flat, _ = run(load(name, **parameters), [tensor.reshape(-1)])
     assert result.device.type == device and result.shape == shape
-    assert torch.equal(result.cpu().reshape(-1), flat[0])
+    if device == "cpu":
+        assert torch.equal(result.reshape(-1), flat[0])
+    else:  # a GPU adds sketches and multiplies matrices in orders of its own
+        torch.testing.assert_close(result.cpu().reshape(-1), flat[0])
 
 
 @every_case
@@ -289,7 +292,7 @@ def test_payloads_of_another_codec_or_form_are_refused(name, parameters):
     for changes in ({"codec": "another"}, {"form": "another"}, {"dtype": "int8"}):
         with pytest.raises(ValueError, match=name):
             codec.decompress(Payload(**{**vars(good), **changes}))
-    for shape in ((-4, -10), (2**40,), (2**20, 2**20), (2.5, 16)):
+    for shape in ((-4, -10), (2**40,), (2**20, 2**20), (0, 2**63), (2.5, 16)):
         with pytest.raises(ValueError, match=name):
             codec.decompress(Payload(**{**vars(good), "shape": shape}))
 

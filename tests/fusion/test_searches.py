@@ -217,6 +217,29 @@ def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, b
     assert took <= two * (1 + 1e-12)
 
 
+# Stages of a residual network: values of its tensors, in the order of backward.
+STAGES = [2_000_000] + [c for n in (3, 6, 4, 3) for c in [2048 * n, 500_000 // n, 256] * (6 * n)]
+
+
+@pytest.mark.parametrize("coding", [(2e-4, 1e-10), (1e-3, 1e-9)])
+@pytest.mark.parametrize("sending", [(1e-4, 1e-9), (2e-4, 8e-9), (2e-3, 2e-9)])
+@pytest.mark.parametrize("backward_s", [0.02, 0.2])
+def test_layer_fusion_is_within_two_per_cent_of_the_optimum(coding, sending, backward_s):
+    n = len(STAGES)
+    costs = Costs([backward_s / n] * n, affine(*coding), affine(*sending), affine(*coding))
+    best = seconds("optimal", STAGES, costs)
+    assert seconds("layer_fusion", STAGES, costs) <= 1.02 * best
+
+
+def test_layer_fusion_leaves_a_plateau():
+    # After the best two groups, splitting either brings next to nothing unless both ends move.
+    n = 120
+    sizes = [1] * 40 + [40] * 40 + [1] * 40
+    costs = Costs([1.0] * n, affine(0.5, 0.0), affine(10.0, 0.06), affine(0.5, 0.0))
+    assert len(load("optimal")(sizes, costs)) > 2
+    assert seconds("layer_fusion", sizes, costs) <= 1.02 * seconds("optimal", sizes, costs)
+
+
 def test_layer_fusion_stops_where_a_group_brings_less_than_epsilon():
     # Sending is half as long as backward, so two groups hide nearly half of it.
     sizes, costs = [1] * 30, Costs([1.0] * 30, nothing, affine(0.0, 0.5), nothing)

@@ -1,6 +1,5 @@
 """Device profiles: stated ones are checked, this machine's is measured."""
 
-import math
 
 import pytest
 
@@ -77,9 +76,24 @@ def test_recorded_profiles_are_found_beside_the_others(tmp_path):
 def test_this_machine_is_measured():
     profile = device.measure(values=20_000, repeats=1)
     assert set(compression.names()) < set(profile.compression)
-    for cost in profile.compression.values():
-        assert 0 < cost.rate < math.inf and cost.fixed_s >= 0 and 0 < cost.decode < 1
+    for name, cost in profile.compression.items():
+        assert cost.rate > 0 and cost.fixed_s >= 0 and 0 < cost.decode < 1
+        # What is not compressed is sent from where it lies.
+        assert (profile.compression_s(name, 1e6) > 0) == (name != "identity")
     assert profile.flops > 1e6
+
+
+def test_only_the_codecs_asked_for_are_timed_with_their_parameters(monkeypatch):
+    timed = []
+
+    def note(make, values, repeats):
+        timed.append(make())
+        return device.Coding(rate=1e9)
+
+    monkeypatch.setattr(device, "measure_coding", note)
+    profile = device.measure({"dgc": {"ratio": 0.5}}, repeats=1)
+    assert [codec.ratio for codec in timed] == [0.5]
+    assert set(profile.compression) == {"dgc", "identity", "other"}
 
 
 def test_unknown_and_broken_profiles_are_named(tmp_path):

@@ -182,7 +182,9 @@ def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method,
 def test_named_targets_are_there(checkout):
     targets = [f"geomx_{name}" for name in ("table1", "figure4", "sensitivity", "mixed")]
     targets += [f"rat_{name}" for name in ("table1", "figure6", "figure7", "packet", "scale")]
-    targets += [f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")]
+    targets += [
+        f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")
+    ]
     assert "Nothing to be done" in checkout.planned(*targets)
 
 

@@ -159,7 +159,8 @@ def _scaling_of(bench: _Bench, setting: _Setting, model: str) -> Iterator[Row]:
 
 def _gains(bench: _Bench, setting: _Setting, model: str, factors: dict) -> Iterator[Row]:
     """The least and the largest factor by which LayerFusion raises the scaling factor."""
-    many = sorted({workers for _, _, workers in factors if workers > 1})
+    # Inside of one server nothing is compressed.
+    many = sorted({workers for _, _, workers in factors if workers > setting.per_server})
     for label in bench.recipe.methods:
         fused = [factors.get((label, LAYER_FUSION, n)) for n in many]
         if not many or None in fused:
@@ -268,7 +269,7 @@ def _fusion(bench: _Bench) -> Iterator[Row]:
                         device=setting.device_name,
                     )
                     yield row("iteration_time", seconds, "s")
-                    yield row("gap", 100 * (seconds / best - 1), "%")
+                    yield row("gap", round(100 * (seconds / best - 1), 6), "%")
                     yield row("groups", groups, "1")
                     yield row("search_time", took, "s", evidence="measured")
 
@@ -322,9 +323,12 @@ def _table1(bench: _Bench, codecs: dict[str, Part], tensors: list[torch.Tensor])
     share = codecs["Top-k"].parameters["ratio"] if "Top-k" in codecs else 0.01
     kept = math.ceil(share * whole.numel())
     yield speed("torch.topk", "encode", measuring.torch_topk_s(whole, kept, repeats))
-    rank = codecs["PowerSGD"].parameters["rank"] if "PowerSGD" in codecs else 4
-    seconds = measuring.torch_power_sgd_s(tensors, rank, repeats)
-    yield speed("torch PowerSGD hook", "encode", seconds)
+    if "PowerSGD" in codecs:
+        ours = measuring.coding(partial(_codec, codecs["PowerSGD"]), tensors, repeats)
+        yield speed("PowerSGD", "total", ours.total_s, "PowerSGD")
+        rank = codecs["PowerSGD"].parameters["rank"]
+        seconds = measuring.torch_power_sgd_s(tensors, rank, repeats)
+        yield speed("torch PowerSGD hook", "total", seconds)
 
 
 def _sizes(bench: _Bench, codecs: dict[str, Part], random: torch.Generator) -> Iterator[Row]:
@@ -359,10 +363,17 @@ def _here(bench: _Bench) -> Iterator[Row]:
     for model, batch in batches.items():
         bench.say(f"{model}: forward and backward of {batch} samples")
         layers[model] = pipeline.measured_layers(Part(name=model), batch, repeats=repeats)
-    setting = _Setting("flat, this CPU", device.profile(HERE), HERE, layers)
+    setting = _Setting("flat, this CPU", _this_machine(bench), HERE, layers)
     for model in layers:
         bench.say(f"scaling: {model}, {setting.variant}")
         yield from _scaling_of(bench, setting, model)
+
+
+def _this_machine(bench: _Bench) -> device.Device:
+    """This machine's own profile, for the codecs as the recipe has them."""
+    bench.say("timing every codec of the recipe")
+    codecs = {m.codec.name: m.codec.parameters for m in bench.recipe.methods.values()}
+    return device.measure(codecs)
 
 
 # Theorems ----------------------------------------------------------------------------------------
@@ -411,12 +422,13 @@ def _live(bench: _Bench) -> Iterator[Row]:
     torch.set_num_threads(1)
     dataset = load_dataset(live.dataset, limit=live.limit)
     layers = pipeline.measured_layers(live.model, live.batch)
+    here = _this_machine(bench)
     for processes in live.processes:
         cases = {}
         for label in live.methods:
             for variant, kind in LIVE_VARIANTS.items():
                 run = _live_recipe(bench, label, processes, kind)
-                costs = _live_costs(bench, run, layers)
+                costs = _live_costs(bench, run, layers, here)
                 options = dict(ordered=variant == "ordered", ddp=variant == "ddp hook", costs=costs)
                 cases[label, variant] = data_parallel.Case(run, live.steps, **options)
         bench.say(f"live: {', '.join(live.methods)} on {processes} processes")
@@ -447,7 +459,7 @@ def _live(bench: _Bench) -> Iterator[Row]:
 def _live_recipe(bench: _Bench, label: str, processes: int, kind: str) -> Recipe:
     recipe, live = bench.recipe, bench.recipe.live
     method = recipe.methods[label]
-    link = Link(lan=recipe.cluster.rate, wan=recipe.cluster.rate)
+    link = Link(lan=live.rate, wan=live.rate)
     return Recipe(
         paper=recipe.paper,
         experiment=bench.experiment,
@@ -467,14 +479,14 @@ def _live_recipe(bench: _Bench, label: str, processes: int, kind: str) -> Recipe
         evaluate_every=live.steps,
         seed=live.seed,
         scale=bench.scale,
-        device=recipe.cluster.device,
+        device=HERE,
         networks={label: link},
         accelerator="cpu",
     )
 
 
-def _live_costs(bench: _Bench, run: Recipe, layers: pipeline.Layers) -> Costs:
-    cluster = star(run.workers[0], bench.recipe.cluster.rate)
+def _live_costs(bench: _Bench, run: Recipe, layers: pipeline.Layers, here: device.Device) -> Costs:
+    cluster = star(run.workers[0], bench.recipe.live.rate)
     codec, carrier = _codec(run.levels[0].up), exchange.load(run.exchange.name)
     return pipeline.costs(
         device.profile(run.device), layers, codec, carrier, cluster, run.batch,

@@ -28,12 +28,10 @@ class Cluster(Strict):
 
 
 class Setup(Strict):
-    """A model as Table 3 trains it."""
+    """A model whose iterations are timed, with its samples a worker (Table 3)."""
 
     dataset: str
     batch: PositiveInt
-    epochs: PositiveInt
-    lr: PositiveFloat
 
 
 class Method(Strict):
@@ -61,7 +59,10 @@ class Case(Strict):
 
 
 class Training(Strict):
-    """Curves of one model. Smaller models keep the times of ``stands_for`` as Table 3 trains it."""
+    """Curves of one model. Smaller models keep the times of ``stands_for`` as Table 3 trains it.
+
+    ``lr_steps``: from so many rounds on, the learning rate is multiplied by so much.
+    """
 
     dataset: str
     model: Part
@@ -70,6 +71,7 @@ class Training(Strict):
     workers: PositiveInt
     batch: PositiveInt
     lr: PositiveFloat
+    lr_steps: dict[PositiveInt, PositiveFloat] = {}
     momentum: Annotated[float, Field(ge=0, lt=1)]
     clip_norm: PositiveFloat | None = None
     rounds: PositiveInt
@@ -111,7 +113,8 @@ class Live(Strict):
     dataset: str
     batch: PositiveInt
     lr: PositiveFloat
-    steps: PositiveInt
+    rate: PositiveFloat
+    steps: Annotated[int, Field(ge=2)]
     limit: PositiveInt | None
     seed: int
 
@@ -200,6 +203,7 @@ class SketchFusion(PaperRecipe):
             augment=training.augment,
             batch=training.batch,
             lr=training.lr,
+            lr_steps=training.lr_steps,
             momentum=momentum,
             clip_norm=training.clip_norm,
             rounds=training.rounds,
@@ -219,6 +223,7 @@ class SketchFusion(PaperRecipe):
             if value is None:
                 check.fail(name, "is missing")
         check.need("cluster.device", self.cluster.device, device.profiles())
+        check.need("models", "resnet20", self.models)
         for name in [*self.models, *self.tensors]:
             check.need("models" if name in self.models else "tensors", name, models.MODELS)
         codecs = {f"methods.{name}.codec": method.codec for name, method in self.methods.items()}
@@ -228,12 +233,17 @@ class SketchFusion(PaperRecipe):
             check.make(key, compression.load, part.name, **part.parameters)
         for name, method in self.methods.items():
             check.need(f"methods.{name}.exchange", method.exchange, exchange.names())
-        for name in ("Baseline", "Sketch-Fusion"):
+        for name in ("Baseline", "Top-k", "Sketch-Fusion"):
             check.need("methods", name, self.methods)
+        for name in self.exchanges:
+            check.need("exchanges", name, exchange.names())
+        for power in (4, 20):
+            if power not in self.measured.sizes:
+                check.fail("measured.sizes", f"{power} is needed for the growth from 2^4 to 2^20")
         for name, part in self.fusion.items():
             check.need(f"fusion.{name}.name", part.name, fusion.names())
             check.make(f"fusion.{name}", fusion.load, part.name, **part.parameters)
-        for name in ("layer_wise", "layer_fusion", "optimal"):
+        for name in ("layer_wise", "whole_model", "layer_fusion", "optimal"):
             check.need("fusion", name, self.fusion)
         for name in self.measured.batch:
             check.need("measured.batch", name, self.models)

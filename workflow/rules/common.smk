@@ -52,7 +52,11 @@ def methods_of(recipe):
 
 
 NETWORK_SOURCES = sources(
-    "testbed/network/*.py", "testbed/network/*.cc", "testbed/results.py", "data/devices.yaml"
+    "testbed/network/*.py",
+    "testbed/network/*.cc",
+    "testbed/results.py",
+    "data/devices.yaml",
+    "data/recorded/*.yaml",
 )
 # The summary is made after training: changing it trains nothing anew.
 TRAINING_SOURCES = sorted(

@@ -6,28 +6,32 @@ RUNS["sketch_fusion"] = SKF.runs(SCALE)
 SUMMARIES["sketch_fusion"] = dict(below_dense=SKF.target.below_dense, tables={})
 
 # The optional sections of the recipe that a job reads. What measures time runs alone.
-SKF_SIMULATED = {"scaling": ["tensors"], "fusion": [], "theory": ["theory"]}
-SKF_MEASURED = {"measured": ["measured"], "live": ["live"]}
-SKF_OWN = ["workflow/experiments/sketch_fusion.py", "testbed/results.py"]
+SKF_SIMULATED = {"scaling": ["tensors"], "theory": ["theory"]}
+SKF_MEASURED = {"fusion": [], "measured": ["measured"], "live": ["live"]}
 
 
 def skf_sources(wildcards):
-    if wildcards.experiment == "theory":
-        return SHARED + sources("testbed/training/quadratic.py", *SKF_OWN)
-    codecs = ["__init__", *(method.codec.name for method in SKF.methods.values())]
-    if wildcards.experiment == "measured":
-        codecs = ["*"]
-    rooms = [f"methods/compression/{name}.py" for name in codecs]
-    rooms += [f"methods/fusion/{part.name}.py" for part in SKF.fusion.values()]
-    rooms += [f"methods/exchange/{m.exchange}.py" for m in SKF.methods.values()]
-    if wildcards.experiment == "fusion":
-        rooms += [f"methods/exchange/{name}.py" for name in SKF.exchanges]
-    testbed = NETWORK_SOURCES + TRAINING_SOURCES
-    if wildcards.experiment == "live":
-        testbed += sources("testbed/live/*.py")
-    if wildcards.experiment == "measured":
-        testbed += sources("testbed/live/processes.py")
-    return testbed + SHARED + sources(*rooms, *SKF_OWN)
+    """The source files behind a job's numbers."""
+    experiment, methods = wildcards.experiment, SKF.methods.values()
+    own = sources("workflow/experiments/sketch_fusion.py", "testbed/results.py") + SHARED
+    if experiment == "theory":
+        return own + sources("testbed/training/quadratic.py")
+    exchanges = {method.exchange for method in methods}
+    groupings = {"layer_wise", "whole_model", "layer_fusion"}
+    if experiment == "fusion":
+        exchanges |= set(SKF.exchanges)
+        groupings |= {part.name for part in SKF.fusion.values()}
+    codecs = ["*"] if experiment == "measured" else [m.codec.name for m in methods]
+    extra = {"live": ["testbed/live/*.py"], "measured": ["testbed/live/processes.py"]}
+    return (
+        own
+        + NETWORK_SOURCES
+        + TRAINING_SOURCES
+        + sources(*(f"methods/compression/{name}.py" for name in codecs))
+        + sources(*(f"methods/exchange/{name}.py" for name in exchanges))
+        + sources(*(f"methods/fusion/{name}.py" for name in groupings))
+        + sources(*extra.get(experiment, []))
+    )
 
 
 rule sketch_fusion_simulate:
@@ -88,7 +92,7 @@ def skf_rows(*experiments):
 SKF_CURVES = {name: curves_of("sketch_fusion", name) for name in ("figure6", "lstm")}
 TABLES["sketch_fusion"] = {
     "table1": skf_rows("measured"),
-    "table4": skf_rows("scaling"),
+    "table4": skf_rows("scaling", "measured"),
     "fusion": skf_rows("fusion"),
     "speed": skf_rows("measured"),
     "live": skf_rows("live"),

@@ -94,7 +94,7 @@ def indices_at_least(
     ``update(start, stop)``, if given, first brings those values up to date: block by block, so that
     they are still in cache when they are compared.
     """
-    least, n = np.float32(threshold), values.numel()
+    least, n = np.float32(float(threshold)), values.numel()
     update = update or (lambda start, stop: None)
     if values.device.type != "cpu":
         update(0, n)

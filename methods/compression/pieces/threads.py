@@ -7,6 +7,7 @@ does so in their order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -32,3 +33,8 @@ def each_block(n: int, work: Callable[[int, int], T], block: int = BLOCK) -> lis
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="codec")
+
+
+# The pool's threads do not come along into a forked process.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,0 +1,173 @@
+"""What policies of Local SGD share: who is there, and how far each has come on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from methods.synchronization import (
+    Continue,
+    Decision,
+    Event,
+    Finished,
+    Joined,
+    Left,
+    Policy,
+    Sync,
+    Synced,
+    Wait,
+)
+
+
+@dataclass
+class Counting(Policy):
+    """Keeps who is present, the iterations of each since it last synchronized, and their times.
+
+    Policies fill in :meth:`computed`, and :meth:`joined` and :meth:`left` where they keep more.
+    """
+
+    _since: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    """Iterations since the last synchronization, of all who are present."""
+    _lasted: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+    """Seconds that the last iteration took, of those present who have finished one."""
+    _started: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+    """When whoever computes began its iteration."""
+
+    def begin(self, groups: Sequence[int]) -> list[Decision]:
+        decisions = super().begin(groups)
+        self._since = dict.fromkeys(range(len(groups)), 0)
+        self._lasted = {}
+        self._started = dict.fromkeys(self._since, 0.0)
+        return decisions
+
+    def on(self, event: Event) -> list[Decision]:
+        decisions = self._decide(event)
+        for decision in decisions:
+            if isinstance(decision, Continue):
+                self._started[decision.worker] = event.t
+        return decisions
+
+    def _decide(self, event: Event) -> list[Decision]:
+        match event:
+            case Finished(worker=worker, t=t) if worker in self._since:
+                self._since[worker] += 1
+                self._lasted[worker] = t - self._started.pop(worker, 0.0)
+                return self.computed(worker, t)
+            case Synced(members=members, t=t):
+                return self.released([w for w in members if w in self._since], t)
+            case Joined(worker=worker, t=t):
+                self._since[worker] = 0
+                self.joined(worker)
+                return self.released([worker], t)
+            case Left(worker=worker, t=t) if worker in self._since:
+                for kept in (self._since, self._lasted, self._started):
+                    kept.pop(worker, None)
+                return self.left(worker, t)
+        return []
+
+    def computed(self, worker: int, t: float) -> list[Decision]:
+        """``worker`` has finished an iteration."""
+        raise NotImplementedError
+
+    def released(self, workers: Sequence[int], t: float) -> list[Decision]:
+        """``workers``, all present, hold a new model."""
+        self._since.update(dict.fromkeys(workers, 0))
+        return [Continue(worker) for worker in workers]
+
+    def joined(self, worker: int) -> None:
+        """``worker``, already counted, takes part from now on."""
+
+    def left(self, worker: int, t: float) -> list[Decision]:
+        """``worker``, no longer counted, is gone: whom does that set free?"""
+        return []
+
+
+@dataclass
+class Local(Counting):
+    """Workers come to meet after ``local_iterations`` on their own."""
+
+    local_iterations: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole(self, "local_iterations", 1)
+
+    def computed(self, worker: int, t: float) -> list[Decision]:
+        if self._since[worker] < self.local_iterations:
+            return [Continue(worker)]
+        return self.arrived(worker, t)
+
+    def arrived(self, worker: int, t: float) -> list[Decision]:
+        """``worker`` has done its local iterations."""
+        raise NotImplementedError
+
+
+@dataclass
+class Bounded(Local):
+    """A worker may be ``staleness`` rounds ahead of the slowest whom it keeps pace with.
+
+    The clock of a worker is the number of rounds (of ``local_iterations``) it has computed. One
+    that is too far ahead when it comes waits before it synchronizes, so that the model it goes on
+    with holds what it waited for. The one whose arrival sets others free goes first.
+    """
+
+    staleness: int = 2
+
+    _clock: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _held: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, "staleness", 0)
+
+    def begin(self, groups: Sequence[int]) -> list[Decision]:
+        decisions = super().begin(groups)
+        self._clock, self._held = dict(self._since), []
+        return decisions
+
+    def pace(self, worker: int) -> Sequence[int]:
+        """The workers with a clock, itself among them, whose slowest holds ``worker`` back."""
+        raise NotImplementedError
+
+    def arrived(self, worker: int, t: float) -> list[Decision]:
+        self._clock[worker] += 1
+        self._held.insert(0, worker)
+        free = self.free()
+        if worker in self._held:
+            self._held.append(self._held.pop(0))
+            return [Wait(worker), *free]
+        return free
+
+    def free(self) -> list[Decision]:
+        """Synchronize, one by one, those who need not wait any longer."""
+        lag = {w: self._clock[w] - min(self._clock[v] for v in self.pace(w)) for w in self._held}
+        self._held = [w for w in self._held if lag[w] > self.staleness]
+        return [Sync((w,)) for w in lag if lag[w] <= self.staleness]
+
+    def joined(self, worker: int) -> None:
+        """Who comes anew holds nobody back: its clock starts at the slowest one's."""
+        self._clock[worker] = min((self._clock[w] for w in self.pace(worker)), default=0)
+
+    def left(self, worker: int, t: float) -> list[Decision]:
+        del self._clock[worker]
+        self._held = [w for w in self._held if w != worker]
+        return self.free()
+
+
+def check_whole(policy: Policy, name: str, least: int) -> None:
+    """Raise ValueError unless the parameter ``name`` is a whole number, at least ``least``."""
+    value = getattr(policy, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{method_name(policy)}: {name} must be a whole number of at least {least}, "
+            f"not {value!r}"
+        )
+
+
+def method_name(policy: Policy) -> str:
+    """The name of its file, which is what users call it."""
+    return type(policy).__module__.rpartition(".")[2]
+
+
+def squads(groups: Sequence[int], size: int | None) -> list[int]:
+    """The group of each worker: ``size`` of them by rank, or the given ones (sites) if None."""
+    return list(groups) if size is None else [rank // size for rank in range(len(groups))]
