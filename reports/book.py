@@ -139,6 +139,14 @@ class Found:
     failures: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
+    def add(self, other: Found) -> None:
+        """What ``other`` saw, too."""
+        self.evidence |= other.evidence
+        self.models |= other.models
+        self.kinds = min(self.kinds, other.kinds)
+        for name in ("agreement", "failures", "missing"):
+            getattr(self, name).extend(getattr(other, name))
+
 
 # Which kind of evidence speaks where rows of several kinds answer one lookup.
 _PREFERENCE = ["computed", "measured", "recorded", "simulated", "emulated", "packet"]

@@ -12,9 +12,9 @@ A number is judged in this order, and the first rule that applies decides:
 
 An ordering holds if every step of it does: deterministic values must differ (equal ones fail), and
 between seeded ones the 95 % interval of the difference, seed by seed, must not reach zero
-(Student's t, at least three seeds). Values closer than a claim's ``tie``, which is what a simulation
-can tell apart, are not ordered: the claim is *undecided*. Ratios and relative changes are averaged
-over seeds as logarithms.
+(Student's t, at least three seeds). Values closer than a claim's ``tie``, the least that a
+simulation can tell apart, are not ordered: the claim is *undecided*. Ratios and relative changes
+are averaged over seeds as logarithms.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ def _qualify(
     if judgement.verdict == "not run here":
         return
     if found.failures:
-        if judgement.verdict in ("holds", "direction only", "fails"):
-            judgement.verdict = "undecided"
+        if claim.kind not in ("ordering", "derived"):  # whose statements are weakened one by one
+            _weaken(judgement, found)
         judgement.reason += f"; runs failed: {_join(found.failures)}"
     names = {name for text in claim.expressions() for name in expressions.names(text)}
     meant = {claim.model} | {book.claims[name].model for name in names if name in book.claims}
@@ -431,11 +431,20 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
 
 
 def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
-    result = (_judge_derived if part.value else _judge_order)(claim, part, book, found)
+    seen = Found()
+    result = (_judge_derived if part.value else _judge_order)(claim, part, book, seen)
     if part.elsewhere and result.verdict in ("fails", "undecided"):
         result.verdict = "not comparable"
         result.reason = f"{part.elsewhere}; {result.reason}"
+    _weaken(result, seen)
+    found.add(seen)
     return result
+
+
+def _weaken(judgement: Judgement, found: Found) -> None:
+    """Where runs failed, those that did not settle nothing."""
+    if found.failures and judgement.verdict in ("holds", "direction only", "fails"):
+        judgement.verdict = "undecided"
 
 
 def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:

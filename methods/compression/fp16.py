@@ -18,7 +18,7 @@ class Fp16(Compressor):
     """Every value rounded to the nearest float16: 2n bytes. Bodies add in float32, rounded once.
 
     Values beyond ±65504 saturate instead of becoming infinite; ``state[key]["saturated"]`` counts
-    them. Values below 2⁻²⁵ in magnitude become 0.
+    them. Values up to 2⁻²⁵ in magnitude become 0.
     """
 
     summary: ClassVar[str] = "half-precision values"

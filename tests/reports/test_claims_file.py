@@ -129,6 +129,8 @@ def test_no_verdict_is_typed_in(paper):
         ({"kind": "guess"}, "D-1: kind"),
         ({"printed": "about 10"}, "about 10"),
         ({"ours": None}, "a value needs quantity and ours"),
+        ({"kind": "derived", "calibrates": "the speed"}, "calibrates: only of a value"),
+        ({"tie": 2}, "D-1: tie"),
         ({"bound": "{D-9} * 2"}, "'D-9' is neither a value"),
         ({"bound": "import os"}, "is not an expression"),
         ({"bound": "{D-1}.real"}, "is not an expression"),
