@@ -21,7 +21,8 @@ class Terngrad(Compressor):
 
     First, magnitudes above ``clip`` standard deviations of the tensor's values (about their mean)
     are cut to that, which makes s and the error smaller and the result biased. A tensor of equal
-    values is not clipped; one of nearly equal values is cut to nearly nothing, as the rule has it. Each party has its own s (the paper's scaler sharing is left out).
+    values is not clipped; one of nearly equal values is cut to nearly nothing, as the rule has it.
+    Each party has its own s (the paper's scaler sharing is left out).
 
     Body (``ternary``): s as float32, then two bits a value (00 is 0, 01 is s, 11 is -s), the first
     value in the highest bits: 4 + ⌈n/4⌉ bytes. All parties' payloads are decoded and added.

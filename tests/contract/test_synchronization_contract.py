@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods import synchronization
-from methods.synchronization import Joined, Left, Sync
+from methods.synchronization import Finished, Joined, Left, Sync, Wait
 from testbed.training.stragglers import Fixed, Jitter
 from testbed.training.virtual_time import play
 
@@ -107,6 +107,7 @@ def test_nobody_waits_for_the_gone_and_who_returns_takes_part(name, parameters):
         log = run(name, parameters, times, changes=[*gone, *back], seconds=100.0)
         alone = [m for m in log.meetings if seconds + 10 < m.decided < seconds + 20]
         assert alone and all(m.sync.members == (3,) for m in alone)
+        assert all(m.sync.members for m in log.meetings)
         at_last = {w for m in log.meetings if m.decided > 80 for w in m.sync.members}
         assert at_last == {1, 3, 4}
 
@@ -128,6 +129,17 @@ def test_synchronizations_name_each_present_worker_once(name, parameters):
         for sync in (d for d in told.decisions if isinstance(d, Sync)):
             assert list(sync.members) == sorted(set(sync.members)) != []
             assert sync.weights is None or len(sync.weights) == len(sync.members)
+
+
+@every
+def test_whoever_finished_is_told_what_to_do(name, parameters):
+    log = run(name, parameters, [1.0, 1.3, 1.7, 2.1, 2.3])
+    for told in log.told:
+        if isinstance(told.event, Finished):
+            named = [getattr(d, "members", None) or (d.worker,) for d in told.decisions]
+            assert any(told.event.worker in workers for workers in named)
+            waits = [d.worker for d in told.decisions if isinstance(d, Wait)]
+            assert waits in ([], [told.event.worker])
 
 
 @every

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods import synchronization
-from methods.synchronization import Sync
+from methods.synchronization import Joined, Left, Sync
 from methods.synchronization.gssp import natural_breaks
 from testbed.training.stragglers import Fixed, Jitter, Varying, removable, uniform
 from testbed.training.virtual_time import Begun, Computed, happenings, play
@@ -53,9 +53,9 @@ def test_asp_never_waits(times, h, c):
 
 def test_asp_runs_max_t_mean_one_over_t_times_as_fast_as_bsp():
     fixed = uniform(12, seed=4)
-    fast, slow = (run(load(name), fixed, seconds=3000.0) for name in ("asp", "bsp"))
+    fast, slow = (run(load(name), fixed, seconds=1000.0) for name in ("asp", "bsp"))
     gain = fast.iterations_per_s / slow.iterations_per_s
-    assert gain == pytest.approx(removable(fixed.times), rel=2e-3)
+    assert gain == pytest.approx(removable(fixed.times), rel=3e-3)
 
 
 @pytest.mark.parametrize("n", [8, 12, 16])
@@ -95,6 +95,13 @@ def test_ssp_never_exceeds_its_staleness(times, staleness, h, seed, c):
     # The bound is met, not merely kept, where one worker is much faster than another.
     if max(times) > 2.2 * min(times):
         assert most == staleness
+
+
+def test_ssp_does_not_wait_for_who_comes_anew_to_catch_up():
+    changes = [Left(2, 10.5), Joined(2, 20.5)]
+    log = run(load("ssp"), Fixed((1.0, 1.0, 1.0)), seconds=40.0, changes=changes)
+    assert log.waited() == 0
+    assert log.iterations == [40, 40, 10 + 19]
 
 
 @settings(max_examples=15, deadline=None)
@@ -143,6 +150,19 @@ def test_gssp_finds_the_groups_of_similar_speed():
     for members in groups:
         counts = [natural.iterations[w] for w in members]
         assert max(counts) - min(counts) <= 2
+
+
+def test_gssp_lets_no_one_wait_for_its_new_group_to_catch_up():
+    # At 200 s a fast worker, some 200 rounds along, becomes a slow one, and the other way round.
+    def stragglers(worker, iteration, t):
+        fast = worker < 4 if t < 200 else worker in (1, 2, 3, 4)
+        return (1.0 if fast else 2.4) + worker / 100
+
+    policy = load("gssp")
+    log = run(policy, stragglers, n=8, seconds=600.0)
+    assert {w for w in range(8) if policy._group[w] == 0} == {1, 2, 3, 4}
+    assert max(span.end - span.start for span in log.spans if span.kind == "wait") < 2.5
+    assert log.iterations[4] > 1.5 * log.iterations[5]
 
 
 @settings(max_examples=60, deadline=None)

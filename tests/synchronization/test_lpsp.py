@@ -107,6 +107,45 @@ def test_the_forced_join_the_next_partial_synchronization():
     assert policy.on(Finished(2, 1, 1.9)) == [Wait(2), Sync((0, 1))]
 
 
+def test_at_p_max_a_worker_is_still_a_candidate():
+    policy = lpsp(p_min=1, p_max=2)
+    policy.begin([0, 0, 0])
+    policy.on(Finished(0, 1, 1.0))
+    assert policy.on(Finished(1, 1, 1.1)) == [Wait(1)]
+    # p = 2; D = 0.45 is above D_s = 0.21. A forced worker would have ended no gathering.
+    assert policy.on(Finished(0, 2, 2.0)) == [Wait(0), Sync((1,))]
+
+
+def test_on_arrival_who_synchronizes_is_expected_after_all_its_iterations():
+    policy = lpsp(p_min=1.5, p_max=9, s=0.3, decision="arrival")
+    policy.begin([0, 0])
+    policy.on(Finished(0, 1, 1.0))
+    assert policy.on(Finished(0, 2, 2.0)) == [Wait(0)]  # worker 1 may come any moment
+    # D = 0.7 is above D_s = 0.66. Worker 0 needs two iterations again, so it comes at 5.4 at the
+    # earliest: D would be 1.
+    assert policy.on(Finished(1, 1, 3.4)) == [Wait(1), Sync((0,)), Sync((1,))]
+
+
+def test_on_arrival_decides_anew_when_what_it_expects_changes():
+    policy = lpsp(p_min=1.5, p_max=9, s=0.32, decision="arrival")
+    policy.begin([0, 0])
+    policy.on(Finished(0, 1, 0.6))
+    policy.on(Finished(0, 2, 1.2))
+    # Worker 0 would come at 4.6, for D = 0.6 within D_s = 0.64; but synchronizing takes it longer.
+    assert policy.on(Finished(1, 1, 3.4)) == [Wait(1), Sync((0,))]
+    assert policy.on(Synced((0,), 4.0)) == [Continue(0), Sync((1,))]
+
+    policy = lpsp(p_min=2.5, p_max=9, s=0.4, decision="arrival")
+    policy.begin([0, 0])
+    policy.on(Finished(0, 1, 1.0))
+    policy.on(Finished(1, 1, 2.0))
+    policy.on(Finished(0, 2, 2.0))
+    # Worker 1 would come at 4, for D = 0.5 within D_s = 0.6; but its iteration takes only 1.2 s,
+    # so that it needs another one, until 4.4.
+    assert policy.on(Finished(0, 3, 3.0)) == [Wait(0)]
+    assert policy.on(Finished(1, 2, 3.2)) == [Continue(1), Sync((0,))]
+
+
 def test_at_the_cap_a_worker_is_forced():
     policy = lpsp(p_min=9, p_max=9, cap=2)
     policy.begin([0, 0])

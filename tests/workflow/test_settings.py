@@ -58,6 +58,7 @@ def config(tmp_path):
 
 
 RECIPE, RAT = "papers/geomx.yaml", "papers/rat.yaml"
+SKF = "papers/sketch_fusion.yaml"
 
 
 @pytest.mark.parametrize(
@@ -66,30 +67,37 @@ RECIPE, RAT = "papers/geomx.yaml", "papers/rat.yaml"
         ("desk.yaml", ("geomx", "rounds"), 0, "greater than 0"),
         ("desk.yaml", ("geomx", "rounds"), "1e3x", "rounds"),
         ("desk.yaml", ("geomx", "round"), 10, "allowed here: "),
-        ("desk.yaml", ("geo",), {}, "allowed: geomx, rat"),
+        ("desk.yaml", ("geo",), {}, "allowed: geomx, rat, sketch_fusion"),
         (RECIPE, ("cluster", "wan"), "155Mbit", "cluster.wan"),
         (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
         (RECIPE, ("bisparse", "ratio"), 1.5, "less than or equal to 1"),
         (RECIPE, ("sampler",), "shuffled", "'random' or 'sequential'"),
         (RECIPE, ("cluster", "device"), "k80", "allowed: geomx_k40m"),
-        ("desk.yaml", ("geomx", "model"), {"name": "lenet6"}, "allowed: lenet5"),
+        ("desk.yaml", ("geomx", "model"), {"name": "lenet6"}, "resnet18_v1, resnet20"),
         ("desk.yaml", ("geomx", "model"), {"name": "strided_cnn", "hiden": 3}, "hiden"),
         ("desk.yaml", ("geomx", "stands_for", "name"), "resnet51_v1", "resnet50_v1"),
         (RECIPE, ("systems", "GeoMX", "levels"), [{"up": {"name": "fp16"}}], "hips has 2 levels"),
         (RECIPE, ("variants", "serial", "exchange"), {"overlp": False}, "it takes: overlap"),
-        (RECIPE, ("table2", "model", "name"), "resnet5", "allowed: lenet5"),
+        (RECIPE, ("table2", "model", "name"), "resnet5", "resnet18_v1, resnet20"),
         (RECIPE, ("systems", "GeoMX", "exchange"), "hpis", "parameter_server"),
         (RECIPE, ("table1", "cases", "GeoMX-1G", "system"), "GeoMXX", "allowed: GeoMX,"),
-        (RECIPE, ("mixed", "cases", "mixed", "synchronization"), "bps", "bsp, mixed"),
+        (RECIPE, ("mixed", "cases", "mixed", "synchronization"), "bps", "asp, bsp"),
         (RECIPE, ("seeds",), [], "at least 1"),
         (RAT, ("figure7", "paused"), [64], "of 64 workers at least one must go on"),
-        (RAT, ("methods", "RAT", "exchange"), "rats", "allowed: blue_connect"),
+        (RAT, ("methods", "RAT", "exchange"), "rats", "allowed: allgather"),
         (RAT, ("scale", "methods"), ["Rings"], "allowed: BlueConnect"),
         (RAT, ("packet", "tcp", "mtu"), -1, "mtu must be above 0"),
         (RAT, ("packet", "paused_oversubscription"), [3], "3 is not in oversubscription"),
         (RAT, ("paths",), "spray", "'first', 'ecmp' or 'balanced'"),
         (RAT, ("asymmetric",), None, "is missing"),
         (RECIPE, ("seeds",), [1, 1], "must differ from each other"),
+        (SKF, ("methods", "DGC", "codec"), {"name": "dcg"}, "dgc, dgt"),
+        (SKF, ("methods", "QSGD", "codec"), {"name": "qsgd", "bits": 1}, "bits must be"),
+        (SKF, ("fusion", "layer_fusion"), {"name": "layer_fusion", "epsilon": 2}, "epsilon must"),
+        (SKF, ("figure6", "cases", "DGC", "method"), "DCG", "allowed: Baseline, DGC"),
+        (SKF, ("measured", "sizes"), [4, 12], "20 is needed"),
+        (SKF, ("exchanges",), ["rings"], "allgather"),
+        (SKF, ("live", "steps"), 1, "greater than or equal to 2"),
     ],
 )
 def test_wrong_value_names_file_key_and_what_is_allowed(config, file, keys, value, said):
