@@ -1,6 +1,5 @@
 """Device profiles: stated ones are checked, this machine's is measured."""
 
-
 import pytest
 
 from methods import compression
