@@ -700,8 +700,8 @@ PAGE = (
         "figure",
         "figure2",
         "Figure 2: one iteration in three groupings",
-        "When one worker computes, compresses, sends and decompresses, as simulated on the "
-        "document's V100. The dotted line ends the iteration.",
+        "When one of 16 workers computes, compresses, sends and decompresses VGG-16 with sketches, "
+        "as simulated on the document's V100. The dotted line ends the iteration.",
         "Layer-wise starts often, the whole model at once cannot overlap; LayerFusion is between.",
         "timeline",
     ),

@@ -30,7 +30,7 @@ HERE = "this_cpu"
 LIVE_VARIANTS = {"native": LAYER_FUSION, "ordered": LAYER_FUSION, "ddp hook": "whole_model"}
 Groups = Sequence[Sequence[int]]
 SHORT = {LAYER_WISE: "LW", LAYER_FUSION: "LF"}
-DRAWN = {"resnet20": "Top-k"}
+DRAWN = "vgg16", "Sketch-Fusion"
 """Figure 2: the model and the method whose iteration is drawn."""
 
 
@@ -206,31 +206,31 @@ def _timelines(bench: _Bench) -> Iterator[Row]:
     """What one iteration does when, for three groupings (Figure 2)."""
     recipe = bench.recipe
     setting = _settings(bench)[0]
-    for model, label in DRAWN.items():
-        sizes = setting.layers[model].sizes
-        costs = _costs(bench, setting, model, recipe.methods[label], max(recipe.cluster.workers))
-        for name in (LAYER_WISE, "whole_model", LAYER_FUSION):
-            groups = fusion.load(**_part(recipe.fusion[name]))(sizes, costs)
-            spans = timeline(sizes, groups, costs)
-            streams = dict(encode=spans.encode, network=spans.communicate, decode=spans.decode)
-            # Computing is what the compute stream does between encodings.
-            ends = spans.encode[:, 0]
-            begins = np.concatenate([[0.0], spans.encode[:-1, 1]])
-            streams["compute"] = np.stack([begins, ends], axis=1)
-            for stream, times in streams.items():
-                for number, span in enumerate(times):
-                    for metric, value in zip(("begin", "end"), span, strict=True):
-                        yield bench.row(
-                            f"{name} {stream} {number}",
-                            metric,
-                            value,
-                            "s",
-                            experiment="timeline",
-                            label=label,
-                            model=model,
-                            fusion=name,
-                            device=setting.device_name,
-                        )
+    model, label = DRAWN
+    sizes = setting.layers[model].sizes
+    costs = _costs(bench, setting, model, recipe.methods[label], max(recipe.cluster.workers))
+    for name in (LAYER_WISE, "whole_model", LAYER_FUSION):
+        groups = fusion.load(**_part(recipe.fusion[name]))(sizes, costs)
+        spans = timeline(sizes, groups, costs)
+        streams = dict(encode=spans.encode, network=spans.communicate, decode=spans.decode)
+        # Computing is what the compute stream does between encodings.
+        ends = spans.encode[:, 0]
+        begins = np.concatenate([[0.0], spans.encode[:-1, 1]])
+        streams["compute"] = np.stack([begins, ends], axis=1)
+        for stream, times in streams.items():
+            for number, span in enumerate(times):
+                for metric, value in zip(("begin", "end"), span, strict=True):
+                    yield bench.row(
+                        f"{name} {stream} {number}",
+                        metric,
+                        value,
+                        "s",
+                        experiment="timeline",
+                        label=label,
+                        model=model,
+                        fusion=name,
+                        device=setting.device_name,
+                    )
 
 
 # Searching for groups ----------------------------------------------------------------------------

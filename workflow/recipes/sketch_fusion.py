@@ -223,7 +223,7 @@ class SketchFusion(PaperRecipe):
             if value is None:
                 check.fail(name, "is missing")
         check.need("cluster.device", self.cluster.device, device.profiles())
-        check.need("models", "resnet20", self.models)
+        check.need("models", "vgg16", self.models)
         for name in [*self.models, *self.tensors]:
             check.need("models" if name in self.models else "tensors", name, models.MODELS)
         codecs = {f"methods.{name}.codec": method.codec for name, method in self.methods.items()}
