@@ -495,7 +495,9 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
         }
         reason += _otherwise(claim, others, verdict)
         shown = zip(labels, estimates, strict=True)
-        ours = ", ".join(f"{name} {number(one.mean)} {part.unit}".strip() for name, one in shown)
+        values = ((name, number(one.mean)) for name, one in shown)
+        terms = (value if name == value else f"{name} {value}" for name, value in values)
+        ours = ", ".join(f"{term} {part.unit}".strip() for term in terms)
         result = Judgement(verdict, reason, ours)
         if len(estimates) == 2:
             result.ratio = estimates[0].mean / estimates[1].mean
