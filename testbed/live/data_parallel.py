@@ -232,8 +232,8 @@ def _train(job: _Job, rank: int, tell: Tell) -> dict:
     names = models.gradient_shapes(learner.model, norm=recipe.norm)
     last = len(names) - 1
     groups = [[last - number for number in group] for group in job.groups]
-    codec = learner._codec("up", 0, learner.nodes[rank], up)
-    messenger = Messenger(codec, learner._codec("up", 0, -1, up), job.ordered)
+    codec = learner.codec("up", 0, learner.nodes[rank], up)
+    messenger = Messenger(codec, learner.codec("up", 0, -1, up), job.ordered)
     backward = (_Ddp if job.ddp else _Hooks)(learner, groups, messenger)
     sent, times, early = [], [], []
     reach(dist.barrier)

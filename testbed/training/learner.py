@@ -125,10 +125,10 @@ class Learner:
                 f"levels: {self.recipe.exchange.name} has {depth} levels, "
                 f"the recipe gives codecs for {len(self.recipe.levels)}"
             )
-        outer = self._codec("up", depth - 1, -1, self.recipe.levels[-1].up)
+        outer = self.codec("up", depth - 1, -1, self.recipe.levels[-1].up)
         check_pair(self.exchange, outer)
         for level in range(depth - 1):
-            inner = self._codec("up", level, -1, self.recipe.levels[level].up)
+            inner = self.codec("up", level, -1, self.recipe.levels[level].up)
             if not inner.one_shot:
                 raise ValueError(f"{inner.name} needs several rounds: outermost level only")
 
@@ -147,7 +147,8 @@ class Learner:
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(fan_out(self.recipe.seed, name))
 
-    def _codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+    def codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+        """The codec that ``node`` (-1: the centre) keeps for one direction of one level."""
         key = (direction, level, node)
         if key not in self._codecs:
             codec = compression.load(part.name, **part.parameters)
@@ -255,10 +256,10 @@ class Learner:
             for group, parent in zip(levels[level], parents, strict=True):
                 payloads = []
                 for node in group:
-                    codec = self._codec("up", level, node, spec.up)
+                    codec = self.codec("up", level, node, spec.up)
                     payloads.append(codec.compress(tensors[node], key))
                     _add(traffic, 0, f"push/{level}", node, payloads[-1].nbytes)
-                server = self._codec("up", level, parent, spec.up)
+                server = self.codec("up", level, parent, spec.up)
                 combined = compression.combine_payloads(server, payloads, server.combine, key)
                 combined = combined if isinstance(combined, list) else [combined]
                 sums[parent] = sum(server.decompress(p, self.device) for p in combined)
@@ -267,8 +268,8 @@ class Learner:
 
         spec = self.recipe.levels[outermost]
         parties = [node for group in levels[outermost] for node in group]
-        codecs = [self._codec("up", outermost, node, spec.up) for node in parties]
-        centre = self._codec("up", outermost, -1, spec.up)
+        codecs = [self.codec("up", outermost, node, spec.up) for node in parties]
+        centre = self.codec("up", outermost, -1, spec.up)
         results, up, down = compression.aggregate(
             codecs, [tensors[node] for node in parties], key, centre
         )
@@ -282,7 +283,7 @@ class Learner:
 
         for level in reversed(range(outermost)):
             spec = self.recipe.levels[level]
-            codec = self._codec("down", level, -1, spec.down or _default_down(spec))
+            codec = self.codec("down", level, -1, spec.down or _default_down(spec))
             payload = codec.compress(total, key)
             _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
             total = codec.decompress(payload, self.device)
@@ -294,7 +295,7 @@ class Learner:
         parameters = replica.parameters
         for level in reversed(range(len(self.recipe.levels))):
             spec = self.recipe.levels[level].down or Part(name="identity")
-            codec = self._codec("weights", level, -1, spec)
+            codec = self.codec("weights", level, -1, spec)
             payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
             sizes[f"pull/{level}"] = float(sum(p.nbytes for p in payloads))
             parameters = [codec.decompress(p, self.device) for p in payloads]

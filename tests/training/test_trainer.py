@@ -379,10 +379,10 @@ def test_every_party_knows_its_number_and_shares_the_seed(small_data, monkeypatc
 
     monkeypatch.setattr(learner.compression, "load", load)
     trained = make_learner(recipe(exchange=Part(name="hips")), small_data)
-    codecs = [trained._codec("up", 0, node, Part(name="drawing")) for node in (*trained.nodes, -1)]
+    codecs = [trained.codec("up", 0, node, Part(name="drawing")) for node in (*trained.nodes, -1)]
     assert [codec.party for codec in codecs] == [0, 1, 2, 3]
     assert len({codec.seed for codec in codecs}) == 1
-    fixed = trained._codec("up", 1, 0, Part(name="drawing", party=9, seed=5))
+    fixed = trained.codec("up", 1, 0, Part(name="drawing", party=9, seed=5))
     assert (fixed.party, fixed.seed) == (9, 5)
 
 
