@@ -6,6 +6,7 @@ Knows no time. Every gradient is real, computed by torch on real data.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,7 +18,7 @@ from methods import compression, fusion
 from methods.compression import Compressor
 from methods.exchange import Exchange, Topology
 from methods.fusion import Costs
-from testbed.training import models
+from testbed.training import batching, models
 from testbed.training.augmentation import crop, flip
 from testbed.training.datasets import Dataset
 from testbed.training.recipe import Level, Part, Recipe
@@ -161,28 +162,38 @@ class Learner:
 
     # Gradients and updates ---------------------------------------------------------------------
 
-    def gradient(self, worker: int) -> list[torch.Tensor]:
-        """The mean gradient of ``worker``'s next batch at its replica, one tensor a parameter."""
-        replica = self.replicas[worker]
-        self._load(replica)
+    def gradients(self, workers: Sequence[int]) -> dict[int, list[torch.Tensor]]:
+        """By worker, the mean gradient of its next batch at its replica, one tensor a parameter."""
+        images, labels = zip(*map(self._batch, workers), strict=True)
+        replicas = [self.replicas[worker] for worker in workers]
         self.model.train()
+        found, losses = batching.gradients(
+            self.model,
+            self.parameters,
+            [replica.parameters for replica in replicas],
+            images,
+            labels,
+            self.recipe.gradients,
+            [replica.buffers for replica in replicas],
+        )
+        for worker, loss in zip(workers, losses.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise Diverged(f"loss of worker {worker} is {loss}; lower lr")
+        if self.recipe.clip_norm:
+            found = [clipped(gradient, self.recipe.clip_norm) for gradient in found]
+        return dict(zip(workers, found, strict=True))
+
+    def gradient(self, worker: int) -> list[torch.Tensor]:
+        """:meth:`gradients` of one worker."""
+        return self.gradients([worker])[worker]
+
+    def _batch(self, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
         index = next(self._streams[worker])
         images = self.data.train_x[index]
         if self.recipe.augment:
             images = crop(flip(images, self._augmenters[worker]), self._augmenters[worker])
-        images = self._prepare(images)
-        for parameter in self.parameters:
-            parameter.grad = None
         # Scores of text come token by token.
-        labels = self.data.train_y[index].flatten()
-        loss = nn.functional.cross_entropy(self.model(images), labels)
-        if not torch.isfinite(loss):
-            raise Diverged(f"loss of worker {worker} is {loss.item()}; lower lr")
-        loss.backward()
-        for held, seen in zip(replica.buffers, self.model.buffers(), strict=True):
-            held.copy_(seen)
-        gradient = [parameter.grad for parameter in self.parameters]
-        return clipped(gradient, self.recipe.clip_norm) if self.recipe.clip_norm else gradient
+        return self._prepare(images), self.data.train_y[index].flatten()
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Standardised images, grey ones repeated for a model that takes colours; text as it is."""
@@ -213,6 +224,16 @@ class Learner:
             parameters.append(value.sub(step, alpha=lr))
         buffers = [buffer.clone() for buffer in replica.buffers]
         return Replica(parameters, buffers, velocity or None, replica.version + 1)
+
+    def adopt(self, worker: int, received: Replica) -> None:
+        """``worker`` goes on from ``received``, with the momentum and the count of updates it has."""
+        own = self.replicas[worker]
+        self.replicas[worker] = replace(received, velocity=own.velocity, version=own.version)
+
+    def moved(self, replica: Replica, change: Sequence[torch.Tensor]) -> Replica:
+        """``replica`` with ``change`` added; a new one."""
+        parameters = [old + by for old, by in zip(replica.parameters, change, strict=True)]
+        return replace(replica, parameters=parameters, version=replica.version + 1)
 
     # Aggregation ---------------------------------------------------------------------------------
 

@@ -83,6 +83,22 @@ def strided_cnn(in_channels: int = 1, classes: int = 10, hidden: int = 180) -> n
     )
 
 
+@_model
+def cnn3(width: int = 32, in_channels: int = 3, classes: int = 10) -> nn.Module:
+    """Three 3×3 convolutions and two linear layers for 32×32 images.
+
+    LPSP, section 4.1, prints "three convolutional layers" and no sizes; with 32, 64 and 64 channels
+    it has 122,570 values. Pooling comes before the rectifier, as in :func:`lenet5`.
+    """
+    layers: list[nn.Module] = []
+    into = in_channels
+    for out in (width, 2 * width, 2 * width):
+        layers += [nn.Conv2d(into, out, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+        into = out
+    head = [nn.Linear(into * 4 * 4, 64), nn.ReLU(), nn.Linear(64, classes)]
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
 def _resnet_v1(depth: int, in_channels: int, classes: int) -> nn.Module:
     from testbed.training._torchvision import torchvision  # slow to import, needed here only
 
@@ -241,7 +257,8 @@ MODELS |= {
 }
 MODELS["vgg16_imagenet"] = partial(_of_torchvision, "vgg16")
 
-_CIFAR, _MNIST, _WINDOW = ("resnet20", "resnet8", "vgg16"), ("lenet5", "strided_cnn"), ("lstm",)
+_CIFAR, _MNIST = ("resnet20", "resnet8", "vgg16", "cnn3"), ("lenet5", "strided_cnn")
+_WINDOW = ("lstm",)
 
 
 def sample_shape(name: str) -> tuple[int, ...]:

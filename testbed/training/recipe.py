@@ -49,6 +49,16 @@ class Link(BaseModel):
     efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class Uneven(BaseModel):
+    """Workers of different speed: an iteration of each takes ``compute_s`` times a factor drawn
+    evenly from 1 to ``highest`` by the run's seed, and each time up to ``jitter`` more or less."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    highest: Annotated[float, Field(ge=1)]
+    jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
 class Recipe(BaseModel):
     """One training run: the four methods, the model, the data, the links and the device.
 
@@ -68,6 +78,15 @@ class Recipe(BaseModel):
     timed_workers, timed_batch: with overlap, the cluster and the batch that are timed, where fewer
         workers or smaller batches train in their stead.
     optimizer_at: ``worker`` (the aggregate gradient comes back) or ``server`` (parameters do).
+    averaged_over: what workers change on their own reaches the server's model as the mean over the
+        ``members`` of a meeting, or as their sum over the number of ``all`` workers, so that an
+        iteration weighs the same whoever meets.
+    cluster: ``sites`` with a server each around a central one, or a ``star`` with one server,
+        whose links have the rate ``lan``.
+    gradients: how those of several workers are computed (``testbed.training.batching``).
+    uneven: workers of different speed; null if all take ``compute_s``.
+    rounds, seconds: the run ends after so many rounds, or at this virtual time. A round is as many
+        iterations as there are workers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,7 +116,11 @@ class Recipe(BaseModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     optimizer_at: Literal["worker", "server"] = "worker"
-    rounds: PositiveInt
+    averaged_over: Literal["members", "all"] = "all"
+    cluster: Literal["sites", "star"] = "sites"
+    uneven: Uneven | None = None
+    rounds: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
     evaluate_every: PositiveInt
     seed: int
     scale: Scale
@@ -108,6 +131,7 @@ class Recipe(BaseModel):
     timed_workers: PositiveInt | None = None
     timed_batch: PositiveInt | None = None
     networks: dict[str, Link]
+    gradients: Literal["one_by_one", "channels_last", "vmap"] = "one_by_one"
     torch_threads: PositiveInt = 1
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -115,6 +139,16 @@ class Recipe(BaseModel):
     def _has_networks(self) -> Recipe:
         if not self.networks:
             raise ValueError("networks: name at least one case")
+        return self
+
+    @model_validator(mode="after")
+    def _ends(self) -> Recipe:
+        if (self.rounds is None) == (self.seconds is None):
+            raise ValueError("give either rounds or seconds")
+        if self.uneven and self.compute_s is None:
+            raise ValueError("uneven needs compute_s")
+        if self.cluster == "star" and len(self.workers) != 1:
+            raise ValueError("cluster: star takes workers of one site")
         return self
 
     @model_validator(mode="after")

@@ -7,9 +7,9 @@ really have. One seed gives bit-equal results on one machine.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,16 +19,30 @@ import torch
 from methods import compression, exchange, fusion, synchronization
 from methods.exchange import Plan, Topology
 from methods.fusion import Costs
-from methods.synchronization import Continue, Finished, Policy, Sync, Synced, Timer
-from testbed.network import Network, geo_sites, simulate, star
+from methods.synchronization import Continue, Finished, Policy, Sync, Synced
+from testbed.network import Network, Result, geo_sites, simulate, star
 from testbed.results import Row
 from testbed.training import models, pipeline
 from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.device import Device, profile
-from testbed.training.learner import Diverged, Learner, Sizes, Traffic, check_pair
+from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic, check_pair
 from testbed.training.recipe import Link, Part, Recipe
+from testbed.training.stragglers import Jitter, Stragglers, uniform
+from testbed.training.virtual_time import (
+    Applied,
+    Begun,
+    Computed,
+    Decided,
+    Meeting,
+    Phase,
+    Received,
+    happenings,
+)
 
 Progress = Callable[[str], None]
+
+GLOBAL = -1
+"""The level of meetings that reach the server's model."""
 
 LARGEST_LOSS = 700.0
 """The perplexity of a larger loss does not fit a float."""
@@ -49,26 +63,20 @@ def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> I
     policy: Policy = synchronization.load(
         recipe.synchronization.name, **recipe.synchronization.parameters
     )
-    if policy.travels != "gradient" or policy.continues_after_upload:
-        raise ValueError(
-            f"{recipe.synchronization.name}: the trainer carries only gradients, of workers that "
-            "wait for their answer"
-        )
-    if policy.asynchronous and recipe.optimizer_at != "server":
+    gradients = policy.travels == "gradient"
+    if policy.asynchronous and gradients and recipe.optimizer_at != "server":
         raise ValueError(
             f"{recipe.synchronization.name} needs optimizer_at: server; without an optimizer the "
             "global server would hand each site only its own gradient"
         )
-    if not policy.clock_free and len(recipe.networks) != 1:
+    lockstep = policy.clock_free and gradients and not recipe.uneven and not recipe.seconds
+    if not lockstep and (len(recipe.networks) != 1 or recipe.overlap):
         raise ValueError(
-            f"{recipe.synchronization.name} looks at the clock: one network a run, "
-            f"not {len(recipe.networks)}"
+            f"{recipe.synchronization.name}: policies that look at the clock or send changes, "
+            "uneven workers and runs of so many seconds take one network a run, "
+            f"not {len(recipe.networks)}, and no overlap"
         )
-    if recipe.overlap and not policy.clock_free:
-        raise ValueError(
-            f"{recipe.synchronization.name} looks at the clock: overlap cannot be true"
-        )
-    engine = _lockstep if policy.clock_free else _event_driven
+    engine = _lockstep if lockstep else _event_driven
     try:
         yield from engine(session, policy)
     except Diverged as error:
@@ -128,17 +136,16 @@ class _Session:
             self.compute_s = self.device.compute_s(flops, recipe.batch, stood.name)
         else:
             self.compute_s = recipe.compute_s
+        self.speeds = self._speeds()
         self.exchange = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
         costs = None
+        scale = 1.0 if recipe.overlap else self.shrink
+        self.clocks = [
+            _Clock(case, link, self._topology(link, scale))
+            for case, link in recipe.networks.items()
+        ]
         if recipe.overlap:
-            (workers,) = recipe.workers
-            self.clocks = [_Clock(c, k, flat(workers, k)) for c, k in recipe.networks.items()]
             costs = self._overlap(part, stood, dataset.shape)
-        else:
-            self.clocks = [
-                _Clock(case, link, topology(recipe.workers, link, self.shrink))
-                for case, link in recipe.networks.items()
-            ]
         self.learner = Learner(
             recipe, model, dataset, self.exchange, self.clocks[0].topology, costs
         )
@@ -147,6 +154,18 @@ class _Session:
         self.parties = sum(map(len, outermost))
         self._plans: dict[tuple, Plan] = {}
         self.bytes_sent = 0.0
+
+    def _topology(self, link: Link, scale: float) -> Topology:
+        if self.recipe.overlap or self.recipe.cluster == "star":
+            return flat(sum(self.recipe.workers), link, scale)
+        return topology(self.recipe.workers, link, scale)
+
+    def _speeds(self) -> Stragglers:
+        uneven, seed = self.recipe.uneven, self.recipe.seed
+        if uneven is None:
+            return lambda worker, iteration, t: self.compute_s
+        speeds = uniform(sum(self.recipe.workers), self.compute_s, uneven.highest, seed)
+        return Jitter(speeds, uneven.jitter, seed) if uneven.jitter else speeds
 
     def _overlap(self, part: Part, stood: Part, shape: tuple[int, ...]) -> Costs:
         """Time an iteration on every network; return the costs by which the learner groups."""
@@ -234,9 +253,11 @@ class _Session:
         accuracy, loss = self.learner.evaluate(replica)
         if not math.isfinite(loss):
             raise Diverged(f"test loss is {loss}; lower lr")
+        recipe, now = self.recipe, self.clocks[0].now
+        end = f"/{recipe.rounds}" if recipe.rounds else f", {now:.0f}/{recipe.seconds:.0f} s"
         self.progress(
-            f"{self.recipe.experiment} {self.recipe.system} seed {self.recipe.seed}: round "
-            f"{round_}/{self.recipe.rounds}, test accuracy {accuracy:.2f} %"
+            f"{recipe.experiment} {recipe.system} seed {recipe.seed}: round {round_}{end}, "
+            f"test accuracy {accuracy:.2f} %"
         )
         for clock in self.clocks:
             point = dict(round=round_, time_s=clock.now, evidence="measured")
@@ -261,9 +282,9 @@ def topology(workers: Sequence[int], link: Link, scale: float = 1.0) -> Topology
     )
 
 
-def flat(workers: int, link: Link) -> Topology:
-    """One cluster around a switch, by the rate and latency that a case gives its ``lan``."""
-    return star(workers, link.lan, latency=link.lan_latency)
+def flat(workers: int, link: Link, scale: float = 1.0) -> Topology:
+    """One cluster around a switch, by the rate (times ``scale``) and latency of a case's ``lan``."""
+    return star(workers, link.lan * scale, latency=link.lan_latency)
 
 
 def fitting(part: Part, dataset: Dataset) -> Part:
@@ -293,14 +314,13 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
     yield from session.evaluate(learner.server, 0)
     while rounds < recipe.rounds:
         pending: list[Sync] = []
-        for decision in decisions:
-            if isinstance(decision, Continue):
-                gradients[decision.worker] = learner.gradient(decision.worker)
-                iteration[decision.worker] += 1
-        for decision in decisions:
-            if isinstance(decision, Continue):
-                done = Finished(decision.worker, iteration[decision.worker], session.clocks[0].now)
-                pending += [d for d in policy.on(done) if isinstance(d, Sync)]
+        workers = [d.worker for d in decisions if isinstance(d, Continue)]
+        if workers:
+            gradients |= learner.gradients(workers)
+        for worker in workers:
+            iteration[worker] += 1
+            done = Finished(worker, iteration[worker], session.clocks[0].now)
+            pending += [d for d in policy.on(done) if isinstance(d, Sync)]
         if not pending:
             raise RuntimeError(f"{recipe.synchronization.name}: nobody computes and nobody meets")
         decisions = []
@@ -329,94 +349,154 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
 
 
 def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
-    """Policies that look at the clock: one network, one event queue, a server that keeps the model.
+    """Policies that look at the clock or send changes, and uneven workers: one network, and a
+    server that keeps the model.
 
-    A round of the results is as many gradients as there are workers, so that curves of policies
+    A round of the results is as many iterations as there are workers, so that curves of policies
     compare at equal work.
     """
     recipe, learner, clock = session.recipe, session.learner, session.clocks[0]
-    network = Network(clock.topology, efficiency=clock.link.efficiency)
-    order = itertools.count()
-    queue: list[tuple[float, int, Any]] = []
-    running: dict[Any, Callable[[float], None]] = {}
-    iteration = [0] * len(learner.nodes)
-    applied = 0
+    server, carrier = _Server(session, policy), _Carrier(session)
+    iterations = rounds = evaluated = 0
     staleness: list[int] = []
-
-    def later(t: float, event: Any) -> None:
-        heapq.heappush(queue, (t, next(order), event))
-
-    def decide(decisions, t: float) -> None:
-        for decision in decisions:
-            match decision:
-                case Continue(worker=worker):
-                    iteration[worker] += 1
-                    done = t + session.compute_s
-                    later(done, Finished(worker, iteration[worker], done))
-                case Sync():
-                    start_sync(decision, t)
-                case synchronization.SetTimer(name=name, t=when):
-                    later(when, Timer(name, when))
-
-    def start_sync(sync: Sync, t: float) -> None:
-        # Replicas cannot change while their holder computes, so the gradient may be taken now.
-        gradients = {rank: learner.gradient(rank) for rank in sync.members}
-        seen = learner.replicas[sync.members[0]].version
-        total, traffic = learner.aggregate(sync.members, gradients, sync.weights)
-        start = t + session.compression_s(traffic)
-
-        def apply(t: float) -> None:
-            nonlocal applied
-            applied += len(sync.members)
-            staleness.append(learner.server.version - seen)
-            share = len(sync.members) / len(learner.nodes)
-            learner.server = learner.update(learner.server, [g * share for g in total])
-            learner.server.buffers = [b.clone() for b in learner.replicas[sync.members[0]].buffers]
-            received, pulled = learner.broadcast(learner.server)
-            session.count_bytes([*traffic.rounds[:-1], traffic.rounds[-1] | pulled])
-
-            def arrive(t: float) -> None:
-                for rank in sync.members:
-                    learner.replicas[rank] = received
-                decide(policy.on(Synced(sync.members, t)), t)
-
-            send(session.plan(sync.members, "pull"), [pulled], t, arrive)
-
-        send(session.plan(sync.members, "push"), traffic.rounds, start, apply)
-
-    def send(plan: Plan, rounds: Sequence[Sizes], t: float, then: Callable[[float], None]) -> None:
-        def next_round(number: int, t: float) -> None:
-            if number == len(rounds):
-                then(t)
-                return
-            handle = network.start(plan, complete(plan, rounds[number]), at=t)
-            running[handle] = lambda t: next_round(number + 1, t)
-
-        later(t, lambda t: next_round(0, t))
-
     yield from session.evaluate(learner.server, 0)
-    decide(policy.begin(session.sites), 0.0)
-    evaluated = 0
-    while applied < recipe.rounds * len(learner.nodes):
-        for handle in network.advance(queue[0][0] if queue else None, first=True):
-            clock.now = handle.completion_s
-            running.pop(handle)(handle.completion_s)
-        if not queue and not running:
-            raise RuntimeError(f"{recipe.synchronization.name}: nobody computes and nobody meets")
-        if queue and queue[0][0] <= network.now:
-            t, _, event = heapq.heappop(queue)
-            clock.now = t
-            if callable(event):
-                event(t)
-            else:
-                decide(policy.on(event), t)
-        due = applied // len(learner.nodes) // recipe.evaluate_every
-        if due > evaluated:
-            evaluated = due
-            yield from session.evaluate(learner.server, due * recipe.evaluate_every)
-    if recipe.rounds % recipe.evaluate_every:
-        yield from session.evaluate(learner.server, recipe.rounds)
-    mean = clock.now / recipe.rounds
+    for happening in happenings(policy, session.speeds, carrier, groups=session.sites):
+        if recipe.seconds and happening.t > recipe.seconds:
+            clock.now = recipe.seconds
+            break
+        clock.now = happening.t
+        match happening:
+            case Begun(worker=worker):
+                server.begun.append(worker)
+            case Computed(worker=worker):
+                server.computed(worker)
+            case Decided(meeting=meeting):
+                traffic = server.collect(meeting)
+                carrier.load(traffic.rounds, session.compression_s(traffic))
+            case Applied(meeting=meeting):
+                carrier.load(server.answer(meeting))
+                if meeting.sync.level == GLOBAL:
+                    iterations += sum(map(len, meeting.work))
+                    staleness += meeting.staleness
+            case Received(meeting=meeting, members=members):
+                server.release(meeting, members)
+        before, rounds = rounds, iterations // len(learner.nodes)
+        if rounds // recipe.evaluate_every > before // recipe.evaluate_every:
+            evaluated = rounds
+            yield from session.evaluate(learner.server, rounds)
+        if recipe.rounds and rounds >= recipe.rounds:
+            break
+    if rounds > evaluated:
+        yield from session.evaluate(learner.server, rounds)
+    mean = clock.now * len(learner.nodes) / max(iterations, 1)
     yield session.row(clock, "mean_round_time", mean, "s", evidence="simulated")
     stale = sum(staleness) / max(1, len(staleness))
     yield session.row(clock, "staleness", stale, "", evidence="simulated")
+
+
+class _Server:
+    """The model at the server, and what meetings bring to it: gradients, to which its optimizer
+    answers, or changes, which it adds."""
+
+    def __init__(self, session: _Session, policy: Policy) -> None:
+        self.session, self.learner = session, session.learner
+        self.changes = policy.travels == "delta"
+        self.begun: list[int] = []
+        self.gradients: dict[int, list[torch.Tensor]] = {}
+        # Each worker's model as it was after its last meeting, and after its last global one.
+        self.last, self.last_global = list(self.learner.replicas), list(self.learner.replicas)
+        self.brought: dict[int, tuple[list[torch.Tensor], Traffic]] = {}
+        self.answers: dict[int, Replica] = {}
+
+    def computed(self, worker: int) -> None:
+        """Compute the iteration that ``worker`` has finished; ``vmap`` takes all begun ones along,
+        which depend on nothing that is still to come."""
+        if worker in self.begun:
+            together = self.session.recipe.gradients == "vmap"
+            self.gradients |= self.learner.gradients(self.begun if together else [worker])
+            self.begun = [] if together else [w for w in self.begun if w != worker]
+        if self.changes:
+            before, gradient = self.learner.replicas[worker], self.gradients.pop(worker)
+            self.learner.replicas[worker] = self.learner.update(before, gradient)
+
+    def collect(self, meeting: Meeting) -> Traffic:
+        """Encode what the members bring."""
+        sync = meeting.sync
+        if sync.level != GLOBAL and self.session.recipe.levels[-1].up.name != "identity":
+            raise ValueError(
+                f"{self.session.recipe.synchronization.name} averages at several levels, and a "
+                "codec would keep one memory for all of them: only identity"
+            )
+        brought = {worker: self._brings(worker, sync.level) for worker in sync.members}
+        self.brought[meeting.number] = self.learner.aggregate(sync.members, brought, sync.weights)
+        return self.brought[meeting.number][1]
+
+    def _brings(self, worker: int, level: int) -> list[torch.Tensor]:
+        if not self.changes:
+            return self.gradients.pop(worker)
+        before = (self.last_global if level == GLOBAL else self.last)[worker].parameters
+        now = self.learner.replicas[worker].parameters
+        return [new - old for new, old in zip(now, before, strict=True)]
+
+    def answer(self, meeting: Meeting) -> list[Sizes]:
+        """Apply what arrived; what goes back to the members, by round of communication."""
+        total, traffic = self.brought.pop(meeting.number)
+        sync, learner, recipe = meeting.sync, self.learner, self.session.recipe
+        if recipe.averaged_over == "all" and sync.level == GLOBAL and sync.weights is None:
+            total = [part * (len(sync.members) / len(learner.nodes)) for part in total]
+        model = learner.server if sync.level == GLOBAL else self.last[sync.members[0]]
+        model = learner.moved(model, total) if self.changes else learner.update(model, total)
+        model.buffers = [b.clone() for b in learner.replicas[sync.members[0]].buffers]
+        if sync.level == GLOBAL:
+            learner.server = model
+        self.answers[meeting.number], pulled = learner.broadcast(model)
+        self.session.count_bytes([*traffic.rounds[:-1], traffic.rounds[-1] | pulled])
+        return [pulled]
+
+    def release(self, meeting: Meeting, members: Sequence[int]) -> None:
+        """``members`` go on from the answer."""
+        model = self.answers.pop(meeting.number)
+        for worker in members:
+            self.learner.adopt(worker, model)
+            self.last[worker] = model
+            if meeting.sync.level == GLOBAL:
+                self.last_global[worker] = model
+
+
+class _Carrier:
+    """Carries what was loaded last over the recipe's network, round after round."""
+
+    def __init__(self, session: _Session) -> None:
+        self.plan = session.plan
+        clock = session.clocks[0]
+        self.network = Network(clock.topology, efficiency=clock.link.efficiency)
+        self.numbers = itertools.count()
+        self.under_way: dict[Result, tuple[int, Plan, deque[Sizes]]] = {}
+        self.arrived: deque[tuple[float, int]] = deque()
+
+    def load(self, rounds: Sequence[Sizes], delay_s: float = 0.0) -> None:
+        """What the next transfer carries, and how long after its start."""
+        self.loaded = deque(rounds), delay_s
+
+    def start(self, phase: Phase, sync: Sync, t: float) -> int:
+        rounds, delay_s = self.loaded
+        number = next(self.numbers)
+        self._send(number, self.plan(sync.members, phase), rounds, t + delay_s)
+        return number
+
+    def _send(self, number: int, plan: Plan, rounds: deque[Sizes], t: float) -> None:
+        handle = self.network.start(plan, complete(plan, rounds.popleft()), at=t)
+        self.under_way[handle] = number, plan, rounds
+
+    def advance(self, until: float | None) -> tuple[float, int] | None:
+        while not self.arrived:
+            done = self.network.advance(until, first=True)
+            if not done:
+                return None
+            for handle in done:
+                number, plan, rounds = self.under_way.pop(handle)
+                if rounds:
+                    self._send(number, plan, rounds, handle.completion_s)
+                else:
+                    self.arrived.append((handle.completion_s, number))
+        return self.arrived.popleft()

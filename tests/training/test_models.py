@@ -73,7 +73,7 @@ def test_counted_operations_of_a_known_network():
 
 
 def test_unknown_model_lists_those_there_are():
-    with pytest.raises(ValueError, match="no model 'alexnet'; there are: densenet121, lenet5"):
+    with pytest.raises(ValueError, match="no model 'alexnet'; there are: cnn3, densenet121"):
         models.make("alexnet")
 
 
@@ -93,6 +93,12 @@ def he_count(blocks, width, classes=10):
     return total + into * classes + classes
 
 
+def cnn3_count(width, colours=3, classes=10):
+    """Three 3×3 convolutions, and what is left of 32×32 after three poolings: 4×4."""
+    kernels = 9 * (colours * width + width * 2 * width + 2 * width * 2 * width)
+    return kernels + 5 * width + 64 * (16 * 2 * width + 1) + (64 + 1) * classes
+
+
 def lstm_count(words, hidden, embedding):
     gates = 4 * hidden * (embedding + hidden) + 8 * hidden
     gates += 4 * hidden * (hidden + hidden) + 8 * hidden
@@ -107,6 +113,8 @@ def lstm_count(words, hidden, embedding):
         ("resnet8", {"width": 8}, 23, he_count(1, 8)),
         ("vgg16", {}, 54, 14_710_464 + 4_224 + 2 * 4_224 + 5_130),
         ("vgg16", {"batch_norm": False}, 28, 14_710_464 + 4_224 + 5_130),
+        ("cnn3", {}, 10, cnn3_count(32)),
+        ("cnn3", {"width": 5, "in_channels": 1, "classes": 3}, 10, cnn3_count(5, 1, 3)),
         ("resnet50", {}, 161, 25_557_032),
         ("lstm", {}, 11, lstm_count(10_000, 650, 650)),
         ("lstm", {"words": 50, "hidden": 7, "embedding": 5}, 11, lstm_count(50, 7, 5)),
@@ -144,6 +152,30 @@ def test_operations_by_module_sum_to_torchs_own_count(name):
     total = sum(forward + backward for forward, backward in parts.values())
     # torch leaves out what the first step of an LSTM would add for its constant zero state.
     assert total == pytest.approx(counter.get_total_flops() / 2, rel=3e-3 if name == "lstm" else 0)
+
+
+def test_operations_of_the_three_convolutions_by_formula():
+    found = models.flops_by_module(on_meta("cnn3", width=5), models.sample_shape("cnn3"))
+    kernels = [9 * 3 * 5, 9 * 5 * 10, 9 * 10 * 10]
+    forward = [2 * k * side**2 for k, side in zip(kernels, (32, 16, 8), strict=True)]
+    forward += [2 * 160 * 64, 2 * 64 * 10]
+    # No gradient of the image is wanted: the first layer's backward is half of the others'.
+    backward = [forward[0], *(2 * f for f in forward[1:])]
+    assert list(found.values()) == list(zip(forward, backward, strict=True))
+
+
+def test_the_three_convolutions_are_as_wide_as_they_are_asked_to_be():
+    torch.manual_seed(0)
+    model = models.make("cnn3", width=4)
+    x = images = torch.rand(2, 3, 32, 32)
+    convolutions = [module for module in model if isinstance(module, torch.nn.Conv2d)]
+    assert [module.out_channels for module in convolutions] == [4, 8, 8]
+    functional = torch.nn.functional
+    for module in convolutions:  # the other order of pooling and rectifier
+        x = functional.conv2d(x, module.weight, module.bias, padding=1)
+        x = functional.max_pool2d(functional.relu(x), 2)
+    hidden, scores = (module for module in model if isinstance(module, torch.nn.Linear))
+    torch.testing.assert_close(model(images), scores(functional.relu(hidden(x.flatten(1)))))
 
 
 def test_operations_of_the_language_model_by_formula():

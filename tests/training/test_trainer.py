@@ -240,12 +240,11 @@ def test_running_statistics_travel_with_replicas_only(small_data, monkeypatch):
     assert not torch.equal(before[0], trained.replicas[1].buffers[0])
 
 
-@pytest.mark.parametrize("field", ["travels", "continues_after_upload"])
-def test_a_policy_that_needs_more_than_the_trainer_has_is_refused(field, monkeypatch):
-    bsp = type(trainer.synchronization.load("bsp"))
-    monkeypatch.setattr(bsp, field, "delta" if field == "travels" else True)
-    with pytest.raises(ValueError, match="bsp: the trainer carries only gradients"):
-        run()
+def test_a_policy_that_needs_more_than_the_trainer_has_is_refused(monkeypatch):
+    mixed = type(trainer.synchronization.load("mixed"))
+    monkeypatch.setattr(mixed, "continues_after_upload", True)
+    with pytest.raises(ValueError, match="mixed: here workers idle while their upload"):
+        run(synchronization=Part(name="mixed"), optimizer_at="server")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""Gradients of several workers, each at its own parameters and batch, in one call.
+
+Three ways to the same numbers, up to rounding: ``one_by_one`` is a forward and a backward pass a
+worker; ``channels_last`` is the same with the images' channels innermost in memory, which torch's
+kernels for processors pool much faster; ``vmap`` is one forward and one backward pass through a
+model whose parameters have a dimension of workers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from testbed import measuring
+from testbed.training import models
+
+How = Literal["one_by_one", "channels_last", "vmap"]
+
+
+def gradients(
+    model: nn.Module,
+    leaves: Sequence[nn.Parameter],
+    parameters: Sequence[Sequence[torch.Tensor]],
+    images: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    how: How = "one_by_one",
+    buffers: Sequence[Sequence[torch.Tensor]] | None = None,
+) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+    """Every worker's gradient of the mean cross-entropy of its batch.
+
+    Parameters
+    ----------
+    model: in training or evaluation mode; what its leaves and buffers hold is lost.
+    leaves: those of its parameters that are trained.
+    parameters: a list a worker, shaped and ordered as ``leaves``.
+    images, labels: a batch a worker; of one size for ``vmap``.
+    buffers: a list a worker, as ``model.buffers()``, where the model has any. They change in place.
+
+    Returns
+    -------
+    A list a worker, like ``parameters``; and the losses, (workers,), without a graph.
+
+    Raises
+    ------
+    ValueError
+        ``how`` is unknown or cannot do it, with the reason; something is missing for a worker.
+    """
+    _check(model, leaves, parameters, images, labels, how, buffers)
+    buffers = [()] * len(parameters) if buffers is None else buffers
+    return (_stacked if how == "vmap" else _looped)(
+        model, leaves, parameters, [_laid_out(batch, how) for batch in images], labels, buffers
+    )
+
+
+def _looped(model, leaves, parameters, images, labels, buffers):
+    found, losses = [], []
+    for own, batch, wanted, state in zip(parameters, images, labels, buffers, strict=True):
+        for leaf, value in zip(leaves, own, strict=True):
+            leaf.data = value
+        for inside, held in zip(model.buffers(), state, strict=True):
+            inside.copy_(held)
+        loss = nn.functional.cross_entropy(model(batch), wanted)
+        found.append(list(torch.autograd.grad(loss, leaves)))
+        losses.append(loss.detach())
+        for inside, held in zip(model.buffers(), state, strict=True):
+            held.copy_(inside)
+    return found, torch.stack(losses)
+
+
+def _stacked(model, leaves, parameters, images, labels, buffers):
+    known = {parameter: name for name, parameter in model.named_parameters()}
+    names = [known[leaf] for leaf in leaves]
+    by_tensor = zip(*parameters, strict=True)
+    stacked = [torch.stack(values).detach().requires_grad_() for values in by_tensor]
+
+    def loss(values, batch, wanted):
+        scores = functional_call(model, dict(zip(names, values, strict=True)), (batch,))
+        return nn.functional.cross_entropy(scores, wanted)
+
+    losses = vmap(loss)(stacked, torch.stack(list(images)), torch.stack(list(labels)))
+    # A worker's loss depends on its own parameters alone: the sum's gradient is everyone's own.
+    found = torch.autograd.grad(losses.sum(), stacked)
+    return [list(own) for own in zip(*found, strict=True)], losses.detach()
+
+
+def _laid_out(batch: torch.Tensor, how: How) -> torch.Tensor:
+    channels_last = how == "channels_last"
+    return batch.contiguous(memory_format=torch.channels_last) if channels_last else batch
+
+
+def _check(model, leaves, parameters, images, labels, how, buffers) -> None:
+    lengths = [len(each) for each in (parameters, images, labels, buffers) if each is not None]
+    if not parameters or len(set(lengths)) > 1:
+        raise ValueError(
+            "parameters, images, labels and buffers (if any) need one entry a worker, "
+            f"not {', '.join(map(str, lengths))}"
+        )
+    reason = refusal(model, tuple(images[0].shape[1:]), how)
+    if reason:
+        raise ValueError(f"{how}: {reason}")
+    needed = {"parameters": len(leaves), "buffers": len(list(model.buffers()))}
+    for kind, given in (("parameters", parameters), ("buffers", buffers)):
+        for worker in range(len(parameters)):
+            there = len(given[worker]) if given is not None else 0
+            if there != needed[kind]:
+                raise ValueError(f"worker {worker} has {there} {kind}, not {needed[kind]}")
+    sizes = [len(batch) for batch in images]
+    if how == "vmap" and len(set(sizes)) > 1:
+        raise ValueError(f"vmap: all batches must be of one size, these are of {sizes}")
+
+
+def refusal(model: nn.Module, sample: tuple[int, ...], how: How) -> str | None:
+    """Why ``how`` cannot take ``model`` on samples of this shape, or None if it can."""
+    if how not in get_args(How):
+        return f"no such way; there are: {', '.join(get_args(How))}"
+    if how == "channels_last" and len(sample) != 3:
+        return f"samples must be images (channels, height, width), not of shape {sample}"
+    if how == "vmap" and any(True for _ in model.buffers()):
+        return "the model has buffers (as BatchNorm has), which a batch of workers cannot update"
+    if how == "vmap" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return "the model is recurrent, and torch has no batched form of its layers"
+    return None
+
+
+def ways(model: nn.Module, sample: tuple[int, ...]) -> list[How]:
+    """The ways that can take ``model`` on samples of this shape."""
+    return [how for how in get_args(How) if refusal(model, sample, how) is None]
+
+
+def measure(
+    model: nn.Module, sample: tuple[int, ...], workers: int, batch: int, repeats: int = 5
+) -> dict[How, float]:
+    """Median seconds of :func:`gradients` by way, of those that can take ``model``.
+
+    The ways take turns, so that a machine that slows down slows all of them alike; ratios tell
+    more than seconds. Made-up images on the device of ``model``, with torch's threads as set now.
+    """
+    images = models.samples(model, sample, batch)
+    text = not images.is_floating_point()  # a label a token
+    labels = images.flatten() if text else torch.zeros(batch, dtype=torch.long).to(images.device)
+    leaves = list(model.parameters())
+    parameters = [[p.detach().clone() for p in leaves] for _ in range(workers)]
+    buffers = [[b.clone() for b in model.buffers()] for _ in range(workers)]
+
+    def once(how: How) -> None:
+        batches = [images] * workers, [labels] * workers
+        gradients(model, leaves, parameters, *batches, how, buffers)
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
+
+    seconds: dict[How, list[float]] = {how: [] for how in ways(model, sample)}
+    for _ in range(repeats):
+        for how, times in seconds.items():
+            times.append(measuring.median_s(partial(once, how), repeats=1))
+    return {how: statistics.median(times) for how, times in seconds.items()}

@@ -1,0 +1,182 @@
+"""Gradients of several workers at once are those of each worker alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from testbed.training import batching, models
+
+MODELS = {
+    "lenet5": {},
+    "strided_cnn": {},
+    "cnn3": {"width": 4},
+    "resnet8": {"width": 4},
+    "lstm": {"words": 11, "hidden": 4, "tied": True},
+}
+WORKERS, BATCH = 3, 5
+# Relative errors of sums of some thousand terms in 64 and 32 bits.
+CLOSE = {torch.float64: 1e-11, torch.float32: 1e-4}
+
+
+def workers(name, dtype=torch.float64, sizes=(BATCH,) * WORKERS):
+    """A model, and each worker's own parameters, batch, labels and buffers."""
+    model = models.make(name, **MODELS[name]).to(dtype)
+    random = torch.Generator().manual_seed(1)
+
+    def near(value):
+        return value.detach() + 0.02 * torch.randn(value.shape, dtype=dtype, generator=random)
+
+    parameters = [[near(p) for p in model.parameters()] for _ in sizes]
+    if name == "lstm":
+        images = [torch.randint(11, (size, 6), generator=random) for size in sizes]
+        labels = [torch.randint(11, (size * 6,), generator=random) for size in sizes]
+    else:
+        shape = models.sample_shape(name)
+        images = [torch.randn(size, *shape, dtype=dtype, generator=random) for size in sizes]
+        labels = [torch.randint(10, (size,), generator=random) for size in sizes]
+    buffers = [[b.clone() for b in model.buffers()] for _ in sizes]
+    return model, parameters, images, labels, buffers
+
+
+def gradients(model, *given, **options):
+    return batching.gradients(model, list(model.parameters()), *given, **options)
+
+
+def alone(model, parameters, images, labels, buffers):
+    """A model, a loss and a backward pass for each worker; moves its ``buffers`` along."""
+    found, losses = [], []
+    for own, batch, wanted, state in zip(parameters, images, labels, buffers, strict=True):
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            for held, value in zip(copied.parameters(), own, strict=True):
+                held.copy_(value)
+        for held, value in zip(copied.buffers(), state, strict=True):
+            held.copy_(value)
+        loss = nn.functional.cross_entropy(copied(batch), wanted)
+        loss.backward()
+        found.append([p.grad for p in copied.parameters()])
+        losses.append(loss.detach())
+        for held, value in zip(copied.buffers(), state, strict=True):
+            value.copy_(held)
+    return found, torch.stack(losses)
+
+
+def assert_close(found, expected, tolerance):
+    for own, wanted in zip(found[0], expected[0], strict=True):
+        for gradient, oracle in zip(own, wanted, strict=True):
+            assert gradient.shape == oracle.shape and not gradient.requires_grad
+            assert (gradient - oracle).norm() <= tolerance * oracle.norm() and oracle.any()
+    assert found[1].shape == expected[1].shape and not found[1].requires_grad
+    torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("how", ["one_by_one", "channels_last", "vmap"])
+@pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
+def test_every_way_gives_what_each_worker_finds_alone(name, how, dtype):
+    model, *given, _ = workers(name, dtype)
+    found = gradients(model, *given, how)
+    assert_close(found, alone(model, *given, [()] * WORKERS), CLOSE[dtype])
+    # The workers differ, so a mix-up would show.
+    assert not torch.allclose(found[0][0][0], found[0][1][0], rtol=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_by_one_is_backward_to_the_bit(name):
+    model, *given, buffers = workers(name, torch.float32, sizes=(5, 2, 7))
+    expected_buffers = [[b.clone() for b in own] for own in buffers]
+    expected = alone(model, *given, expected_buffers)
+    found = gradients(model, *given, buffers=buffers)
+    assert_close(found, expected, 0)
+    for own, wanted in zip(buffers, expected_buffers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(own, wanted, strict=True))
+
+
+@pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
+def test_batches_of_several_sizes_and_statistics_of_each_worker(how):
+    model, *given, buffers = workers("resnet8", sizes=(5, 2, 7))
+    expected_buffers = [[b.clone() for b in own] for own in buffers]
+    expected = alone(model, *given, expected_buffers)
+    assert_close(gradients(model, *given, how, buffers), expected, 1e-9)
+    for own, wanted in zip(buffers, expected_buffers, strict=True):
+        torch.testing.assert_close(own, wanted)
+    assert not torch.equal(buffers[0][0], buffers[1][0])
+
+
+@pytest.mark.parametrize("how", ["one_by_one", "channels_last", "vmap"])
+def test_nothing_given_is_changed(how):
+    model, parameters, images, labels, _ = workers("lenet5")
+    before = copy.deepcopy((parameters, images, labels))
+    gradients(model, parameters, images, labels, how)
+    torch.testing.assert_close((parameters, images, labels), before)
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(value.requires_grad for own in parameters for value in own)
+
+
+def test_a_linear_model_by_hand():
+    # One score pair per sample, all weights zero: softmax is a half, so the gradient of a sample
+    # (x, label) is (1/2 - [class is label]) x.
+    model = nn.Linear(2, 2, bias=False)
+    parameters = [[torch.zeros(2, 2)]] * 2
+    images = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
+    labels = [torch.tensor([0]), torch.tensor([0, 1])]
+    (first, second), losses = gradients(model, parameters, images, labels)
+    assert first[0].tolist() == [[-0.5, -1.0], [0.5, 1.0]]
+    assert second[0].tolist() == [[-0.75, 1.0], [0.75, -1.0]]
+    torch.testing.assert_close(losses, torch.full((2,), 2.0).log())
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason():
+    ragged = workers("lenet5", sizes=(5, 2, 5))[:4]
+    normed, *given = workers("resnet8")
+    text = workers("lstm")[:4]
+    with pytest.raises(ValueError, match=r"vmap: all batches must be of one size.*\[5, 2, 5\]"):
+        gradients(*ragged, "vmap")
+    with pytest.raises(ValueError, match="vmap: the model has buffers"):
+        gradients(normed, *given[:3], "vmap", given[3])
+    with pytest.raises(ValueError, match="vmap: the model is recurrent"):
+        gradients(*text, "vmap")
+    with pytest.raises(ValueError, match=r"channels_last: samples must be images .*\(6,\)"):
+        gradients(*text, "channels_last")
+    with pytest.raises(ValueError, match="no such way; there are: one_by_one, channels_last, vmap"):
+        gradients(*text, "twice")
+
+
+def test_what_is_missing_is_named():
+    model, parameters, images, labels, buffers = workers("resnet8")
+    with pytest.raises(ValueError, match="one entry a worker, not 3, 3, 2, 3"):
+        gradients(model, parameters, images, labels[:2], buffers=buffers)
+    with pytest.raises(ValueError, match="one entry a worker, not 0, 0, 0"):
+        gradients(model, [], [], [])
+    with pytest.raises(ValueError, match="worker 0 has 0 buffers, not 21"):
+        gradients(model, parameters, images, labels)
+    short = [*parameters[:2], parameters[2][1:]]
+    with pytest.raises(ValueError, match="worker 2 has 22 parameters, not 23"):
+        gradients(model, short, images, labels, buffers=buffers)
+
+
+@pytest.mark.parametrize(
+    ("name", "able"),
+    [
+        ("cnn3", ["one_by_one", "channels_last", "vmap"]),
+        ("resnet8", ["one_by_one", "channels_last"]),
+        ("lstm", ["one_by_one"]),
+    ],
+)
+def test_the_ways_open_to_a_model_are_timed_in_turns(monkeypatch, name, able):
+    model = models.make(name, **MODELS[name])
+    shape = models.sample_shape(name)
+    assert batching.ways(model, shape) == able
+    calls, real = [], batching.gradients
+
+    def watched(*arguments):
+        calls.append(arguments[5])
+        return real(*arguments)
+
+    monkeypatch.setattr(batching, "gradients", watched)
+    seconds = batching.measure(model, shape, workers=2, batch=2, repeats=2)
+    assert list(seconds) == able and min(seconds.values()) > 0
+    # Each turn runs a way once uncounted and once on the clock.
+    assert calls == [how for how in able for _ in range(2)] * 2

@@ -1,0 +1,273 @@
+"""The trainer on uneven workers and local iterations, against torch's optimizer a worker."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from methods import exchange, synchronization
+from testbed.network import Network, star
+from testbed.results import frame
+from testbed.training import models, trainer
+from testbed.training.datasets import Dataset
+from testbed.training.learner import Learner
+from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from testbed.training.stragglers import uniform
+from testbed.training.virtual_time import (
+    Applied,
+    Computed,
+    Decided,
+    OnNetwork,
+    Received,
+    happenings,
+    play,
+)
+
+LINK = Link(lan=1e7, wan=1e7, lan_latency=1e-3)
+POLICIES = {
+    "bsp": dict(local_iterations=3),
+    "asp": dict(local_iterations=2),
+    "ssp": dict(local_iterations=3, staleness=1),
+    "gssp": dict(local_iterations=2, group_size=2),
+    "mll_sgd": dict(local_iterations=2, hub_rounds=2, group_size=2),
+    "lpsp": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_data(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 10
+    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
+    noise = torch.randint(-40, 41, (300, 1, 28, 28), generator=generator)
+    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
+    half = torch.tensor([0.5])
+    data = Dataset(
+        "tiny", images[:240], labels[:240], images[240:], labels[240:], 10, (1, 28, 28), half, half
+    )
+    monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
+    return data
+
+
+def recipe(name, **changes) -> Recipe:
+    fields = dict(
+        paper="test",
+        experiment="unit",
+        system="unit",
+        exchange=Part(name="parameter_server"),
+        levels=(Level(up=Part(name="identity")),),
+        synchronization=Part(name=name, **POLICIES.get(name, {})),
+        fusion=Part(name="whole_model"),
+        model=Part(name="lenet5", hidden=[20, 16]),
+        dataset="tiny",
+        workers=(4,),
+        cluster="star",
+        uneven=Uneven(highest=2.5),
+        batch=8,
+        lr=0.05,
+        momentum=0.9,
+        rounds=15,
+        evaluate_every=5,
+        seed=7,
+        scale="smoke",
+        device="this_cpu",
+        compute_s=0.25,
+        networks={"one": LINK},
+        accelerator="cpu",
+    )
+    return Recipe(**(fields | changes))
+
+
+class Naively:
+    """Local SGD with a torch optimizer a worker, one tensor of all parameters at the server."""
+
+    def __init__(self, spec: Recipe, data: Dataset) -> None:
+        self.spec, self.data, (count,) = spec, data, spec.workers
+        first = models.make(spec.model.name, spec.seed, **spec.model.parameters)
+        ps = exchange.load("parameter_server")
+        self.streams = Learner(spec, first, data, ps, star(count, 1e9))._streams
+        self.workers = [copy.deepcopy(first) for _ in range(count)]
+        self.optimizers = [
+            torch.optim.SGD(model.parameters(), lr=spec.lr, momentum=spec.momentum)
+            for model in self.workers
+        ]
+        self.server = self.flat(first)
+        self.pulled = [self.server] * count
+        self.joint = [self.server] * count
+        self.sums, self.answers = {}, {}
+        self.brought = 0
+
+    @staticmethod
+    def flat(model):
+        return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+    def iterate(self, worker):
+        index, model = next(self.streams[worker]), self.workers[worker]
+        self.optimizers[worker].zero_grad()
+        images = self.data.prepare(self.data.train_x[index])
+        nn.functional.cross_entropy(model(images), self.data.train_y[index]).backward()
+        self.optimizers[worker].step()
+
+    def push(self, meeting):
+        since = self.joint if meeting.sync.level == -1 else self.pulled
+        members = meeting.sync.members
+        changes = [self.flat(self.workers[w]) - since[w] for w in members]
+        whole = meeting.sync.level == -1 and self.spec.averaged_over == "all"
+        share = 1 / (len(self.workers) if whole else len(members))
+        self.sums[meeting.number] = sum(changes) * share
+
+    def apply(self, meeting):
+        change = self.sums.pop(meeting.number)
+        if meeting.sync.level == -1:
+            self.server = self.server + change
+            self.brought += sum(map(len, meeting.work))
+            self.answers[meeting.number] = self.server
+        else:
+            self.answers[meeting.number] = self.pulled[meeting.sync.members[0]] + change
+
+    def pull(self, meeting):
+        for worker in meeting.sync.members:
+            self.pulled[worker] = self.answers[meeting.number]
+            if meeting.sync.level == -1:
+                self.joint[worker] = self.pulled[worker]
+            own = self.pulled[worker].clone()
+            nn.utils.vector_to_parameters(own, self.workers[worker].parameters())
+
+    def loss(self):
+        model = copy.deepcopy(self.workers[0])
+        nn.utils.vector_to_parameters(self.server, model.parameters())
+        with torch.no_grad():
+            scores = model(self.data.prepare(self.data.test_x))
+            return float(nn.functional.cross_entropy(scores, self.data.test_y))
+
+
+def network(spec):
+    """Meetings of the spec's policy on its network, by the engine's own carrier."""
+    nodes = star(4, LINK.lan, latency=LINK.lan_latency)
+    ps = exchange.load("parameter_server")
+    size = 4.0 * sum(p.numel() for p in models.make("lenet5", hidden=[20, 16]).parameters())
+    return OnNetwork(
+        Network(nodes),
+        lambda members, phase: ps(nodes, [nodes.workers[m] for m in members], phase),
+        lambda sync, phase: size,
+    )
+
+
+@pytest.mark.parametrize("average", ["members", "all"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_local_sgd_equals_an_optimizer_a_worker(small_data, name, average):
+    spec = recipe(name, averaged_over=average)
+    rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
+    naive = Naively(spec, small_data)
+    policy = synchronization.load(name, **spec.synchronization.parameters)
+    speeds = uniform(4, spec.compute_s, 2.5, seed=spec.seed)
+    for happening in happenings(policy, speeds, network(spec), groups=[0] * 4):
+        match happening:
+            case Computed(worker=worker):
+                naive.iterate(worker)
+            case Decided(meeting=meeting):
+                naive.push(meeting)
+            case Applied(meeting=meeting):
+                naive.apply(meeting)
+            case Received(meeting=meeting):
+                naive.pull(meeting)
+        if naive.brought >= spec.rounds * 4:
+            break
+    last = rows.iloc[-1]
+    assert last["value"] == pytest.approx(naive.loss(), rel=1e-4)
+    assert last["time_s"] == pytest.approx(happening.t, rel=1e-12)
+    assert last["round"] == naive.brought // 4
+
+
+@pytest.mark.parametrize("name", ["bsp", "mll_sgd"])
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-3])
+def test_one_local_iteration_for_all_is_plain_data_parallel_sgd(small_data, name, weight_decay):
+    """As gradients, to which the server's optimizer answers, and as changes of workers that each
+    have their own: the mean of momenta is the momentum of the mean."""
+    policy = Part(name=name, local_iterations=1)
+    spec = recipe(name, synchronization=policy, averaged_over="members", weight_decay=weight_decay)
+    rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
+    streams = Naively(spec, small_data).streams
+    model = models.make("lenet5", spec.seed, **spec.model.parameters)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=spec.lr, momentum=0.9, weight_decay=weight_decay
+    )
+    for _ in range(spec.rounds):
+        index = torch.cat([next(stream) for stream in streams])
+        optimizer.zero_grad()
+        images = small_data.prepare(small_data.train_x[index])
+        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        scores = model(small_data.prepare(small_data.test_x))
+        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
+    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_all_members_are_all_workers(small_data):
+    """Where everybody meets, both averages are one."""
+    of_members, of_all = (
+        frame(trainer.train(recipe("bsp", averaged_over=average))) for average in ("members", "all")
+    )
+    assert of_members.equals(of_all)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("how", ["channels_last", "vmap"])
+def test_gradients_together_train_as_gradients_one_by_one(name, how):
+    one_by_one, other = (
+        frame(trainer.train(recipe(name, gradients=way, momentum=0.0)))
+        for way in ("one_by_one", how)
+    )
+    for metric, tolerance in (("test_loss", 1e-4), ("bytes_sent", 0)):
+        ours, theirs = (f.query(f"metric == '{metric}'") for f in (one_by_one, other))
+        assert ours["value"].to_list() == pytest.approx(theirs["value"].to_list(), rel=tolerance)
+        assert ours["time_s"].to_list() == theirs["time_s"].to_list()
+
+
+def test_a_run_ends_at_its_time_with_what_had_arrived(small_data):
+    spec = recipe("ssp", rounds=None, seconds=9.0, evaluate_every=1000)
+    rows = frame(trainer.train(spec)).query("metric == 'test_accuracy'")
+    policy = synchronization.load("ssp", **spec.synchronization.parameters)
+    speeds = uniform(4, spec.compute_s, 2.5, seed=spec.seed)
+    log = play(policy, speeds, network(spec), groups=[0] * 4, seconds=9.0)
+    arrived = sum(sum(map(len, m.work)) for m in log.meetings if m.applied <= 9.0)
+    assert rows["round"].to_list() == [0, arrived // 4]
+    assert rows["time_s"].to_list() == [0.0, 9.0]
+
+
+def test_jitter_changes_the_times_and_not_the_work():
+    steady, jittery = (
+        frame(trainer.train(recipe("bsp", uneven=Uneven(highest=2.0, jitter=jitter))))
+        for jitter in (0.0, 0.3)
+    )
+    last = [rows.query("metric == 'test_loss'").iloc[-1] for rows in (steady, jittery)]
+    assert last[0]["value"] == last[1]["value"] and last[0]["time_s"] != last[1]["time_s"]
+
+
+def test_inner_levels_take_no_codec_with_a_memory():
+    with pytest.raises(ValueError, match="mll_sgd averages at several levels"):
+        list(trainer.train(recipe("mll_sgd", levels=(Level(up=Part(name="top_k", ratio=0.1)),))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(seconds=1.0), "either rounds or seconds"),
+        (dict(rounds=None), "either rounds or seconds"),
+        (dict(compute_s=None), "uneven needs compute_s"),
+        (dict(workers=(2, 2)), "star takes workers of one site"),
+        (dict(gradients="by_magic"), "gradients"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        recipe("bsp", **changes)
+
+
+def test_codecs_carry_changes(small_data):
+    """LPSP with a sparsifier: what no paper tried comes for free, and learns."""
+    spec = recipe("lpsp", levels=(Level(up=Part(name="top_k", ratio=0.1)),), rounds=60)
+    rows = frame(trainer.train(spec)).query("metric == 'test_accuracy'")
+    assert rows.iloc[-1]["value"] > 50
