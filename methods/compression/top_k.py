@@ -12,9 +12,6 @@ import torch
 from methods.compression import Combine, Compressor, Key, Payload, alike
 from methods.compression.pieces import memory, packing, sampling
 
-SAMPLE = 2**15
-"""Values looked at to guess where the largest begin; speed only, the selection is exact."""
-
 
 @dataclass
 class TopK(Compressor):
@@ -47,21 +44,9 @@ class TopK(Compressor):
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
-        n = flat.numel()
-        k = sampling.ceil_share(n, self.ratio)
-        some = slice(None, None, (n // SAMPLE) | 1)  # odd: not always the same columns
-        if not self.error_feedback:
-            sent = sampling.largest(flat, k, sampling.threshold_for(flat[some], n, k))
-            return self._sparse((flat[sent].cpu().numpy(), sent.cpu().numpy()), tensor.shape)
-        residual = self._memory(key, flat, "residual")["residual"]
-
-        def update(start: int, stop: int) -> None:
-            memory.accumulate(flat[start:stop], residual[start:stop])
-
-        guess = sampling.threshold_for(residual[some] + flat[some], n, k)
-        sent = sampling.largest(residual, k, guess, update)
-        values = residual[sent]
-        memory.mask(sent, residual)
+        k = sampling.ceil_share(flat.numel(), self.ratio)
+        residual = self._memory(key, flat, "residual")["residual"] if self.error_feedback else None
+        values, sent = memory.take_largest(flat, k, residual)
         return self._sparse((values.cpu().numpy(), sent.cpu().numpy()), tensor.shape)
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:

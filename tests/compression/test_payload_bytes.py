@@ -53,6 +53,9 @@ FORMULAS = {
     ),
     "power_sgd": ({"rank": 4}, low_rank),
     "terngrad": ({}, lambda n: (4 + up(n, 4),)),
+    "int8_blocks": ({}, lambda n: (20 + n + 4 * up(n, 1024),)),
+    "sparse_fp32": ({}, lambda n: (12 + 8 * max(1, n // 10),)),
+    "sparse_int8": ({}, lambda n: (20 + 5 * max(1, n // 10) + 4 * up(max(1, n // 10), 1024),)),
 }  # fmt: skip
 SOME = sorted({*range(1, 40), *random.Random(4).sample(range(40, 20_000), 160), 4096, 65_537})
 

@@ -31,6 +31,9 @@ VARIANTS = [
     ("qsgd", {"bits": 3, "bucket": 0, "norm": "max"}),
     ("qsgd", {"bits": 8, "bucket": 5, "error_feedback": True}),
     ("terngrad", {"clip": 0.0}),
+    ("int8_blocks", {"chunk": 7, "error_feedback": True}),
+    ("sparse_fp32", {"ratio": 0.3, "error_feedback": True}),
+    ("sparse_int8", {"ratio": 0.3, "chunk": 5, "error_feedback": True}),
 ]
 CASES = [(name, {}) for name in names()] + [case for case in VARIANTS if case[0] in names()]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -13,7 +13,11 @@ import numba
 import numpy as np
 import torch
 
+from methods.compression.pieces import sampling
 from methods.compression.pieces.threads import each_block
+
+SAMPLE = 2**15
+"""Values looked at to guess where the largest begin; speed only, the selection is exact."""
 
 
 def accumulate(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -23,6 +27,30 @@ def accumulate(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         each_block(len(new), lambda start, stop: _accumulate(new[start:stop], kept[start:stop]))
         return residual
     return residual.add_(gradient)
+
+
+def take_largest(
+    gradient: torch.Tensor, k: int, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k values of largest magnitude, and their ascending indices; of equals, the first.
+
+    With a ``residual``, ``gradient`` is added to it and the largest are taken from there, which
+    leaves zeros.
+    """
+    n = gradient.numel()
+    some = slice(None, None, (n // SAMPLE) | 1)  # odd: not always the same columns
+    if residual is None:
+        taken = sampling.largest(gradient, k, sampling.threshold_for(gradient[some], n, k))
+        return gradient[taken], taken
+
+    def update(start: int, stop: int) -> None:
+        accumulate(gradient[start:stop], residual[start:stop])
+
+    guess = sampling.threshold_for(residual[some] + gradient[some], n, k)
+    taken = sampling.largest(residual, k, guess, update)
+    values = residual[taken]
+    mask(taken, residual)
+    return values, taken
 
 
 def momentum_correct(

@@ -7,6 +7,7 @@ ValueError that names ``what`` was read.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from functools import reduce
 
@@ -28,12 +29,20 @@ def to_bytes(tensor: torch.Tensor, dtype: str) -> bytes:
     return tensor.cpu().numpy().astype(_wire(dtype), copy=False).tobytes()
 
 
-def join(*parts: tuple[torch.Tensor, str]) -> bytes:
-    """The :func:`to_bytes` of flat tensors in a row, without a copy of each between."""
-    return b"".join(
+def join(*parts: tuple[torch.Tensor, str], head: bytes = b"") -> bytes:
+    """``head``, then the :func:`to_bytes` of flat tensors, without a copy of each between."""
+    arrays = [
         tensor.cpu().contiguous().numpy().astype(_wire(dtype), copy=False)
         for tensor, dtype in parts
-    )
+    ]
+    return b"".join([head, *arrays])
+
+
+def read_head(layout: struct.Struct, body: bytes, magic: bytes, what: str) -> tuple[int, ...]:
+    """The fields at the beginning of ``body`` but the first, which must be ``magic``."""
+    if len(body) < layout.size or not body.startswith(magic):
+        raise ValueError(f"{what}: body does not begin with {magic!r} and a head of {layout.size}")
+    return layout.unpack_from(body)[1:]
 
 
 def from_bytes(
@@ -215,14 +224,24 @@ def read_pairs(body: bytes, n: int, what: str, padded: bool = False) -> Pairs:
         if (indices[used:] != PAD_INDEX).any() or (values[used:] != PAD_VALUE).any():
             raise ValueError(f"{what}: padding is not ({PAD_VALUE:g}, {PAD_INDEX}) at the end")
         values, indices = values[:used], indices[:used]
+    indices = _check_indices(indices, n, what)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{what}: a value is NaN or infinite")
+    return values.astype(np.float32), indices
+
+
+def read_indices(body: bytes | memoryview, count: int, n: int, what: str) -> np.ndarray:
+    """(count,) int64 ascending indices below ``n`` from exactly their bytes as int32."""
+    return _check_indices(np.frombuffer(check_length(body, 4 * count, what), "<i4"), n, what)
+
+
+def _check_indices(indices: np.ndarray, n: int, what: str) -> np.ndarray:
     if len(indices) and not (indices.min() >= 0 and indices.max() < n):
         raise ValueError(f"{what}: an index lies outside 0…{n - 1}")
     indices = indices.astype(np.int64)
     if (np.diff(indices) <= 0).any():
         raise ValueError(f"{what}: indices do not ascend")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{what}: a value is NaN or infinite")
-    return values.astype(np.float32), indices
+    return indices
 
 
 def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -21,6 +21,12 @@ from methods.compression.pieces.threads import BLOCK, each_block
 
 LARGEST = torch.finfo(torch.float32).max
 
+TOP = 127
+"""Largest magnitude of an int8 code; -128 is never one, so that codes are symmetric."""
+
+LARGEST_SCALE = float(np.nextafter(np.float32(LARGEST / TOP), np.float32(0)))
+"""Of int8 codes: 127 times the next float32 would be infinite."""
+
 Stream = tuple[int, int]
 """Two 32-bit words that select a stream of random numbers."""
 
@@ -165,6 +171,65 @@ def scale_buckets(values: torch.Tensor, norms: torch.Tensor, bucket: int) -> tor
     return values
 
 
+def to_blocks(values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``block`` consecutive values each to int8 multiples of a scale, rounded to the nearest.
+
+    Returns the (⌈n/block⌉,) float32 scales, each its block's largest magnitude over 127, and the
+    (n,) int8 codes, of two equally near ones the even. DDS, INT8 quantisation.
+    """
+    scales = (bucket_norms(values, block, "max") / TOP).clamp_(max=LARGEST_SCALE)
+    if values.device.type != "cpu":
+        return scales, nearest_codes_torch(values, scales, block)
+    v, s, codes = values.contiguous().numpy(), scales.numpy(), np.empty(values.numel(), np.int8)
+
+    def round_off(i: int, j: int) -> None:
+        of = slice(i * block, j * block)
+        _nearest(v[of], block, s[i:j], codes[of])
+
+    each_block(s.size, round_off, max(1, BLOCK // block))
+    return scales, torch.from_numpy(codes)
+
+
+def nearest_codes_torch(values: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
+    """The codes of :func:`to_blocks` on any device."""
+    scale = scales.repeat_interleave(block)[: values.numel()]
+    nearest = (values / scale).round().clamp(-TOP, TOP)
+    return torch.where(scale > 0, nearest, 0).to(torch.int8)
+
+
+def from_blocks(scales: torch.Tensor, codes: torch.Tensor, block: int) -> torch.Tensor:
+    """(n,) float32 values that :func:`to_blocks` made these of."""
+    if codes.device.type != "cpu":
+        return scale_buckets(codes.float(), scales, block)
+    c, s, values = codes.contiguous().numpy(), scales.numpy(), np.empty(codes.numel(), np.float32)
+
+    def multiply(i: int, j: int) -> None:
+        of = slice(i * block, j * block)
+        _multiples(c[of], block, s[i:j], values[of])
+
+    each_block(s.size, multiply, max(1, BLOCK // block))
+    return torch.from_numpy(values)
+
+
+def blocks_bytes(n: int, block: int) -> int:
+    """Bytes of the scales and codes of ``n`` values: 4·⌈n/block⌉ + n."""
+    return 4 * -(-n // block) + n
+
+
+def read_blocks(
+    body: memoryview, n: int, block: int, what: str, device: torch.device | str
+) -> torch.Tensor:
+    """(n,) float32 values of scales as float32, then codes as int8, from exactly their bytes."""
+    at = 4 * -(-n // block)
+    scales = check_norms(packing.from_bytes(body[:at], "float32", at // 4, what, device), what)
+    codes = packing.from_bytes(body[at:], "int8", n, what, device)
+    if (scales > LARGEST_SCALE).any():
+        raise ValueError(f"{what}: {TOP} times a scale is infinite")
+    if n and codes.amin() < -TOP:
+        raise ValueError(f"{what}: a code is below -{TOP}")
+    return from_blocks(scales, codes, block)
+
+
 @cache
 def signed_levels(levels: int) -> torch.Tensor:
     """(2·levels + 2,) float32 that :func:`stochastic_codes` stand for; NaN for a negative 0."""
@@ -294,3 +359,23 @@ def _stochastic(values, start, norms, bucket, levels, first, second, codes):
                 negative = (piece[i] < 0) & (level > 0)
                 found[i] = np.uint8(level) | (sign if negative else np.uint8(0))
         at = stop
+
+
+@_kernel
+def _nearest(values, block, scales, codes):
+    top = np.float32(TOP)
+    for b in range(scales.size):
+        piece, found = values[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
+        if scales[b] == 0:
+            found[:] = 0
+        else:
+            for i in range(piece.size):
+                found[i] = np.int8(max(-top, min(np.rint(piece[i] / scales[b]), top)))
+
+
+@_kernel
+def _multiples(codes, block, scales, values):
+    for b in range(scales.size):
+        piece, into = codes[b * block : (b + 1) * block], values[b * block : (b + 1) * block]
+        for i in range(piece.size):
+            into[i] = np.float32(piece[i]) * scales[b]

@@ -37,6 +37,11 @@ def ceil_share(n: int, share: float) -> int:
     return -(-n * over // under)
 
 
+def share_of_any(n: int, share: float) -> int:
+    """⌊n·share⌋, but at least 1 of any: what DDS keeps of ``n`` values."""
+    return max(floor_share(n, share), min(n, 1))
+
+
 @cache
 def _fraction(share: float) -> tuple[int, int]:
     return Fraction(repr(float(share))).as_integer_ratio()
