@@ -1,0 +1,40 @@
+"""Processes that exchange messages over Eclipse Cyclone DDS.
+
+From the bottom:
+
+- :mod:`~testbed.live.dds.domain`: where to look for others (:class:`Network`) and QoS;
+- :mod:`~testbed.live.dds.segments`: messages as typed, checked samples, and the shared secret;
+- :mod:`~testbed.live.dds.channel`: :class:`Channel`, messages of any length from each member of a
+  topic to all others, who may come and go;
+- :mod:`~testbed.live.dds.collectives`: :class:`Group`, ranks that all do the same::
+
+    with Group(rank, size, run="a name used once", domain=7, secret=load_secret()) as group:
+        handles = [group.all_gather(payload, label) for label, payload in payloads]
+        ...  # compute meanwhile
+        for handle in handles:
+            handle.wait(timeout_s=30)  # RankLost names who died, is late or is out of step
+            by_rank = handle.collect()
+        total = group.all_reduce(values)  # a handle too; the sum in the order of ranks
+        group.barrier(timeout_s=30)
+
+Delivery is reliable and slow readers hold writers up. Whoever dies is noticed after
+``Network.lease_s``; a shorter pause or partition only delays.
+"""
+
+from testbed.live.dds.channel import Channel, Message
+from testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
+from testbed.live.dds.domain import Network, connect
+from testbed.live.dds.segments import load_secret, run_key
+
+__all__ = [
+    "Channel",
+    "Group",
+    "Handle",
+    "Message",
+    "Network",
+    "RankLost",
+    "Reduction",
+    "connect",
+    "load_secret",
+    "run_key",
+]

@@ -1,0 +1,146 @@
+"""Where processes find each other: the network of a DDS domain and the QoS of its endpoints.
+
+Source: DDS 1.4 §2.2.3 (QoS policies); RTPS 2.5 §9.6.1.1 (ports); Cyclone DDS 11.0 configuration
+reference. What the DDS document leaves to the defaults of its middleware is explicit here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from xml.sax.saxutils import quoteattr
+
+from cyclonedds.core import DDSException
+from cyclonedds.domain import Domain, DomainParticipant
+from cyclonedds.qos import Policy, Qos
+from cyclonedds.util import duration
+
+LAST_DOMAIN = 232
+"""Ports of higher domains would lie above 65535."""
+
+LOOPBACK = "lo"
+UNREAD = 1024
+"""Segments a reader holds before its writers must wait.
+
+Cyclone then delivers nothing to the whole participant, signs of life included: a reader that is
+full for longer than the lease takes the others for dead. So whoever reads must go on reading.
+"""
+
+BLOCK_S = 0.5
+"""A blocked write returns this often, to see whether it is still wanted."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How processes reach each other.
+
+    Attributes
+    ----------
+    interface: name or address of the network interface; the loopback unless told.
+    peers: addresses of the other hosts where multicast does not reach (a routed network); empty
+        finds everybody by multicast.
+    lease_s: a process that gives no sign of life for so long counts as dead.
+    """
+
+    interface: str = LOOPBACK
+    peers: tuple[str, ...] = ()
+    lease_s: float = 5.0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Network:
+        """From ``SLOWLINK_INTERFACE``, ``SLOWLINK_PEERS`` (by commas) and ``SLOWLINK_LEASE_S``.
+
+        Raises
+        ------
+        ValueError
+            A lease that is no number of seconds above 0.
+        """
+        lease = environment.get("SLOWLINK_LEASE_S", str(cls.lease_s))
+        try:
+            lease_s = float(lease)
+        except ValueError:
+            lease_s = 0.0
+        if not 0 < lease_s < float("inf"):
+            raise ValueError(f"SLOWLINK_LEASE_S: {lease!r} is not a number of seconds above 0")
+        peers = environment.get("SLOWLINK_PEERS", "").split(",")
+        return cls(
+            environment.get("SLOWLINK_INTERFACE", cls.interface),
+            tuple(peer.strip() for peer in peers if peer.strip()),
+            lease_s,
+        )
+
+
+def configuration(network: Network) -> str:
+    """Cyclone DDS's XML for ``network``.
+
+    The loopback gets datagrams of the largest size; elsewhere Cyclone's own size stays, which fits
+    an Ethernet frame, as one lost IP fragment would cost the whole datagram.
+    """
+    sizes = "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>64000B</FragmentSize>"
+    listed = "".join(f"<Peer Address={quoteattr(peer)}/>" for peer in network.peers)
+    kind = "address" if network.interface.replace(".", "").isdigit() else "name"
+    multicast = str(not network.peers).lower()
+    return (
+        '<CycloneDDS><Domain Id="any"><General><Interfaces><NetworkInterface '
+        f'{kind}={quoteattr(network.interface)} multicast="{multicast}"/></Interfaces>'
+        f"<AllowMulticast>{multicast}</AllowMulticast>"
+        + (sizes if network.interface == LOOPBACK else "")
+        + "</General><Discovery>"
+        + (f"<ParticipantIndex>auto</ParticipantIndex><Peers>{listed}</Peers>" if listed else "")
+        + f"<LeaseDuration>{network.lease_s:f}s</LeaseDuration></Discovery>"
+        '<Internal><SocketReceiveBufferSize min="default" max="16MB"/></Internal>'
+        "</Domain></CycloneDDS>"
+    )
+
+
+def connect(domain: int, network: Network) -> DomainParticipant:
+    """Enter a domain, until what is returned is no longer referred to.
+
+    Raises
+    ------
+    ValueError
+        A domain out of range.
+    ConnectionError
+        Cyclone refuses: no such interface, bad peer, or this process is already in the domain.
+    """
+    if not 0 <= domain <= LAST_DOMAIN:
+        raise ValueError(f"domain: {domain} must be from 0 to {LAST_DOMAIN}")
+    try:
+        entered = Domain(domain, configuration(network))
+        participant = DomainParticipant(domain)
+    except DDSException as error:
+        raise ConnectionError(
+            f"domain {domain}: cannot start on interface {network.interface!r} with peers "
+            f"{list(network.peers)}; is the interface up, and does this process enter the domain "
+            f"only once? ({error.msg})"
+        ) from error
+    participant.entered = entered  # the domain ends with the object
+    return participant
+
+
+def qos(user_data: bytes, kept: int = 0) -> Qos:
+    """For the readers and writers of a topic of segments.
+
+    Reliable, and everything is kept until it is read; a reader that holds :data:`UNREAD` segments
+    takes no more, and its writers wait.
+
+    Parameters
+    ----------
+    user_data: what other processes see of this one before any message.
+    kept: latest segments that a process still receives when it comes late.
+    """
+    policies = [
+        Policy.Reliability.Reliable(duration(seconds=BLOCK_S)),
+        Policy.History.KeepAll,
+        Policy.ResourceLimits(UNREAD, -1, -1),
+        Policy.IgnoreLocal.Participant,
+        Policy.Userdata(user_data),
+    ]
+    if kept:
+        last = Policy.History.KeepLast(kept)
+        policies += [
+            Policy.Durability.TransientLocal,
+            Policy.DurabilityService(0, last, -1, -1, -1),
+        ]
+    return Qos(*policies)

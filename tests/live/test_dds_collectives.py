@@ -1,0 +1,172 @@
+"""Collectives among real processes; each test has a domain of its own."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from testbed.live.dds import Group, Network, connect
+from testbed.live.dds.domain import configuration
+from testbed.live.dds.segments import wire_bytes
+from testbed.live.processes import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))
+import dds_peers  # noqa: E402
+
+MIB = 1 << 20
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def domain():
+    return random.SystemRandom().randrange(1, 233)
+
+
+def run(function, ranks, *arguments):
+    return run_ranks(function, ranks, *arguments, timeout_s=TIMEOUT_S)
+
+
+def check_gathered(results, lengths):
+    size = len(results)
+    for rank, (answers, total, refused) in enumerate(results):
+        for number, (same, payload, sent, received, wait_s) in enumerate(answers):
+            label = f"tensor {number}"
+            wire = [wire_bytes(lengths[number] + other, label) for other in range(size)]
+            assert same
+            assert payload == lengths[number] + rank
+            assert sent == wire[rank]
+            assert received == sum(wire) - wire[rank]
+            assert wait_s >= 0
+        ranks = size * (size + 1) // 2
+        np.testing.assert_array_equal(total, np.arange(6).reshape(2, 3) * ranks)
+        assert not refused
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_all_gather_several_in_flight(domain, ranks):
+    lengths = [0, 1, 1000, MIB, 3 * MIB + 5, 17]
+    check_gathered(run(dds_peers.gather, ranks, domain, ranks, lengths), lengths)
+
+
+def test_64_mib_among_four(domain):
+    lengths = [64 * MIB]
+    check_gathered(run(dds_peers.gather, 4, domain, 4, lengths), lengths)
+
+
+def test_other_labels_at_the_same_step(domain):
+    first, second = run(dds_peers.disagree, 2, domain, 2)
+    assert first[0] == [1] and "sends 'of rank 1' where rank 0 is at" in first[1]
+    assert second[0] == [0] and "sends 'of rank 0' where rank 1 is at" in second[1]
+
+
+def test_one_rank_may_be_far_ahead(domain):
+    times = 600  # more than may be in flight
+    assert run(dds_peers.ahead, 2, domain, 2, times) == [{(b"\0", b"\1")}] * 2
+
+
+def test_memory_stays_flat(domain, times=2000):
+    for early, end in run(dds_peers.many, 2, domain, 2, times):
+        assert end - early < 4096  # KiB; the messages themselves are 500
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_who_dies_or_leaves_is_named(domain, end):
+    *others, last = run(dds_peers.lose, 3, domain, 3, end)
+    assert last is None
+    for ranks, text, seconds in others:
+        assert ranks == [2]
+        assert text.startswith("rank 2: died or left, needed for all-gather 2 'second'")
+        assert seconds < 30  # the lease is 3 s, the machine may be busy
+
+
+def test_a_pause_shorter_than_the_lease_only_delays(domain):
+    for ranks, _, seconds in run(dds_peers.lose, 3, domain, 3, "pause"):
+        assert ranks == []
+        assert seconds < 30
+
+
+def test_barrier_names_who_is_missing(domain):
+    results = run(dds_peers.late, 3, domain, 3, 1)
+    assert results.pop(1) is None
+    for ranks, text in results:
+        assert (ranks, text) == ([1], "rank 1: not at the barrier within 1 s")
+
+
+def test_nobody_comes(domain):
+    with pytest.raises(ConnectionError, match=r"^ranks 1, 2: not found .* within 0.2 s$") as lost:
+        Group(0, 3, "run", domain, timeout_s=0.2)
+    assert lost.value.ranks == [1, 2]
+
+
+@pytest.mark.parametrize("secrets", [[b"a" * 16, b"b" * 16], [b"a" * 16, None]])
+def test_strangers_are_not_heard(domain, secrets):
+    for rank, (ranks, text) in enumerate(run(dds_peers.strangers, 2, domain, secrets)):
+        assert ranks == [1 - rank]
+        assert "segments with another secret or run were refused" in text
+
+
+def test_late_member_gets_the_latest_message(domain):
+    thanks, labels = run(dds_peers.publish, 2, domain)
+    assert thanks == "thanks"
+    assert labels == {"model 2": True}
+
+
+def test_groups_one_after_the_other(domain):
+    assert run(dds_peers.again, 2, domain, 3) == [[1, 1, 1]] * 2
+
+
+def test_network_from_the_environment():
+    network = Network.from_environment(
+        {
+            "SLOWLINK_INTERFACE": "eth0",
+            "SLOWLINK_PEERS": "10.0.0.2, 10.0.0.3",
+            "SLOWLINK_LEASE_S": "2.5",
+        }
+    )
+    assert network == Network("eth0", ("10.0.0.2", "10.0.0.3"), 2.5)
+    xml = configuration(network)
+    assert 'name="eth0"' in xml and "<LeaseDuration>2.5" in xml
+    assert '<Peer Address="10.0.0.2"/><Peer Address="10.0.0.3"/>' in xml
+    assert 'multicast="false"' in xml and "FragmentSize" not in xml
+    assert 'address="10.0.0.1" multicast="true"' in configuration(Network("10.0.0.1"))
+    assert Network.from_environment({}) == Network()
+    with pytest.raises(ValueError, match="SLOWLINK_LEASE_S: 'soon' is not a number of seconds"):
+        Network.from_environment({"SLOWLINK_LEASE_S": "soon"})
+
+
+def test_peers_without_multicast(domain):
+    environment = {"SLOWLINK_PEERS": "127.0.0.1"}
+    lengths = [MIB + 1]
+    results = run_ranks(
+        dds_peers.gather_as_told,
+        2,
+        domain,
+        2,
+        lengths,
+        timeout_s=TIMEOUT_S,
+        environment=environment,
+    )
+    check_gathered(results, lengths)
+
+
+def test_what_cannot_be_is_refused(domain):
+    with pytest.raises(ValueError, match="rank: 2 of 2, must be from 0 to 1"):
+        Group(2, 2, "run", domain)
+    with pytest.raises(ValueError, match="domain: 233 must be from 0 to 232"):
+        connect(233, Network())
+    with pytest.raises(ConnectionError, match="cannot start on interface 'nowhere'"):
+        connect(domain, Network("nowhere"))
+    with Group(0, 1, "run", domain, limit=10) as group:
+        with pytest.raises(ValueError, match="11 bytes, at most 10 fit"):
+            group.all_gather(bytes(11))
+        with pytest.raises(ValueError, match="at most 255 bytes"):
+            group.all_gather(b"", "x" * 300)
+
+
+def test_replays_of_a_stranger_are_refused(domain):
+    *refused, _ = run(dds_peers.overheard, 3, domain)
+    for kinds in refused:
+        assert kinds["replay"] > 0
+        assert kinds.keys() <= {"replay", "rank"}
