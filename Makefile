@@ -5,10 +5,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env reproduce test lint clean
+.PHONY: help env reproduce reproduce-ray test lint clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
 
 env: $(VENV)/.installed  ## the environment, in .venv
 
@@ -22,13 +22,20 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
 	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
 
+reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
+	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
+
+$(VENV)/.installed-ray: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[ray]'
+	touch $@
+
 lint: env  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/lint-imports --no-cache
 
-test: lint  ## checks and tests
+test: lint $(VENV)/.installed-ray  ## checks and tests, those on Ray too
 	$(BIN)/python -m pytest
 
 clean:  ## results and reports, not the data

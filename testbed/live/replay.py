@@ -1,0 +1,215 @@
+"""What a live run told its policy, written down, and told again.
+
+Times are whole ticks of 2^-20 s, so that sums and differences of them are exact in float64: the
+virtual-time engine, given the recorded durations, meets the recorded times to the last bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from methods import synchronization
+from methods.synchronization import (
+    Continue,
+    Finished,
+    Left,
+    Policy,
+    SetTimer,
+    Sync,
+    Synced,
+    Wait,
+)
+from testbed.training.stragglers import Trace
+from testbed.training.virtual_time import Log, Told, play
+
+TICK_S = 2.0**-20
+
+_KINDS = {kind.__name__: kind for kind in (Finished, Synced, Left, Continue, Wait, Sync, SetTimer)}
+
+
+class NotReplayed(ValueError):
+    """A replay differs from its record; names the first event where it does."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A live run; all times are seconds since its beginning, in whole ticks.
+
+    Attributes
+    ----------
+    policy, parameters: the file name of the policy and its parameters.
+    groups: the group (site) of each worker.
+    told: every event that the policy saw, with its decisions.
+    iterations: the seconds of each worker's finished iterations.
+    meetings: (push, pull) seconds of each meeting, in the order of the decisions; NaN where the
+        end came first.
+    end: what happened until then is recorded.
+    accuracy: test accuracy (%) of the server's model at the end.
+    digest: of that model's bytes.
+    about: how the run was made.
+    """
+
+    policy: str
+    parameters: dict[str, Any]
+    groups: tuple[int, ...]
+    told: list[Told]
+    iterations: list[list[float]]
+    meetings: list[tuple[float, float]]
+    end: float
+    accuracy: float = math.nan
+    digest: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, times as numbers of ticks and one event a line."""
+        told = [
+            [t.event and _pack(t.event), [_pack(d) for d in t.decisions], _ticks(t.t)]
+            for t in self.told
+        ]
+        document = asdict(self) | dict(
+            told=told,
+            iterations=[[_ticks(s) for s in seconds] for seconds in self.iterations],
+            meetings=[[_ticks(s) for s in seconds] for seconds in self.meetings],
+            end=_ticks(self.end),
+        )
+        short = json.JSONEncoder(separators=(",", ":")).encode
+        entries = {name: short(value) for name, value in document.items()}
+        entries["told"] = "[\n" + ",\n".join(map(short, told)) + "]"
+        lines = ",\n".join(f'"{name}": {entry}' for name, entry in entries.items())
+        Path(path).write_text(f"{{{lines}}}\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Read what :meth:`save` wrote. Raises ValueError if it is not that."""
+        try:
+            document = json.loads(Path(path).read_text())
+            told = [
+                Told(event and _unpack(event), tuple(map(_unpack, decisions)), _seconds(t))
+                for event, decisions, t in document["told"]
+            ]
+            times = dict(
+                groups=tuple(document["groups"]),
+                told=told,
+                iterations=[[_seconds(s) for s in ticks] for ticks in document["iterations"]],
+                meetings=[tuple(_seconds(s) for s in ticks) for ticks in document["meetings"]],
+                end=_seconds(document["end"]),
+            )
+            return cls(**document | times)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not a recorded run ({error!r})") from error
+
+
+def replay(record: Record, policy: Policy | None = None) -> Log:
+    """Tell ``policy`` the run again, by the record and by the virtual-time engine.
+
+    A fresh policy must answer every recorded event with the recorded decisions; and the engine,
+    given the recorded durations, must come to the same events, times and decisions by itself.
+
+    Parameters
+    ----------
+    policy: made by the record's name and parameters if None.
+
+    Returns
+    -------
+    the engine's log.
+
+    Raises
+    ------
+    NotReplayed: either one differs.
+    """
+    policy = policy or synchronization.load(record.policy, **record.parameters)
+    answers = [
+        Told(t.event, tuple(policy.on(t.event) if t.event else policy.begin(record.groups)), t.t)
+        for t in record.told
+    ]
+    _compare("the policy", answers, record.told)
+    log = again(record, policy)
+    _compare("the virtual-time engine", log.told, record.told)
+    return log
+
+
+def replayed(record: Record) -> float:
+    """The share (%) of recorded events that the virtual-time engine repeats, at their times, in
+    their order and with the same decisions, up to the first that differs."""
+    pairs = zip(again(record).told, record.told, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return 100 * same / len(record.told)
+
+
+def again(record: Record, policy: Policy | None = None) -> Log:
+    """Let the virtual-time engine play ``policy`` with the durations and deaths of ``record``."""
+    never = record.end + 1.0  # for what the end, or a death, cut off
+    return play(
+        policy or synchronization.load(record.policy, **record.parameters),
+        Trace(tuple((*seconds, never) for seconds in record.iterations)),
+        _recorded(record.meetings, never),
+        groups=record.groups,
+        seconds=record.end,
+        changes=[t.event for t in record.told if isinstance(t.event, Left)],
+    )
+
+
+def summary(record: Record) -> dict[str, float]:
+    """Iterations a second of all workers together, the share of their time that they idled, the
+    mean staleness of what reached the server, and the final test accuracy (%)."""
+    log = again(record)
+    spent = math.fsum(span.end - span.start for span in log.spans)
+    stale = log.staleness()
+    return dict(
+        iterations_per_s=log.iterations_per_s,
+        waited_share=log.waited() / spent,
+        staleness=sum(stale) / len(stale) if stale else math.nan,
+        accuracy=record.accuracy,
+    )
+
+
+def _recorded(
+    meetings: Sequence[tuple[float, float]], never: float
+) -> Callable[[tuple[int, ...], float], float]:
+    """What the engine asks at each push and each pull: seconds of both, half of which it takes.
+
+    Meetings under way have no member in common, so their members tell them apart.
+    """
+    numbers = itertools.count()
+    pushed: dict[tuple[int, ...], int] = {}
+
+    def seconds(members: tuple[int, ...], t: float) -> float:
+        phase = int(members in pushed)
+        number = pushed.pop(members) if phase else pushed.setdefault(members, next(numbers))
+        took = meetings[number][phase] if number < len(meetings) else math.nan
+        return 2 * (never if math.isnan(took) else took)
+
+    return seconds
+
+
+def _compare(who: str, answers: Sequence[Told], told: Sequence[Told]) -> None:
+    for number, (answer, recorded) in enumerate(itertools.zip_longest(answers, told)):
+        if answer != recorded:
+            raise NotReplayed(f"event {number}: {who} says {answer}, recorded is {recorded}")
+
+
+def _ticks(seconds: float) -> int | None:
+    return None if math.isnan(seconds) else round(seconds / TICK_S)
+
+
+def _seconds(ticks: int | None) -> float:
+    return math.nan if ticks is None else ticks * TICK_S
+
+
+def _pack(item: Any) -> list:
+    """An event or a decision as its name and its fields."""
+    values = [_ticks(v) if name == "t" else v for name, v in vars(item).items()]
+    return [type(item).__name__, *values]
+
+
+def _unpack(packed: list) -> Any:
+    kind = _KINDS[packed[0]]
+    names = [f.name for f in fields(kind)]
+    values = [tuple(v) if isinstance(v, list) else v for v in packed[1:]]
+    return kind(*(_seconds(v) if n == "t" else v for n, v in zip(names, values, strict=True)))
