@@ -9,6 +9,7 @@ include: "workflow/rules/training.smk"
 include: "workflow/rules/geomx.smk"
 include: "workflow/rules/rat.smk"
 include: "workflow/rules/sketch_fusion.smk"
+include: "workflow/rules/lpsp.smk"
 include: "workflow/rules/report.smk"
 
 

@@ -15,11 +15,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -71,10 +73,21 @@ def style() -> AbstractContextManager:
     return mpl.rc_context(_STYLE)
 
 
+class _Layout(ConstrainedLayoutEngine):
+    """Constrained layout, rounded: its solver's last digit varies, and names of clips with it."""
+
+    def execute(self, fig: Figure) -> None:
+        super().execute(fig)
+        for ax in fig.axes:
+            ax.set_position(np.round(ax.get_position(original=True).bounds, 9), which="original")
+            ax.set_in_layout(True)
+
+
 def save(fig: Figure, path: str | Path) -> Path:
     """Write a figure as SVG; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    fig.set_layout_engine(_Layout())
     with style():
         fig.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     return path

@@ -10,6 +10,9 @@ A number is judged in this order, and the first rule that applies decides:
    set-up was chosen from the number.
 5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
 
+Of a claim with several statements the worst decides. Where some of them were not run, the others
+are judged, and the claim is at best *undecided*.
+
 An ordering holds if every step of it does: deterministic values must differ (equal ones fail), and
 between seeded ones the 95 % interval of the difference, seed by seed, must not reach zero
 (Student's t, at least three seeds). Values closer than a claim's ``tie``, the least that a
@@ -224,6 +227,8 @@ def detail(
             absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(found.missing))})")
         elif judgement.verdict == "not run here" and not claim.cited:
             judgement.reason = listed[claim.id]
+        elif found.missing:
+            judgement.reason += f"; {listed[claim.id]}"
         _qualify(claim, book, recipe, found, judgement)
         rows.append(
             claim.model_dump(include={"id", "paper", "where", "kind", "setting", "metric"})
@@ -571,11 +576,16 @@ def _ascending(names: Sequence[str], ours: Sequence[Estimate], tie: float = 0.0)
 
 
 def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
-    """A claim of several statements is as good as its worst one."""
+    """A claim of several statements is as good as its worst one; one that was not run leaves it
+    undecided unless another decides against it."""
     if len(judgements) == 1:
         (one,), (label,) = judgements, labels
         return replace(one, ours=f"{label}: {one.ours}") if label and one.ours else one
-    worst = min(judgements, key=lambda one: WORST_FIRST.index(one.verdict))
+    ran = [one for one in judgements if one.verdict != "not run here"]
+    worst = min(ran or judgements, key=lambda one: WORST_FIRST.index(one.verdict))
+    verdict = worst.verdict
+    if 0 < len(ran) < len(judgements) and verdict not in ("contradicts itself", "fails"):
+        verdict = "undecided"
     said = [
         f"{label or 'part'}: {one.verdict} ({one.reason.replace('; ', ', ')})"
         for label, one in zip(labels, judgements, strict=True)
@@ -585,7 +595,7 @@ def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
         decide = [one.verdict == worst.verdict for one in judgements]
         ours = list(itertools.compress(ours, decide))[:MANY]
         ours.append(f"and {len(judgements) - len(ours)} parts more")
-    return Judgement(worst.verdict, "; ".join(said), "; ".join(ours), worst.ours_value)
+    return Judgement(verdict, "; ".join(said), "; ".join(ours), worst.ours_value)
 
 
 def _judge_parameters(

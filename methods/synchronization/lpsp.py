@@ -165,4 +165,5 @@ CHOICES = {
 def average_wait(arrivals) -> float:
     """D of eq. (4): the mean wait for the last to arrive, of those who did at ``arrivals`` (s)."""
     arrivals = list(arrivals)
-    return math.fsum(max(arrivals) - t for t in arrivals) / len(arrivals)
+    last = max(arrivals)
+    return math.fsum(last - t for t in arrivals) / len(arrivals)

@@ -226,7 +226,7 @@ class Learner:
         return Replica(parameters, buffers, velocity or None, replica.version + 1)
 
     def adopt(self, worker: int, received: Replica) -> None:
-        """``worker`` goes on from ``received``, with the momentum and the count of updates it has."""
+        """``worker`` goes on from ``received``, with its own momentum and count of updates."""
         own = self.replicas[worker]
         self.replicas[worker] = replace(received, velocity=own.velocity, version=own.version)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -20,6 +21,7 @@ METRICS = {
     "time_to_target": "h",
     "bytes_to_target": "B",
 }
+IN_TIME = {"final_accuracy": "%", "oscillation": "%", "rounds": "rounds", "time_to_target": "s"}
 PRINTED_AS = {
     "final_accuracy": "converged_accuracy",
     "rounds_to_target": "rounds_to_converge",
@@ -85,6 +87,46 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                     yield _make(base, metric, value, unit, "simulated")
 
 
+def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Iterator[Row]:
+    """What runs to a given time arrive at, a row a case and seed (LPSP §4.1).
+
+    ``final_accuracy`` is the mean of the last ``window`` evaluations; ``time_to_target`` (s) when
+    the mean of so many first reaches ``target`` (%), interpolated between evaluations;
+    ``oscillation`` the standard deviation, in points, of the accuracy around its centred mean of
+    five evaluations, in the second half of the run; ``rounds`` all that were done.
+    """
+    accuracy = curves[curves["metric"] == "test_accuracy"]
+    for _, curve in accuracy.groupby(["case", "seed"], sort=True):
+        curve = curve.sort_values("round")
+        base = Row(**{**curve.iloc[0].to_dict(), "round": -1, "time_s": float("nan")})
+        yield _make(base, "target_accuracy", target, "%", "computed")
+        broken = curve[curve["status"] == "failed"]
+        if len(broken):
+            failed = dict(status="failed", reason=broken["reason"].iloc[0])
+            for metric, unit in IN_TIME.items():
+                yield _make(base, metric, math.nan, unit, "measured", **failed)
+            continue
+        values, times = curve["value"].to_numpy(), curve["time_s"].to_numpy()
+        yield _make(base, "final_accuracy", values[-window:].mean(), "%", "measured")
+        yield _make(base, "oscillation", oscillation(times, values), "%", "measured")
+        yield _make(base, "rounds", curve["round"].max(), "rounds", "measured")
+        at = arrival(values, target, window)
+        if at is None:
+            reason = f"never reached {target:g} % within {times[-1]:.0f} s"
+            failed = dict(status="failed", reason=reason)
+            yield _make(base, "time_to_target", math.nan, "s", "simulated", **failed)
+        else:
+            value = float(np.interp(at, np.arange(len(times)), times))
+            yield _make(base, "time_to_target", value, "s", "simulated")
+
+
+def oscillation(times: np.ndarray, accuracy: np.ndarray) -> float:
+    """Standard deviation of ``accuracy`` around its centred mean of five, in the second half."""
+    residual = accuracy - pd.Series(accuracy).rolling(WINDOW, center=True).mean().to_numpy()
+    residual = residual[(times >= times[-1] / 2) & np.isfinite(residual)]
+    return float(np.sqrt(np.mean(residual**2))) if len(residual) else 0.0
+
+
 def converged(rows: Iterable[Row], experiment: str) -> Iterator[Row]:
     """The same numbers as a table of ``experiment`` prints them.
 
@@ -95,9 +137,9 @@ def converged(rows: Iterable[Row], experiment: str) -> Iterator[Row]:
             yield row.model_copy(update=dict(experiment=experiment, metric=PRINTED_AS[row.metric]))
 
 
-def arrival(accuracy: np.ndarray, target: float) -> float | None:
+def arrival(accuracy: np.ndarray, target: float, window: int = WINDOW) -> float | None:
     """Position (in evaluations, fractional) where the smoothed curve first reaches ``target``."""
-    smooth = pd.Series(accuracy).rolling(WINDOW, min_periods=1).mean().to_numpy()
+    smooth = pd.Series(accuracy).rolling(window, min_periods=1).mean().to_numpy()
     reached = np.flatnonzero(smooth >= target)
     if not len(reached):
         return None

@@ -7,6 +7,7 @@ really have. One seed gives bit-equal results on one machine.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import deque
@@ -48,7 +49,16 @@ LARGEST_LOSS = 700.0
 """The perplexity of a larger loss does not fit a float."""
 
 
-def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> Iterator[Row]:
+def train_all(recipes: Sequence[Recipe], progress: Progress | None = None) -> Iterator[Row]:
+    """:func:`train` one after the other; what the same data are is loaded once."""
+    load = functools.lru_cache(maxsize=1)(load_dataset)
+    for recipe in recipes:
+        yield from train(recipe, progress, load)
+
+
+def train(
+    recipe: Recipe, progress: Progress | None = None, load: Callable[..., Dataset] | None = None
+) -> Iterator[Row]:
     """Run ``recipe`` and yield its result rows.
 
     For every network of the recipe: ``test_accuracy`` (%), ``test_loss``, for text
@@ -59,7 +69,7 @@ def train(recipe: Recipe, progress: Progress | None = None, cache_dir=None) -> I
     """
     torch.set_num_threads(recipe.torch_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    session = _Session(recipe, progress or (lambda message: None), cache_dir)
+    session = _Session(recipe, progress or (lambda message: None), load or load_dataset)
     policy: Policy = synchronization.load(
         recipe.synchronization.name, **recipe.synchronization.parameters
     )
@@ -113,11 +123,10 @@ class _Clock:
 class _Session:
     """Everything that both engines need: the learner, the clocks, costs and rows."""
 
-    def __init__(self, recipe: Recipe, progress: Progress, cache_dir) -> None:
+    def __init__(self, recipe: Recipe, progress: Progress, load: Callable[..., Dataset]) -> None:
         self.recipe, self.progress = recipe, progress
-        dataset = load_dataset(
+        dataset = load(
             recipe.dataset,
-            cache_dir=cache_dir,
             limit=recipe.limit,
             test_limit=recipe.test_limit,
             steps=recipe.steps,
@@ -283,7 +292,7 @@ def topology(workers: Sequence[int], link: Link, scale: float = 1.0) -> Topology
 
 
 def flat(workers: int, link: Link, scale: float = 1.0) -> Topology:
-    """One cluster around a switch, by the rate (times ``scale``) and latency of a case's ``lan``."""
+    """One cluster around a switch, by a case's ``lan``: its rate times ``scale``, its latency."""
     return star(workers, link.lan * scale, latency=link.lan_latency)
 
 

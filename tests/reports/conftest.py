@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import geomx_results
+import lpsp_results
 import rat_results
 import sketch_fusion_results
 
@@ -60,3 +61,21 @@ def skf_claims():
 def skf_rows():
     """Results of Sketch-Fusion, of about the right size."""
     return sketch_fusion_results.results()
+
+
+@pytest.fixture(scope="session")
+def lpsp_claims():
+    return claims.load(ROOT / "data" / "claims" / "lpsp.yaml")
+
+
+@pytest.fixture(scope="session")
+def lpsp_rows():
+    """Results of LPSP at all sizes, in a world in which the document is right about training;
+    without the points of curves."""
+    return lpsp_results.results("paper").query("round == -1")
+
+
+@pytest.fixture(scope="session")
+def lpsp_desk():
+    """The same at the sizes of desk scale, with the points of curves."""
+    return lpsp_results.results("desk")

@@ -113,7 +113,22 @@ def test_sketch_fusion_table_4_is_complete():
             assert cells[f"{method} LF 16", model] - cells[f"{method} LW 16", model] == more
 
 
-@pytest.mark.parametrize("paper", ["geomx", "rat", "sketch_fusion"])
+def test_lpsp_has_every_entry_once_with_what_it_names():
+    found = claims.load(FILES / "lpsp.yaml", ROOT)
+    kinds = [claim.kind for claim in found]
+    assert len({claim.id for claim in found}) == len(found) == 49
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "value": 3,
+        "param": 20,
+        "derived": 5,
+        "ordering": 12,
+        "algorithm": 4,
+        "formula": 5,
+    }
+    assert 3 <= sum(bool(claim.headline) for claim in found) <= 5
+
+
+@pytest.mark.parametrize("paper", ["geomx", "lpsp", "rat", "sketch_fusion"])
 def test_no_verdict_is_typed_in(paper):
     text = (FILES / f"{paper}.yaml").read_text(encoding="utf-8")
     raw = yaml.safe_load(text)["claims"]

@@ -339,7 +339,7 @@ def test_a_fusion_that_weighs_costs_groups_tensors_of_the_stand_in():
     whole, layer_wise = (
         round_time(run(**spec | dict(fusion=Part(name=n)))) for n in ("whole_model", "layer_wise")
     )
-    session = trainer._Session(recipe(**spec), lambda message: None, None)
+    session = trainer._Session(recipe(**spec), lambda message: None, trainer.load_dataset)
     groups = session.learner.groups
     assert sorted(sum(groups, [])) == list(range(10)) and 1 < len(groups) < 10
     assert round_time(run(**spec)) <= min(whole, layer_wise)

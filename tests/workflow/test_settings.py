@@ -67,7 +67,7 @@ SKF = "papers/sketch_fusion.yaml"
         ("desk.yaml", ("geomx", "rounds"), 0, "greater than 0"),
         ("desk.yaml", ("geomx", "rounds"), "1e3x", "rounds"),
         ("desk.yaml", ("geomx", "round"), 10, "allowed here: "),
-        ("desk.yaml", ("geo",), {}, "allowed: geomx, rat, sketch_fusion"),
+        ("desk.yaml", ("geo",), {}, "allowed: geomx, lpsp, rat, sketch_fusion"),
         (RECIPE, ("cluster", "wan"), "155Mbit", "cluster.wan"),
         (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
         (RECIPE, ("bisparse", "ratio"), 1.5, "less than or equal to 1"),

@@ -38,14 +38,15 @@ def sources(*patterns):
 SHARED = sources("methods/__init__.py", "methods/*/_*.py", "methods/compression/pieces/*.py")
 
 
-def methods_of(recipe):
-    """The files of the methods that a training recipe uses, with their rooms' shared pieces."""
-    names = [("exchange", recipe.exchange.name)]
-    names += [("synchronization", recipe.synchronization.name), ("fusion", recipe.fusion.name)]
-    codecs = {"identity"}
-    for level in recipe.levels:
-        codecs |= {level.up.name} | ({level.down.name} if level.down else set())
-    names += [("compression", codec) for codec in codecs]
+def methods_of(recipes):
+    """The files of the methods that training recipes use, with their rooms' shared pieces."""
+    names = set()
+    for recipe in recipes:
+        for room in ("exchange", "synchronization", "fusion"):
+            names.add((room, getattr(recipe, room).name))
+        names.add(("compression", "identity"))
+        for level in recipe.levels:
+            names |= {("compression", codec.name) for codec in (level.up, level.down) if codec}
     files = {f"methods/{room}/{name}.py" for room, name in names}
     rooms = {f"methods/{room}/__init__.py" for room, _ in names}
     return sorted(files | rooms | set(SHARED))
@@ -59,7 +60,7 @@ NETWORK_SOURCES = sources(
     "data/recorded/*.yaml",
 )
 # Not what training does not import, so that changing it trains nothing anew.
-NOT_TRAINING = ["summary", "quadratic", "stragglers", "virtual_time"]
+NOT_TRAINING = ["summary", "quadratic"]
 TRAINING_SOURCES = sorted(
     set(sources("testbed/training/*.py", "testbed/measuring.py", "methods/fusion/__init__.py"))
     - {f"testbed/training/{name}.py" for name in NOT_TRAINING}

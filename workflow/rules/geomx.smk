@@ -1,8 +1,9 @@
 # GeoMX: Tables 1 and 2, Figures 4 and 6, mixed synchronization, sensitivity to computing time.
 GEOMX = SETTINGS.recipes["geomx"]
 GEOMX_DIR = f"{RESULTS}/geomx"
-RUNS["geomx"] = GEOMX.runs(SCALE)
-SUMMARIES["geomx"] = dict(below_dense=GEOMX.target.below_dense, tables={"figure6": "table2"})
+RUNS["geomx"] = {name: [run] for name, run in GEOMX.runs(SCALE).items()}
+BELOW = dict(below_dense=GEOMX.target.below_dense)
+SUMMARIES["geomx"] = {"figure4": BELOW, "figure6": BELOW | {"table": "table2"}, "mixed": BELOW}
 
 
 rule geomx_rounds:

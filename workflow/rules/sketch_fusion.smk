@@ -2,8 +2,10 @@
 # real processes.
 SKF = SETTINGS.recipes["sketch_fusion"]
 SKF_DIR = f"{RESULTS}/sketch_fusion"
-RUNS["sketch_fusion"] = SKF.runs(SCALE)
-SUMMARIES["sketch_fusion"] = dict(below_dense=SKF.target.below_dense, tables={})
+RUNS["sketch_fusion"] = {name: [run] for name, run in SKF.runs(SCALE).items()}
+SUMMARIES["sketch_fusion"] = dict.fromkeys(
+    ("figure6", "lstm"), dict(below_dense=SKF.target.below_dense)
+)
 
 # The optional sections of the recipe that a job reads. What measures time runs alone.
 SKF_SIMULATED = {"scaling": ["tensors"], "theory": ["theory"]}

@@ -1,5 +1,5 @@
 # Training runs and their summaries, of every document that trains. A document's own rules fill in
-# its runs, by name, and which runs a summary covers.
+# its jobs, each a list of runs of one experiment, and how each experiment is summarised.
 RUNS, SUMMARIES = {}, {}
 
 
@@ -7,8 +7,8 @@ def runs_of(paper, experiment):
     """The result files of an experiment's training runs."""
     return [
         f"{RESULTS}/{paper}/train/{run}.parquet"
-        for run, recipe in RUNS[paper].items()
-        if recipe.experiment == experiment
+        for run, recipes in RUNS[paper].items()
+        if recipes[0].experiment == experiment
     ]
 
 
@@ -16,7 +16,7 @@ def curves_of(paper, experiment):
     return [f"{RESULTS}/{paper}/summary/{experiment}.parquet", *runs_of(paper, experiment)]
 
 
-def run_of(wildcards):
+def recipes_of(wildcards):
     return RUNS[wildcards.paper][wildcards.run]
 
 
@@ -26,8 +26,8 @@ wildcard_constraints:
 
 rule train:
     input:
-        data=lambda wildcards: f"results/data/{run_of(wildcards).dataset}.json",
-        methods=lambda wildcards: methods_of(run_of(wildcards)),
+        data=lambda wildcards: f"results/data/{recipes_of(wildcards)[0].dataset}.json",
+        methods=lambda wildcards: methods_of(recipes_of(wildcards)),
         testbed=NETWORK_SOURCES + TRAINING_SOURCES,
     output:
         f"{RESULTS}/{{paper}}/train/{{run}}.parquet",
@@ -40,7 +40,7 @@ rule train:
         mem_mb=3000,
         gpu=int(SCALE == "paper"),
     params:
-        recipe=lambda wildcards: run_of(wildcards).model_dump(mode="json"),
+        recipes=lambda wildcards: [r.model_dump(mode="json") for r in recipes_of(wildcards)],
     message:
         "{wildcards.paper}: training {wildcards.run}"
     script:
@@ -59,8 +59,7 @@ rule summary:
     resources:
         mem_mb=1000,
     params:
-        below_dense=lambda wildcards: SUMMARIES[wildcards.paper]["below_dense"],
-        table=lambda wildcards: SUMMARIES[wildcards.paper]["tables"].get(wildcards.experiment, ""),
+        how=lambda wildcards: SUMMARIES[wildcards.paper][wildcards.experiment],
     message:
         "{wildcards.paper}: final accuracies and times to the target of {wildcards.experiment}"
     script:

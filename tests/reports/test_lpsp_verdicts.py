@@ -1,0 +1,253 @@
+"""LPSP's verdicts follow from its results; what was not trained hides nothing that was."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import lpsp_results
+import pytest
+from lpsp_results import RECIPE
+from test_rat_verdicts import change
+
+from reports.claims import NOT_RUN, load_all, load_not_run
+from reports.verdicts import COLUMNS, detail, judge
+
+FILES = Path(__file__).parents[2] / "data" / "claims"
+LISTED = dict.fromkeys(
+    ["LPSP-F5b", "LPSP-F5c", "LPSP-T3a", "LPSP-T4a", "LPSP-ABS"], "not trained at this size"
+)
+
+
+@pytest.fixture(scope="module")
+def judged(lpsp_claims, lpsp_rows):
+    return detail(lpsp_claims, lpsp_rows, RECIPE, "paper", {}).set_index("id")
+
+
+@pytest.fixture(scope="module")
+def desk_rows():
+    """MNIST with 12 and 16 workers and CIFAR10 with 12 only."""
+    return lpsp_results.results("desk").query("round == -1")
+
+
+def row(claims, results, name: str, scale: str = "paper", recipe=RECIPE, not_run=None):
+    listed = not_run or {"desk": LISTED}
+    return detail(claims, results, recipe, scale, listed, only={name}).iloc[0]
+
+
+def trained(experiment: str, case: str, metric: str = "time_to_target") -> str:
+    return f"experiment == '{experiment}' and case == '{case}' and metric == '{metric}'"
+
+
+def example(case: str, metric: str, variant: str = "") -> str:
+    where = f"experiment == 'example' and case == '{case}' and metric == '{metric}'"
+    return f"{where} and variant == '{variant}'"
+
+
+def waiting(case: str, metric: str) -> str:
+    return f"experiment == 'waiting' and case == '{case} on 12' and metric == '{metric}'"
+
+
+def accuracy(experiment: str, case: str) -> str:
+    return trained(experiment, case, "final_accuracy")
+
+
+def never(results, query: str):
+    """Results in which the runs that a query finds did not get there."""
+    results = results.copy()
+    index = results.query(query).index
+    assert len(index), query
+    results.loc[index, ["status", "reason", "value"]] = ["failed", "never reached", float("nan")]
+    return results
+
+
+ASP = (waiting("s=0", "delay"), 0), (waiting("s=0", "over_bsp"), 1.43 / 1.28)
+
+# What must change for a claim to get a verdict; no change: the results as they are.
+WORLDS = [
+    ("LPSP-X01", "holds"),
+    ("LPSP-X01", "fails", (example("BSP", "local_time", "w3"), 1.1)),
+    ("LPSP-X02", "holds"),
+    ("LPSP-X02", "fails", (example("BSP", "sync_point", "1"), 1.1)),
+    ("LPSP-X03", "holds"),
+    ("LPSP-X03", "fails", (example("BSP", "total_wait"), 1.1)),
+    ("LPSP-X05", "holds"),
+    # What Algorithm 1 does in place of what is drawn.
+    ("LPSP-X05", "fails", (example("drawn", "sync_point", "1"), 4.5 / 3.6)),
+    ("LPSP-X06", "holds"),
+    ("LPSP-X06", "fails", (example("drawn", "sync_wait", "2"), 7.7 / 0.5)),
+    ("LPSP-X07", "holds"),
+    ("LPSP-X07", "fails", (example("drawn", "sync_wait", "3"), 0.5)),
+    ("LPSP-X08", "holds"),
+    ("LPSP-X08", "fails", (example("drawn", "total_wait"), 0)),
+    ("LPSP-F3a", "holds"),
+    ("LPSP-F3a", "direction only", (trained("mnist", "BSP on 12"), 0.85)),
+    # The plain ratio of 1.17.
+    ("LPSP-F3a", "fails", (trained("mnist", "BSP on 12"), 1.17 / 2.17)),
+    ("LPSP-F3a", "fails", (trained("mnist", "SSP on 12"), 0.8)),
+    ("LPSP-F3a", "fails", (trained("mnist", "MLL-SGD on 12"), 0.5)),
+    # MLL-SGD and GSSP may come in either order.
+    ("LPSP-F3a", "holds", (trained("mnist", "GSSP on 12"), 0.7)),
+    ("LPSP-F3b", "holds"),
+    ("LPSP-F3b", "fails", (trained("mnist", "SSP on 16"), 1.3)),
+    ("LPSP-F3b", "direction only", (trained("mnist", "LPSP on 16"), 1.3)),
+    ("LPSP-F3c", "holds"),
+    ("LPSP-F3c", "fails", (accuracy("mnist", "SSP on 16"), 1.01)),
+    ("LPSP-F3c", "fails", (accuracy("mnist", "LPSP on 16"), 0.998)),
+    ("LPSP-F4", "holds"),
+    ("LPSP-F4", "fails", (trained("mnist", "GSSP on 12", "oscillation"), 0.1)),
+    ("LPSP-F4", "fails", (trained("mnist", "LPSP on 12", "oscillation"), 20)),
+    ("LPSP-F5a", "holds"),
+    ("LPSP-F5a", "direction only", (trained("cifar10", "LPSP on 12"), 1.2)),
+    ("LPSP-F5a", "fails", (trained("cifar10", "SSP on 12"), 0.8)),
+    ("LPSP-F5b", "holds"),
+    ("LPSP-F5b", "fails", (trained("cifar10", "SSP on 16"), 0.5)),
+    ("LPSP-F5c", "holds"),
+    ("LPSP-F5c", "fails", (trained("cifar10", "LPSP on 16"), 0.9)),
+    ("LPSP-F5c", "fails", (trained("cifar10", "BSP on 16"), 1.2)),
+    ("LPSP-T3a", "holds"),
+    ("LPSP-T3a", "fails", (accuracy("mnist", "GSSP on 8"), 1.01)),
+    # Lower altogether: the order stays, and the level is nobody's fault.
+    ("LPSP-T3a", "not comparable", (trained("mnist", "", "final_accuracy").replace(
+        "case == ''", "case != ''"), 0.98)),
+    ("LPSP-T3a", "direction only", (accuracy("mnist", "SSP on 12"), 0.99)),
+    ("LPSP-T4a", "holds"),
+    ("LPSP-T4a", "direction only", (accuracy("cifar10", "SSP on 16"), 0.95)),
+    ("LPSP-T4a", "fails", (accuracy("cifar10", "BSP on 8"), 1.1)),
+    ("LPSP-T4a", "fails", (accuracy("mnist", "SSP on 12"), 0.9)),
+    ("LPSP-F6", "holds"),
+    ("LPSP-F6", "fails", (trained("cifar10", "p_min=3 on 12"), 0.5)),
+    ("LPSP-F6", "fails", (accuracy("cifar10", "p_min=1 on 12"), 1.1)),
+    ("LPSP-F7", "fails"),
+    ("LPSP-F7", "holds", *ASP),
+    ("LPSP-F7", "fails", *ASP[:1]),
+    ("LPSP-F7", "fails", *ASP, (waiting("s=10", "meeting_size"), 0.9)),
+    ("LPSP-F7", "fails", *ASP, (waiting("s=10", "over_bsp"), 1.3)),
+    ("LPSP-F7", "fails", *ASP, (trained("cifar10", "s=10 on 12"), 0.7)),
+    ("LPSP-F7", "fails", *ASP, (trained("cifar10", "s=0 on 12"), 0.8)),
+    ("LPSP-F7b", "holds"),
+    ("LPSP-F7b", "fails", (trained("cifar10", "SSP on 12"), 0.5)),
+    ("LPSP-ABS", "holds"),
+    ("LPSP-ABS", "direction only", (trained("mnist", "LPSP on 16"), 1.2)),
+    ("LPSP-ABS", "fails", (accuracy("mnist", "LPSP on 12"), 0.99)),
+    ("LPSP-ABS", "fails", (trained("cifar10", "LPSP on 16"), 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "verdict", "changes"), [(w[0], w[1], w[2:]) for w in WORLDS])
+def test_verdicts_follow_results(name, verdict, changes, lpsp_claims, lpsp_rows):
+    found = row(lpsp_claims, change(lpsp_rows, *changes) if changes else lpsp_rows, name)
+    assert found["verdict"] == verdict, found["reason"]
+
+
+def test_every_claim_that_results_decide_is_tried_both_ways(lpsp_claims):
+    tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
+    decided = {c.id for c in lpsp_claims if c.kind in ("value", "ordering", "derived")}
+    assert tried.keys() == decided
+    assert all(len(verdicts) > 1 for verdicts in tried.values())
+
+
+def test_at_desk_scale_what_ran_is_judged_and_what_did_not_is_said(lpsp_claims, desk_rows):
+    listed = load_not_run(FILES / NOT_RUN, load_all(FILES))
+    table = judge(lpsp_claims, desk_rows, RECIPE, "desk", listed).set_index("id")
+    assert [*table.columns] == COLUMNS[1:] and len(table) == len(lpsp_claims) == 49
+    gone = set(table.index[table["verdict"] == "not run here"])
+    assert gone == {"LPSP-F5b", "LPSP-F5c"}
+    for name in ("LPSP-T3a", "LPSP-T4a", "LPSP-ABS"):
+        # All that ran holds, which says nothing of the rest.
+        assert table.loc[name, "verdict"] == "undecided"
+        assert "not run here (no results for" in table.loc[name, "reason"]
+        assert listed["desk"][name] in table.loc[name, "reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "factor"),
+    [
+        ("LPSP-T3a", accuracy("mnist", "BSP on 16"), 0.9),
+        ("LPSP-T4a", accuracy("cifar10", "LPSP on 12"), 0.9),
+        ("LPSP-ABS", accuracy("cifar10", "LPSP on 12"), 0.9),
+        ("LPSP-ABS", trained("mnist", "LPSP on 16"), 3),
+    ],
+)
+def test_what_ran_at_desk_scale_can_decide_against_a_claim(
+    name, query, factor, lpsp_claims, desk_rows
+):
+    assert row(lpsp_claims, change(desk_rows, (query, factor)), name, "desk")["verdict"] == "fails"
+
+
+def test_missing_results_that_are_not_listed_stop_the_run(lpsp_claims, lpsp_rows, desk_rows):
+    with pytest.raises(ValueError, match=re.escape("LPSP-F5b (experiment=cifar10")):
+        detail(lpsp_claims, desk_rows, RECIPE, "desk", {})
+    few = lpsp_rows[lpsp_rows["experiment"] != "example"]
+    with pytest.raises(ValueError, match=re.escape("LPSP-X01 (experiment=example")):
+        detail(lpsp_claims, few, RECIPE, "paper", {})
+
+
+@pytest.mark.parametrize("experiment", ["bound", "control"])
+def test_what_only_stands_beside_need_not_be_there(experiment, lpsp_claims, lpsp_rows, judged):
+    few = lpsp_rows[lpsp_rows["experiment"] != experiment]
+    table = detail(lpsp_claims, few, RECIPE, "paper", {}).set_index("id")
+    assert (table["verdict"] == judged["verdict"]).all()
+
+
+def test_a_target_never_reached_leaves_open_only_what_it_decides(lpsp_claims, lpsp_rows):
+    late = never(lpsp_rows, trained("cifar10", "GSSP on 12"))
+    assert row(lpsp_claims, late, "LPSP-F5a")["verdict"] == "undecided"
+    first = change(late, (trained("cifar10", "SSP on 12"), 0.5))
+    assert row(lpsp_claims, first, "LPSP-F5a")["verdict"] == "fails"
+
+
+def test_reasons_give_both_conventions_and_what_waiting_can_explain(judged):
+    reason = judged["reason"]
+    for name, printed in (("F3a", "1.17"), ("F3b", "1.26"), ("F5a", "0.87"), ("F5b", "0.75")):
+        said = reason[f"LPSP-{name}"]
+        assert f"read as 1 + {printed}: holds" in said and "the same read as a plain ratio" in said
+        assert "what ending all waiting would give over BSP in the mean draw: 1." in said
+        assert f"draws in which it gives {1 + float(printed):.2f}: 0" in said
+    assert "SSP at fixed speeds: 1.01" in reason["LPSP-F3a"]
+    assert "BSP to LPSP over that, draw by draw: 1." in reason["LPSP-F3a"]
+    assert "§4.2.3 has LPSP faster than SSP" in reason["LPSP-F3b"]
+    for name, decided in (("X05", "4.5"), ("X06", "8.6"), ("X07", "13.6")):
+        assert f": {decided} s, beside it, and if it is decided on" in reason[f"LPSP-{name}"]
+    assert "until it decides, which is when they can go on: 19.5 s" in reason["LPSP-X08"]
+    assert "in the three: 12 local iterations" in reason["LPSP-X08"]
+    assert "wait of a member with s = 0 (none with ASP): fails" in reason["LPSP-F7"]
+    assert "on other stragglers and networks" in reason["LPSP-F7"]
+    assert not any("stands in" in text for text in reason)
+    assert not any(re.search(r"\bnan\b", text) for text in reason)
+
+
+def test_reductions_stand_with_what_was_trained(lpsp_claims, lpsp_rows):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["mnist"] |= {"seconds": 300.0, "target": 95.0}
+    recipe["cifar10"] |= {"images": 10_000}
+    for name in ("F3a", "F3b", "F3c", "F4", "T3a", "ABS"):
+        said = row(lpsp_claims, lpsp_rows, f"LPSP-{name}", recipe=recipe)["reason"]
+        assert "mnist.seconds is 300 here in place of 3000" in said
+        assert "mnist.target is 95 here in place of 98" in said
+    for name in ("F5a", "F5b", "F5c", "T4a", "F6", "F7", "F7b", "ABS"):
+        said = row(lpsp_claims, lpsp_rows, f"LPSP-{name}", recipe=recipe)["reason"]
+        assert "cifar10.images is 10000 here in place of 50000" in said
+
+
+def test_parameters_follow_the_recipe(judged, lpsp_claims, lpsp_rows):
+    params = judged[judged["kind"] == "param"]["verdict"]
+    assert params.value_counts().to_dict() == {"used as printed": 16, "not printed": 4}
+    recipe = copy.deepcopy(RECIPE)
+    recipe["methods"]["LPSP"]["p_min"] = 1.0
+    recipe["mnist"]["workers"] = [12, 16]
+    for name, said in (
+        ("P07", "methods.LPSP.p_min is 1 here"),
+        ("P12", "mnist.workers is [12, 16] here"),
+    ):
+        found = row(lpsp_claims, lpsp_rows, f"LPSP-{name}", recipe=recipe)
+        assert found["verdict"] == "scaled here" and said in found["reason"]
+    assert "methods.LPSP.cap is 4 here" in judged.loc["LPSP-P02", "reason"]
+    assert "averaged_over is all here" in judged.loc["LPSP-P11", "reason"]
+
+
+def test_formulas_and_algorithms_name_their_proofs(judged):
+    proved = judged[judged["kind"].isin(["formula", "algorithm"])]
+    assert len(proved) == 9 and set(proved["verdict"]) == {"implemented"}
+    assert proved["reason"].str.contains("proved by tests/").all()
