@@ -10,6 +10,7 @@ include: "workflow/rules/geomx.smk"
 include: "workflow/rules/rat.smk"
 include: "workflow/rules/sketch_fusion.smk"
 include: "workflow/rules/lpsp.smk"
+include: "workflow/rules/dds.smk"
 include: "workflow/rules/report.smk"
 
 

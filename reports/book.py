@@ -102,9 +102,12 @@ def t_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def number(value: float) -> str:
-    """A number with four significant digits, without an exponent where that is readable."""
+    """A number with four significant digits, without an exponent where that is readable; a count
+    that has more, such as one of bytes, in full."""
     if not math.isfinite(value):
         return str(value)
+    if abs(value) < 1e9 and value == round(value) != float(f"{value:.4g}"):
+        return f"{value:.0f}"
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         digits = 3 - math.floor(math.log10(abs(value))) if value else 0
         text = f"{value:.{max(digits, 0)}f}"

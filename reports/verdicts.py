@@ -322,7 +322,10 @@ def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
         return _judge_parameters(claim, book, recipe, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
-        return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", "as described")
+        rest = f"; {claim.note}" if claim.note else ""
+        return Judgement(
+            "implemented", f"{_join(claim.implemented_by)}{proof}{rest}", "as described"
+        )
     if claim.kind == "value":
         return _judge_value(claim, book, found)
     return _combine(
@@ -417,6 +420,8 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
     span = f"{number(band.low)} to {high}"
     if rule.or_more or rule.or_less:
         span = f"{low} or more" if rule.or_more else f"{high} or less"
+    elif rule.tolerance == "digit":
+        span = f"what rounds to {printed} {unit}".strip()
     if ours.seeds and ours.seeds < MIN_SEEDS:
         return "undecided", f"{ours.seeds} of the {MIN_SEEDS} seeds an interval needs"
     if ours.interval.within(band):

@@ -1,8 +1,9 @@
 """Data-parallel training on real processes: groups of gradients leave during backward.
 
 What the virtual-time trainer simulates, on as many processes of this machine as the recipe has
-workers, joined by gloo. Batches, codecs and the update are the :class:`Learner`'s own, so the
-parameters are the trainer's; only BatchNorm's running statistics stay each rank's own.
+workers, joined by gloo or what else is a :class:`testbed.live.transport.Wire`. Batches, codecs and
+the update are the :class:`Learner`'s own, so the parameters are the trainer's; only BatchNorm's
+running statistics stay each rank's own.
 
 Source: Sketch-Fusion §4.1, Algorithm 2: a group is compressed and sent when the last of its
 gradients is there, while backward goes on.
@@ -13,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache, partial
 
@@ -24,16 +26,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from methods import exchange, fusion
+from methods import compression, exchange, fusion
 from methods.fusion import Costs
-from testbed.live.processes import Tell, run_ranks
-from testbed.live.transport import Message, Messenger, reach
+from testbed.live.processes import GRACE_S, Tell, run_ranks
+from testbed.live.transport import Gloo, Message, Messenger, Wire, begin, combine
 from testbed.training import models, trainer
 from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.learner import Learner
+from testbed.training.learner import Learner, Replica
 from testbed.training.recipe import Part, Recipe
 
 HOST = "127.0.0.1"
+
+Join = Callable[[int, int], AbstractContextManager[Wire]]
+"""Enters the run as this rank of so many; must be importable by name."""
 
 Groups = Sequence[Sequence[int]]
 """Numbers of the tensors of each message, counted in the order in which backward produces them."""
@@ -47,24 +52,36 @@ class Run:
     ----------
     parameters: by name, after the last step; the same bits on every rank.
     payload_bytes: (ranks, steps, rounds) int64, what each rank put in at each round of the codec.
+    frame_bytes: (ranks, steps) int64, the same in the frames of the wire.
     groups: the messages of one step.
     step_s: (ranks, steps) seconds: batch, forward, backward, communication and update.
+    compute_s: (ranks, steps) seconds of batch, forward and backward.
+    compress_s: (ranks, steps) seconds of encoding; of codecs with several rounds the first one's.
+    wait_s: (ranks, steps) seconds from the last launch on in which payloads of other ranks were
+        waited for; decoding in between does not count.
     busy_s: (ranks, steps) seconds that messages took to combine and decode, waiting for slower
         ranks included.
     exposed_s: (ranks, steps) seconds from the last launch until all sums were there; what it is
         less than ``busy_s`` was hidden behind backward.
     launched_early: share of messages that left while backward still owed gradients.
     finished_early: share of messages that had come back when the last was launched.
+    tests: of each evaluation the step, the seconds of training until then, and the test accuracy
+        (%).
     """
 
     parameters: dict[str, Tensor]
     payload_bytes: np.ndarray
+    frame_bytes: np.ndarray
     groups: Groups
     step_s: np.ndarray
+    compute_s: np.ndarray
+    compress_s: np.ndarray
+    wait_s: np.ndarray
     busy_s: np.ndarray
     exposed_s: np.ndarray
     launched_early: float
     finished_early: float
+    tests: list[tuple[int, float, float]]
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,7 @@ class Case:
     ordered: bool = False
     ddp: bool = False
     costs: Costs | None = None
+    evaluate: bool = False
 
 
 def measure(
@@ -85,6 +103,7 @@ def measure(
     *,
     ddp: bool = False,
     costs: Costs | None = None,
+    evaluate: bool = False,
     timeout_s: float = 120.0,
 ) -> Run:
     """Train ``recipe`` for ``steps`` on one process a worker.
@@ -96,6 +115,8 @@ def measure(
     ddp: let torch's DistributedDataParallel carry the whole model through :func:`ddp_hook`;
         needs the fusion ``whole_model``.
     costs: for a fusion that needs them, in the order in which backward produces gradients.
+    evaluate: test every ``recipe.evaluate_every`` steps and at the end, each rank on a share of the
+        test samples.
     timeout_s: longest silence of the ranks; then the run is ended.
 
     Raises
@@ -105,47 +126,52 @@ def measure(
     RankFailed
         A rank failed, died or hung; nothing is left running.
     """
-    (run,) = measure_all([Case(recipe, steps, ordered, ddp, costs)], timeout_s=timeout_s)
+    case = Case(recipe, steps, ordered, ddp, costs, evaluate)
+    (run,) = measure_all([case], timeout_s=timeout_s)
     return run
 
 
 def measure_all(
-    cases: Sequence[Case], *, dataset: Dataset | None = None, timeout_s: float = 120.0
+    cases: Sequence[Case],
+    *,
+    dataset: Dataset | None = None,
+    join: Join | None = None,
+    timeout_s: float = 120.0,
+    progress: bool = False,
 ) -> list[Run]:
     """Runs one after the other on the same processes, which take seconds to start.
 
-    ``dataset`` stands in for the recipes' own. Raises as :func:`measure`, and ValueError for cases
-    of different numbers of workers.
+    ``dataset`` stands in for the recipes' own; ``join`` for gloo; with ``progress``, rank 0 prints
+    a line at every evaluation. Raises as :func:`measure`, and ValueError for cases of different
+    numbers of workers.
     """
     sizes = sorted({sum(case.recipe.workers) for case in cases})
     if len(sizes) != 1:
         raise ValueError(f"workers: all cases need the same number, not {sizes}")
     (ranks,) = sizes
     for case in cases:
-        _check(case)
+        check(case)
     load = cache(load_dataset)
-    jobs = []
-    for case in cases:
-        recipe = case.recipe
-        wanted = {key: getattr(recipe, key) for key in ("limit", "test_limit", "steps", "words")}
-        data = dataset or load(recipe.dataset, **wanted)
-        groups = group(recipe, data, case.costs)
-        jobs.append(_Job(recipe, groups, data, case.steps, case.ordered, case.ddp))
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    # gloo would look for its interface by the machine's name.
-    environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    jobs = [prepare(case, dataset or load_for(case.recipe, load)) for case in cases]
+    environment = {}
+    if join is None:
+        store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        join = partial(_join_gloo, store.port, timeout_s)
+        # gloo would look for its interface by the machine's name.
+        environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    # A rank that waits in vain names the one it waits for, so it comes first.
+    patience = dict(timeout_s=timeout_s + GRACE_S)
     reports = run_ranks(
-        _rank,
-        ranks,
-        jobs,
-        ranks,
-        store.port,
-        timeout_s,
-        timeout_s=timeout_s,
-        environment=environment,
+        _rank, ranks, jobs, join, ranks, progress, **patience, environment=environment
     )
     by_job = zip(*reports, strict=True)
     return [_run(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
+
+
+def load_for(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Dataset:
+    """The data set of ``recipe``."""
+    wanted = {key: getattr(recipe, key) for key in ("limit", "test_limit", "steps", "words")}
+    return load(recipe.dataset, **wanted)
 
 
 def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Groups:
@@ -182,7 +208,7 @@ def ddp_hook(
         places = {id(p): g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
         gradients = [places[id(parameter)] for parameter in parameters]
         done = torch.futures.Future()
-        message = messenger.launch(_share(gradients), 0)
+        message = messenger.launch(_share(gradients, messenger.wire.size), 0)
         launched(message)
 
         def write(total) -> None:
@@ -205,39 +231,82 @@ def ddp_hook(
 
 
 @dataclass(frozen=True)
-class _Job:
-    recipe: Recipe
+class Job:
+    """All that a rank needs to know."""
+
+    case: Case
     groups: Groups
     dataset: Dataset
-    steps: int
-    ordered: bool
-    ddp: bool
 
 
-def _rank(
-    jobs: Sequence[_Job], ranks: int, port: int, timeout_s: float, rank: int, tell: Tell
-) -> list[dict]:
-    tell("joining")
+def prepare(case: Case, dataset: Dataset) -> Job:
+    """Group the tensors of ``case``. Raises ValueError for fewer test samples than ranks."""
+    ranks = sum(case.recipe.workers)
+    if case.evaluate and len(dataset.test_y) < ranks:
+        raise ValueError(f"{dataset.name}: {len(dataset.test_y)} test samples for {ranks} ranks")
+    return Job(case, group(case.recipe, dataset, case.costs), dataset)
+
+
+@contextmanager
+def _join_gloo(port: int, timeout_s: float, rank: int, ranks: int) -> Iterator[Gloo]:
     patience = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, port, is_master=False, timeout=patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
+    yield Gloo()
+
+
+def _rank(
+    jobs: Sequence[Job], join: Join, ranks: int, progress: bool, rank: int, tell: Tell
+) -> list[dict]:
+    tell("joining")
+    say = show if progress and rank == 0 else ignore
+    with join(rank, ranks) as wire:
+        return [train(job, wire, tell, say) for job in jobs]
+
+
+def show(line: str) -> None:
+    """Tell the user."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def ignore(line: str) -> None:
+    """Tell nobody."""
+
+
+def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict:
+    """This rank's part of a run.
+
+    Parameters
+    ----------
+    tell: hears what the rank does now.
+    say: hears of each evaluation, with averages over the steps since the one before.
+
+    Returns
+    -------
+    ``parameters`` of rank 0 by name after the last step, and their ``digest``; ``sent``, bytes by
+    step, by message and by round; ``framed``, bytes by step; ``times``, seconds by the names of
+    :class:`Run`, by step; ``early``; ``tests``.
+
+    Raises
+    ------
+    ConnectionError
+        Another rank is out of reach.
+    """
+    case, recipe, up = job.case, job.case.recipe, job.case.recipe.levels[0].up
+    rank = wire.rank
     torch.use_deterministic_algorithms(True, warn_only=True)
-    return [_train(job, rank, tell) for job in jobs]
-
-
-def _train(job: _Job, rank: int, tell: Tell) -> dict:
-    recipe, up = job.recipe, job.recipe.levels[0].up
     torch.set_num_threads(recipe.torch_threads)
-    learner = make_learner(recipe, job.dataset)
+    learner = make_learner(recipe, _with_share_of_tests(job.dataset, rank, wire.size))
     names = models.gradient_shapes(learner.model, norm=recipe.norm)
     last = len(names) - 1
     groups = [[last - number for number in group] for group in job.groups]
     codec = learner.codec("up", 0, learner.nodes[rank], up)
-    messenger = Messenger(codec, learner.codec("up", 0, -1, up), job.ordered)
-    backward = (_Ddp if job.ddp else _Hooks)(learner, groups, messenger)
-    sent, times, early = [], [], []
-    reach(dist.barrier)
-    for step in range(job.steps):
+    messenger = Messenger(wire, codec, learner.codec("up", 0, -1, up), case.ordered)
+    backward = (_Ddp if case.ddp else _Hooks)(learner, groups, messenger)
+    sent, framed, early, tests = [], [], [], []
+    times: dict[str, list[float]] = {name: [] for name in TIMES}
+    wire.barrier()
+    for step in range(case.steps):
         tell(f"computing step {step} of {up.name}")
         start = time.perf_counter()
         backward.begin()
@@ -245,17 +314,36 @@ def _train(job: _Job, rank: int, tell: Tell) -> dict:
             gradients = learner.gradient(rank)
         except RuntimeError as error:
             raise _cause(error, backward.messages) from error
+        computed = time.perf_counter()
         tell(f"waiting in step {step} of {up.name}")
         totals = backward.end(gradients)
         arrived = time.perf_counter()
         learner.replicas[rank] = learner.update(learner.replicas[rank], totals)
         messages = backward.messages
         ended = messages[-1].launched_at  # it took the last gradient
-        busy = sum(message.busy_s for message in messages)
-        times.append((time.perf_counter() - start, busy, arrived - ended))
+        compress_s = sum(message.encode_s for message in messages)
+        # DDP waits before it says that backward is done.
+        within_s = sum(message.waited_s(ended, computed) for message in messages)
+        seconds = dict(
+            step_s=time.perf_counter() - start,
+            compute_s=computed - start - compress_s - within_s,
+            compress_s=compress_s,
+            wait_s=sum(message.waited_s(ended) for message in messages),
+            busy_s=sum(message.busy_s for message in messages),
+            exposed_s=arrived - ended,
+        )
+        for name in TIMES:
+            times[name].append(seconds[name])
         sent.append([message.sent for message in messages])
+        framed.append(sum(sum(message.framed) for message in messages))
         back = sum(message.done_at <= ended for message in messages)
         early.append((backward.launched_early / len(messages), back / len(messages)))
+        done = step + 1
+        if case.evaluate and (done % recipe.evaluate_every == 0 or done == case.steps):
+            tell(f"testing after step {step} of {up.name}")
+            accuracy = evaluate(wire, learner, learner.replicas[rank])
+            tests.append((done, sum(times["step_s"]), accuracy))
+            say(_window(done, case.steps, accuracy, recipe.evaluate_every, times, sent))
     messenger.close()
     final = learner.replicas[rank].parameters
     digest = hashlib.blake2b(b"".join(p.numpy().tobytes() for p in final)).digest()
@@ -263,8 +351,54 @@ def _train(job: _Job, rank: int, tell: Tell) -> dict:
         parameters=dict(zip(names, final, strict=True)) if rank == 0 else None,
         digest=digest,
         sent=sent,
+        framed=framed,
         times=times,
         early=early,
+        tests=tests,
+    )
+
+
+TIMES = ("step_s", "compute_s", "compress_s", "wait_s", "busy_s", "exposed_s")
+
+
+def _with_share_of_tests(dataset: Dataset, rank: int, size: int) -> Dataset:
+    share = slice(rank, None, size)
+    return replace(dataset, test_x=dataset.test_x[share], test_y=dataset.test_y[share])
+
+
+def evaluate(wire: Wire, learner: Learner, replica: Replica) -> float:
+    """Test accuracy (%) over the shares of all ranks, which count what they got right.
+
+    Source: DDS document, distributed evaluation.
+    """
+    count = learner.data.test_y.numel()
+    accuracy, _ = learner.evaluate(replica)
+    counts = torch.tensor([round(accuracy * count / 100), count], dtype=torch.float32)
+    codec = compression.load("identity")
+    rounds = codec.encode(counts, "tests")
+    payload, how = next(rounds)
+    correct, total = codec.decompress(
+        combine(begin(wire, payload, how, "tests")(), how, codec)
+    ).tolist()
+    return 100 * correct / total
+
+
+def _window(
+    done: int,
+    steps: int,
+    accuracy: float,
+    window: int,
+    times: dict[str, list[float]],
+    sent: Sequence[Sequence[Sequence[int]]],
+) -> str:
+    """Averages over the steps since the last evaluation."""
+    recent = sent[-window:]
+    nbytes = sum(sum(map(sum, step)) for step in recent) / len(recent)
+    ms = {name: 1e3 * float(np.mean(times[name][-window:])) for name in TIMES}
+    return (
+        f"step {done}/{steps}: test accuracy {accuracy:.2f} %; a step sends {nbytes:.0f} B, takes "
+        f"{ms['step_s']:.1f} ms: computes {ms['compute_s']:.1f}, compresses "
+        f"{ms['compress_s']:.1f}, waits {ms['wait_s']:.1f}"
     )
 
 
@@ -305,7 +439,8 @@ class _Hooks:
         for key, group in enumerate(self.groups[len(self.messages) :], len(self.messages)):
             if not self.owed.isdisjoint(group):
                 return
-            share = _share([self.parameters[i].grad for i in group])
+            gradients = [self.parameters[i].grad for i in group]
+            share = _share(gradients, self.messenger.wire.size)
             self.messages.append(self.messenger.launch(share, key))
             self.launched_early += bool(self.owed)
 
@@ -349,10 +484,10 @@ def _cause(error: RuntimeError, messages: Sequence[Message]) -> BaseException:
     return next((cause for cause in failed if cause is not None), error)
 
 
-def _share(gradients: Sequence[Tensor]) -> Tensor:
+def _share(gradients: Sequence[Tensor], ranks: int) -> Tensor:
     """What this rank adds to the mean: its gradients as one tensor, scaled as the learner does."""
     one = gradients[0] if len(gradients) == 1 else torch.cat([g.flatten() for g in gradients])
-    return one * (1 / dist.get_world_size())
+    return one * (1 / ranks)
 
 
 def _part(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -363,7 +498,8 @@ def _part(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 # The parent -----------------------------------------------------------------------------------
 
 
-def _check(case: Case) -> None:
+def check(case: Case) -> None:
+    """Raises ValueError for a case that cannot run; see :func:`measure`."""
     recipe = case.recipe
     needed = {
         "synchronization": (recipe.synchronization.name, "bsp"),
@@ -390,15 +526,14 @@ def _run(groups: Groups, reports: Sequence[dict]) -> Run:
     for (rank, step), _ in np.ndenumerate(payload_bytes[..., 0]):
         for message in sent[rank][step]:
             payload_bytes[rank, step, : len(message)] += message
-    step_s, busy_s, exposed_s = np.moveaxis([one["times"] for one in reports], -1, 0)
     launched, finished = np.mean([one["early"] for one in reports], axis=(0, 1))
     return Run(
-        reports[0]["parameters"],
-        payload_bytes,
-        groups,
-        step_s,
-        busy_s,
-        exposed_s,
-        float(launched),
-        float(finished),
+        parameters=reports[0]["parameters"],
+        payload_bytes=payload_bytes,
+        frame_bytes=np.array([one["framed"] for one in reports], np.int64),
+        groups=groups,
+        **{name: np.array([one["times"][name] for one in reports]) for name in TIMES},
+        launched_early=float(launched),
+        finished_early=float(finished),
+        tests=reports[0]["tests"],
     )

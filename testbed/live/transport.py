@@ -1,13 +1,15 @@
-"""Payloads between real processes: the rounds of a codec over ``torch.distributed`` (gloo)."""
+"""Payloads between real processes: the rounds of a codec over what joins them (:class:`Wire`)."""
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,26 +30,86 @@ NATIVE = ("float32", "float64", "int8", "int32", "int64")
 The others (half precision, which would be rounded at every hop) are gathered and added here.
 """
 
+Arrived = Payload | list[Payload]
+"""Every rank's payload, in the order of ranks, or their sum where the wire added them."""
 
-def combine(
-    payload: Payload, how: Combine, codec: Compressor, key: Key = None, ordered: bool = False
-) -> Payload | list[Payload]:
-    """Combine every rank's ``payload``; all ranks get the same.
 
-    Sums of :data:`NATIVE` elements go through all-reduce, which adds in an order of its own; with
-    ``ordered``, and for everything else, payloads are gathered and combined in the order of ranks,
-    bit-equal to :func:`methods.compression.combine_payloads`. ``codec`` merges them.
+class Wire(Protocol):
+    """What joins the ranks. All of them call the same operations in the same order.
 
-    Raises
-    ------
-    ConnectionError
-        Another rank is gone or too late.
-    ValueError
-        Ranks that send different codecs, shapes, forms or dtypes; an all-reduce does not look.
+    Attributes
+    ----------
+    rank, size: this one, and how many there are.
+    all_reduce: adds every rank's payload of :data:`NATIVE` elements in an order of its own; None
+        where the wire only gathers.
     """
-    if how == "sum" and payload.dtype in NATIVE and not ordered:
-        return _all_reduce(payload)
-    return combine_payloads(codec, _all_gather(payload, key), how, key)
+
+    rank: int
+    size: int
+    all_reduce: Callable[[Payload], Payload] | None
+
+    def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
+        """Begin to gather every rank's payload; what is returned waits for them.
+
+        Raises
+        ------
+        ConnectionError
+            Another rank is gone, too late or out of step.
+        ValueError
+            Ranks that send different codecs, shapes, forms or dtypes.
+        """
+
+    def frame_bytes(self, payload: Payload, key: Key) -> int:
+        """Bytes that this rank's payload has with what the wire puts around it; the headers of
+        the network protocols are not counted."""
+
+    def barrier(self) -> None:
+        """Return when every rank is here. Raises ConnectionError."""
+
+
+def begin(
+    wire: Wire, payload: Payload, how: Combine, key: Key = None, ordered: bool = False
+) -> Callable[[], Arrived]:
+    """Send this rank's ``payload``; what is returned waits for the others.
+
+    Sums of :data:`NATIVE` elements go through all-reduce, where the wire has one, which adds in an
+    order of its own; with ``ordered``, and everything else, payloads are gathered. Raises as
+    :meth:`Wire.gather`; an all-reduce does not look whether payloads are alike.
+    """
+    if how == "sum" and payload.dtype in NATIVE and wire.all_reduce and not ordered:
+        return partial(wire.all_reduce, payload)
+    return wire.gather(payload, key)
+
+
+def combine(arrived: Arrived, how: Combine, codec: Compressor, key: Key = None) -> Arrived:
+    """What every rank goes on with; ``codec`` merges. Gathered payloads combine in the order of
+    ranks, bit-equal to :func:`methods.compression.combine_payloads` in one process."""
+    if isinstance(arrived, Payload):
+        return arrived
+    return combine_payloads(codec, arrived, how, key)
+
+
+class Gloo:
+    """The default process group of ``torch.distributed``, which has to be there."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.all_reduce = _all_reduce
+
+    def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
+        """Nothing is sent before what is returned is called."""
+        return partial(_all_gather, payload, key)
+
+    def frame_bytes(self, payload: Payload, key: Key) -> int:
+        """Of a gathered payload; one that is all-reduced has no head."""
+        return payload.nbytes + HEAD_BYTES
+
+    def barrier(self) -> None:
+        reach(dist.barrier)
+
+
+HEAD_BYTES = 16
+"""Length and kind of a gathered payload, int64 each."""
 
 
 def _all_reduce(payload: Payload) -> Payload:
@@ -97,61 +159,94 @@ class Message:
     Attributes
     ----------
     total: resolves to the sum over all ranks, as the codec decodes it.
-    sent: payload bytes that this rank put in, a number a round.
+    sent, framed: payload bytes that this rank put in, and with their frames; a number a round.
+    encode_s: seconds that the first round's encoding took, on the caller's time.
     launched_at: ``time.perf_counter()`` when it was encoded and handed over.
+    waits: from when to when, by the same clock, it waited for other ranks; a pair a round.
     busy_s: seconds that combining and decoding took, waiting for slower ranks included.
     done_at: as ``launched_at``, when ``total`` was there.
     """
 
     total: Future[torch.Tensor] = field(default_factory=Future)
     sent: list[int] = field(default_factory=list)
+    framed: list[int] = field(default_factory=list)
+    encode_s: float = 0.0
     launched_at: float = 0.0
+    waits: list[tuple[float, float]] = field(default_factory=list)
     busy_s: float = 0.0
     done_at: float = 0.0
+
+    def waited_s(self, since: float, until: float = math.inf) -> float:
+        """Seconds of ``waits`` between two times."""
+        return sum(max(0.0, min(end, until) - max(start, since)) for start, end in self.waits)
 
 
 class Messenger:
     """Sends messages while the caller goes on computing.
 
-    A message is encoded by the caller and travels on one thread, in the order of launches, which
-    must be the same on every rank. So compression delays backward and communication overlaps it,
-    as fusion's cost model has it.
+    A message is encoded by the caller; combining and decoding follow on one thread, in the order
+    of launches, which must be the same on every rank. So compression delays backward and
+    communication overlaps it, as fusion's cost model has it. Messages of one round are begun by
+    the caller, so that several are under way on a wire that takes them.
 
     Parameters
     ----------
+    wire: to the other ranks; all of a run's messages go through one messenger.
     codec: this rank's; several rounds are welcome.
     centre: what an aggregator holds, alike on every rank; ``codec`` if None.
-    ordered: see :func:`combine`.
+    ordered: see :func:`begin`.
     """
 
     def __init__(
-        self, codec: Compressor, centre: Compressor | None = None, ordered: bool = False
+        self,
+        wire: Wire,
+        codec: Compressor,
+        centre: Compressor | None = None,
+        ordered: bool = False,
     ) -> None:
-        self.codec, self.centre, self.ordered = codec, centre or codec, ordered
+        self.wire, self.codec, self.centre = wire, codec, centre or codec
+        self.ordered = ordered
         self._thread = ThreadPoolExecutor(1, "messenger")
 
     def launch(self, tensor: torch.Tensor, key: Key) -> Message:
         """Encode ``tensor`` now and send it off."""
+        start = time.perf_counter()
         rounds = self.codec.encode(tensor, key)
         payload, how = next(rounds)
         message = Message(launched_at=time.perf_counter())
-        self._thread.submit(self._deliver, message, rounds, payload, how, key)
+        message.encode_s = message.launched_at - start
+        # Second rounds start on the thread: first ones beside them would mix up their order.
+        begun = self._begin(payload, how, key) if self.codec.one_shot else None
+        self._thread.submit(self._deliver, message, rounds, payload, how, key, begun)
         return message
 
     def close(self) -> None:
         """End the thread, once what was launched has been delivered."""
         self._thread.shutdown()
 
+    def _begin(self, payload: Payload, how: Combine, key: Key) -> Callable[[], Arrived]:
+        return begin(self.wire, payload, how, key, self.ordered)
+
     def _deliver(
-        self, message: Message, rounds: Encoding, payload: Payload, how: Combine, key: Key
+        self,
+        message: Message,
+        rounds: Encoding,
+        payload: Payload,
+        how: Combine,
+        key: Key,
+        begun: Callable[[], Arrived] | None,
     ) -> None:
         start = time.perf_counter()
         try:
             while True:
                 message.sent.append(payload.nbytes)
-                combined = combine(payload, how, self.centre, key, self.ordered)
+                message.framed.append(self.wire.frame_bytes(payload, key))
+                finish = begun or self._begin(payload, how, key)
+                waiting = time.perf_counter()
+                arrived = finish()
+                message.waits.append((waiting, time.perf_counter()))
                 try:
-                    payload, how = rounds.send(combined)
+                    payload, how = rounds.send(combine(arrived, how, self.centre, key))
                 except StopIteration as stop:
                     total = stop.value
                     break

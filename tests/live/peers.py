@@ -43,11 +43,13 @@ def combine(port, jobs, rank, tell):
 
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(jobs[0][0]))
+    wire = transport.Gloo()
     answers = []
     for payloads, how, ordered in jobs:
         codec = compression.load(payloads[0].codec)
         try:
-            answers.append(transport.combine(payloads[rank], how, codec, "key", ordered))
+            arrived = transport.begin(wire, payloads[rank], how, "key", ordered)()
+            answers.append(transport.combine(arrived, how, codec, "key"))
         except ValueError as error:
             answers.append(str(error))
     return answers

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import dds_results
 import geomx_results
 import lpsp_results
 import rat_results
@@ -79,3 +80,14 @@ def lpsp_rows():
 def lpsp_desk():
     """The same at the sizes of desk scale, with the points of curves."""
     return lpsp_results.results("desk")
+
+
+@pytest.fixture(scope="session")
+def dds_claims():
+    return claims.load(ROOT / "data" / "claims" / "dds.yaml")
+
+
+@pytest.fixture(scope="session")
+def dds_rows():
+    """Results of DDS in a world in which the document is right, with three live runs of each."""
+    return dds_results.results()

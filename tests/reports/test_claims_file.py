@@ -128,7 +128,27 @@ def test_lpsp_has_every_entry_once_with_what_it_names():
     assert 3 <= sum(bool(claim.headline) for claim in found) <= 5
 
 
-@pytest.mark.parametrize("paper", ["geomx", "lpsp", "rat", "sketch_fusion"])
+def test_dds_has_every_entry_once_with_what_it_names():
+    found = claims.load(FILES / "dds.yaml", ROOT)
+    kinds = [claim.kind for claim in found]
+    assert len({claim.id for claim in found}) == len(found) == 58
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "value": 31,
+        "param": 12,
+        "derived": 5,
+        "ordering": 8,
+        "algorithm": 2,
+    }
+    assert 4 <= sum(bool(claim.headline) for claim in found) <= 6
+    # Four modes by bytes, size, two clients, round time and accuracy; two cases by four figures.
+    names = {claim.id for claim in found}
+    modes = ("fp32_dense", "int8_dense", "fp32_sparse", "int8_sparse")
+    kinds = ("bytes", "MB", "c0", "c1", "rt", "acc")
+    assert names >= {f"DDS-FL-{mode}-{kind}" for mode in modes for kind in kinds}
+    assert names >= {f"DDS-F0{n}-{case}" for n in (1, 2, 3, 4) for case in ("base", "dgc")}
+
+
+@pytest.mark.parametrize("paper", ["dds", "geomx", "lpsp", "rat", "sketch_fusion"])
 def test_no_verdict_is_typed_in(paper):
     text = (FILES / f"{paper}.yaml").read_text(encoding="utf-8")
     raw = yaml.safe_load(text)["claims"]

@@ -28,11 +28,21 @@ def judged(geomx_claims, desk_results):
 
 @pytest.fixture(scope="module")
 def draw(
-    geomx_claims, desk_results, rat_claims, rat_rows, skf_claims, skf_rows, lpsp_claims, lpsp_desk
+    geomx_claims,
+    desk_results,
+    rat_claims,
+    rat_rows,
+    skf_claims,
+    skf_rows,
+    lpsp_claims,
+    lpsp_desk,
+    dds_claims,
+    dds_rows,
 ):
     """Draws a figure of a document from synthetic results."""
     sources = {"geomx": (desk_results, geomx_claims), "rat": (rat_rows, rat_claims)}
     sources |= {"sketch_fusion": (skf_rows, skf_claims), "lpsp": (lpsp_desk, lpsp_claims)}
+    sources["dds"] = (dds_rows, dds_claims)
     return lambda paper, name: papers.load(paper).FIGURES[name](*sources[paper])
 
 
@@ -42,9 +52,9 @@ def drawn(draw):
 
 
 def test_documents_are_found_by_their_files():
-    assert papers.names() == ["geomx", "lpsp", "rat", "sketch_fusion"]
+    assert papers.names() == ["dds", "geomx", "lpsp", "rat", "sketch_fusion"]
     with pytest.raises(
-        ValueError, match="no figures or tables of 'nobody'; there are: geomx, lpsp,"
+        ValueError, match="no figures or tables of 'nobody'; there are: dds, geomx, lpsp,"
     ):
         papers.load("nobody")
 

@@ -115,6 +115,10 @@ def lstm_count(words, hidden, embedding):
         ("vgg16", {"batch_norm": False}, 28, 14_710_464 + 4_224 + 5_130),
         ("cnn3", {}, 10, cnn3_count(32)),
         ("cnn3", {"width": 5, "in_channels": 1, "classes": 3}, 10, cnn3_count(5, 1, 3)),
+        # DDS: the bytes of its log over 4, and the sizes that its code gives.
+        ("mnist_cnn", {}, 8, 4_799_528 // 4),
+        ("mlp", {}, 4, 401_408 + 512 + 5_120 + 10),
+        ("mlp", {"hidden": 3}, 4, 785 * 3 + 4 * 10),
         ("resnet50", {}, 161, 25_557_032),
         ("lstm", {}, 11, lstm_count(10_000, 650, 650)),
         ("lstm", {"words": 50, "hidden": 7, "embedding": 5}, 11, lstm_count(50, 7, 5)),
@@ -126,6 +130,12 @@ def lstm_count(words, hidden, embedding):
 def test_tensors_and_values(name, parameters, tensors, values):
     shapes = models.gradient_shapes(on_meta(name, **parameters))
     assert (len(shapes), models.count(shapes)) == (tensors, values)
+
+
+@pytest.mark.parametrize("name", ["mnist_cnn", "mlp"])
+def test_the_models_of_dds_take_grey_images(name):
+    images = models.samples(models.make(name), models.sample_shape(name), 2)
+    assert models.make(name)(images).shape == (2, 10)
 
 
 def test_the_residual_network_of_cifar_has_the_published_size():

@@ -58,7 +58,7 @@ def config(tmp_path):
 
 
 RECIPE, RAT = "papers/geomx.yaml", "papers/rat.yaml"
-SKF = "papers/sketch_fusion.yaml"
+SKF, DDS = "papers/sketch_fusion.yaml", "papers/dds.yaml"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ SKF = "papers/sketch_fusion.yaml"
         ("desk.yaml", ("geomx", "rounds"), 0, "greater than 0"),
         ("desk.yaml", ("geomx", "rounds"), "1e3x", "rounds"),
         ("desk.yaml", ("geomx", "round"), 10, "allowed here: "),
-        ("desk.yaml", ("geo",), {}, "allowed: geomx, lpsp, rat, sketch_fusion"),
+        ("desk.yaml", ("geo",), {}, "allowed: dds, geomx, lpsp, rat, sketch_fusion"),
         (RECIPE, ("cluster", "wan"), "155Mbit", "cluster.wan"),
         (RECIPE, ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
         (RECIPE, ("bisparse", "ratio"), 1.5, "less than or equal to 1"),
@@ -98,6 +98,16 @@ SKF = "papers/sketch_fusion.yaml"
         (SKF, ("measured", "sizes"), [4, 12], "20 is needed"),
         (SKF, ("exchanges",), ["rings"], "allgather"),
         (SKF, ("live", "steps"), 1, "greater than or equal to 2"),
+        (DDS, ("federated", "modes", "fp32_sparse"), {"name": "sparse_fp23"}, "sparse_fp32"),
+        (DDS, ("federated", "modes", "int8_dense"), {"name": "int8_blocks", "chunk": 0}, "chunk"),
+        (DDS, ("federated", "live"), ["int8"], "allowed: fp32_dense"),
+        (DDS, ("federated", "min_clients"), 3, "there are 2 clients"),
+        (DDS, ("federated", "model", "name"), "cnn", "mnist_cnn"),
+        (DDS, ("non_iid", "splits", "by label"), {"name": "by_labels"}, "by_label"),
+        (DDS, ("ddp", "cases", "DGC", "codec"), {"name": "dgc", "momentum": 1}, "momentum"),
+        (DDS, ("ddp", "checked_steps"), 3000, "there are 2810 steps"),
+        (DDS, ("ddp", "centralised"), "alone", "allowed: DGC"),
+        (DDS, ("transport", "ranks"), [1], "greater than or equal to 2"),
     ],
 )
 def test_wrong_value_names_file_key_and_what_is_allowed(config, file, keys, value, said):

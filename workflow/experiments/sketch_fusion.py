@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,8 +19,9 @@ from testbed.live import data_parallel
 from testbed.network import star
 from testbed.results import Row, Scale
 from testbed.training import device, models, pipeline, quadratic
-from testbed.training.datasets import Dataset, load_dataset
+from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Level, Link, Part, Recipe
+from workflow.experiments._simulated import difference, simulated
 from workflow.recipes.sketch_fusion import Method, SketchFusion
 
 Say = Callable[[str], None]
@@ -448,7 +449,8 @@ def _live(bench: _Bench) -> Iterator[Row]:
                 evidence="measured",
             )
             bench.say(f"live: {label} {variant}, {processes} processes, against the learner")
-            apart = _difference(run.parameters, _simulated(case, run.groups, dataset))
+            alone = simulated(case.recipe, run.groups, case.steps, dataset)
+            apart = difference(run.parameters.values(), alone)
             yield row("payload_bytes", run.payload_bytes.sum(axis=2).mean(), "B")
             yield row("messages", len(run.groups), "1")
             yield row("step_time", float(np.median(run.step_s[:, 1:])), "s")
@@ -492,22 +494,6 @@ def _live_costs(bench: _Bench, run: Recipe, layers: pipeline.Layers, here: devic
         device.profile(run.device), layers, codec, carrier, cluster, run.batch,
         overhead_s=bench.recipe.cluster.overhead_s,
     )  # fmt: skip
-
-
-def _simulated(case: data_parallel.Case, groups: Groups, dataset: Dataset) -> list[torch.Tensor]:
-    """The parameters after the same steps in one process, by the trainer's own learner."""
-    learner = data_parallel.make_learner(case.recipe, dataset)
-    last = len(learner.parameters) - 1
-    learner.groups = [[last - number for number in group] for group in groups]
-    members = range(len(learner.nodes))
-    for _ in range(case.steps):
-        total, _ = learner.aggregate(members, {rank: learner.gradient(rank) for rank in members})
-        learner.replicas = [learner.update(learner.replicas[0], total)] * len(members)
-    return learner.replicas[0].parameters
-
-
-def _difference(ours: Mapping[str, torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(ours.values(), theirs, strict=True))
 
 
 def _part(part: Part) -> dict:

@@ -24,7 +24,10 @@ def skf_sources(wildcards):
         exchanges |= set(SKF.exchanges)
         groupings |= {part.name for part in SKF.fusion.values()}
     codecs = ["*"] if experiment == "measured" else [m.codec.name for m in methods]
-    extra = {"live": ["testbed/live/*.py"], "measured": ["testbed/live/processes.py"]}
+    extra = {
+        "live": ["testbed/live/*.py", "workflow/experiments/_simulated.py"],
+        "measured": ["testbed/live/processes.py"],
+    }
     return (
         own
         + NETWORK_SOURCES

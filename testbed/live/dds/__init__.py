@@ -17,6 +17,9 @@ From the bottom:
         total = group.all_reduce(values)  # a handle too; the sum in the order of ranks
         group.barrier(timeout_s=30)
 
+- :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group;
+- :mod:`~testbed.live.dds.launch`: the same as a command with a JSON file.
+
 Delivery is reliable and slow readers hold writers up. Whoever dies is noticed after
 ``Network.lease_s``; a shorter pause or partition only delays.
 """

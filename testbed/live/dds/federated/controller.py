@@ -1,0 +1,322 @@
+"""The controller: asks clients for rounds as the policy decides, and keeps the model."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import json
+import queue
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from methods.synchronization import (
+    Continue,
+    Decision,
+    Event,
+    Finished,
+    Joined,
+    Left,
+    SetTimer,
+    Sync,
+    Synced,
+    Timer,
+)
+from methods.synchronization import load as load_policy
+from testbed.live.dds import segments
+from testbed.live.dds.channel import Channel, Message
+from testbed.live.dds.domain import connect
+from testbed.live.dds.federated import messages, store, training
+from testbed.live.dds.federated.messages import COMMANDS, CONTROLLER, MODELS, UPDATES, Command
+from testbed.live.dds.federated.settings import ControllerSettings
+from testbed.live.dds.federated.training import Contribution, Round, Sent
+from testbed.training.datasets import Dataset
+
+TICK_S = 0.1
+
+
+def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tensor:
+    """Train; returns the final (n,) weights when all rounds are done.
+
+    Goes on from ``settings.state`` if that exists.
+
+    Raises
+    ------
+    ConnectionError
+        Fewer than ``min_clients`` for ``wait_s``, by number; or see
+        :func:`testbed.live.dds.domain.connect`.
+    ValueError
+        A state of another task or damaged.
+    """
+    data = data or settings.task.data.load()
+    torch.set_num_threads(settings.task.torch_threads)
+    with _Controller(settings, data) as controller:
+        return controller.train()
+
+
+class _Controller:
+    """All on one thread; channels put what they hear into ``events``."""
+
+    def __init__(self, settings: ControllerSettings, data: Dataset) -> None:
+        self.settings, self.task = settings, settings.task
+        self.examiner = training.Examiner(self.task, data)
+        settings.state.parent.mkdir(parents=True, exist_ok=True)
+        if settings.state.exists():
+            self.done, self.weights = store.load(settings.state, self.task)
+        else:
+            self.done, self.weights = 0, training.initial(settings)
+        self.policy = load_policy(
+            "fedavg",
+            min_clients=settings.min_clients,
+            timeout_s=float("inf") if settings.timeout_s is None else settings.timeout_s,
+            late=settings.late,
+        )
+        self.events: queue.Queue = queue.Queue()
+        self.present: dict[int, int] = {}
+        """The latest hello of each client that is here."""
+        self.barred: set[int] = set()
+        """Whose update was refused in this round; asked again in the next."""
+        self.asked: dict[int, Command] = {}
+        self.brought: dict[int, Contribution] = {}
+        self.timers: list[tuple[float, str]] = []
+        self.refused: list[str] = []
+        self.begun = False
+        self.start = self.round_start = self.enough = time.monotonic()
+        self._connect()
+
+    def _connect(self) -> None:
+        settings, task = self.settings, self.task
+        participant = connect(settings.domain, settings.network)
+        [most] = task.make_codec().payload_bytes((task.values,))
+        limit = messages.longest(task.values, most)
+        make = partial(Channel, participant, member=CONTROLLER, limit=limit)
+
+        def ignore(message: Message) -> None:
+            """Clients have nothing to say on these."""
+
+        published = len(store.encode(0, task, self.weights))
+        self.models = make(
+            MODELS, key=settings.key(MODELS), deliver=ignore, kept=-(-published // segments.CUT)
+        )
+        self.commands = make(
+            COMMANDS, key=settings.key(COMMANDS), deliver=ignore, kept=task.clients
+        )
+        self.updates = {}
+        for client in range(task.clients):
+            topic = UPDATES.format(client)
+            self.updates[client] = make(
+                topic,
+                key=settings.key(topic),
+                deliver=partial(self._put, client),
+                left=lambda member, client=client: self.events.put((client, None, 0.0)),
+                kept=1,
+            )
+
+    def _put(self, client: int, message: Message) -> None:
+        self.events.put((client, message, time.monotonic()))
+
+    def __enter__(self) -> _Controller:
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        linger_s = self.settings.lease_s if kind is None else 0.0
+        for channel in (self.commands, self.models, *self.updates.values()):
+            channel.close(linger_s)
+
+    # The course of things -----------------------------------------------------------------------
+
+    def train(self) -> torch.Tensor:
+        self._say(f"round {self.done} of {self.settings.rounds} is done")
+        self._publish()
+        everyone = set(range(self.task.clients))
+        until = time.monotonic() + self.settings.wait_s
+        while self.present.keys() != everyone and time.monotonic() < until:
+            self._hear(TICK_S)
+        if self.done < self.settings.rounds:
+            self._check_enough()
+            self.begun, self.start = True, time.monotonic()
+            self.round_start = self.start
+            decisions = self.policy.begin([0] * self.task.clients)
+            for missing in sorted(everyone - self.present.keys()):
+                decisions += self.policy.on(Left(missing, 0.0))
+            self._carry_out(decisions)
+        while self.done < self.settings.rounds:
+            self._hear(TICK_S)
+            self._ring()
+            self._check_enough()
+        self._send(Command(self.done, [], [], 0, 0, 0.0, 0, zero=False, end=True))
+        return self.weights
+
+    def _check_enough(self) -> None:
+        missing = sorted(set(range(self.task.clients)) - self.present.keys())
+        if len(self.present) >= self.settings.min_clients:
+            self.enough = time.monotonic()
+        elif time.monotonic() - self.enough > self.settings.wait_s:
+            raise ConnectionError(
+                f"{len(self.present)} clients for {self.settings.wait_s:g} s, needs "
+                f"{self.settings.min_clients}; missing: {', '.join(map(str, missing))}"
+            )
+
+    def _now(self) -> float:
+        return time.monotonic() - self.start
+
+    # What is heard ------------------------------------------------------------------------------
+
+    def _hear(self, timeout_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            client, message, arrived = self.events.get(timeout=timeout_s)
+            if message is None:
+                self._leave(client)
+            else:
+                self._take(client, message, arrived)
+
+    def _take(self, client: int, message: Message, arrived: float) -> None:
+        try:
+            if message.sender != client + 1:
+                raise ValueError(f"member {message.sender} on the topic of client {client}")
+            head, frame = messages.unpack(message.label, message.payload)
+            if not isinstance(head, messages.Hello | messages.Update) or head.client != client:
+                raise ValueError(f"{message.label} that is not of this client")
+            if isinstance(head, messages.Hello):
+                if head.task != self.task.fingerprint:
+                    raise ValueError("its task differs from the controller's")
+                return self._join(client, head.hello)
+            asked = self.asked.get(client)
+            if asked is None or (head.round, head.hello) != (asked.round, self.present[client]):
+                return self._refuse(client, f"update of round {head.round}, not asked for (now)")
+            if asked.zero and self.done:
+                raise ValueError("comes late with changes from zero, which count in round 1 only")
+            self.brought[client].add(head, frame, asked, arrived)
+        except ValueError as error:
+            self._refuse(client, str(error))
+            return self._bar(client)
+        if self.brought[client].complete:
+            del self.asked[client]
+            self._tell(Finished(client, head.round, self._now()))
+
+    def _join(self, client: int, hello: int) -> None:
+        if client in self.present:
+            self._leave(client)
+        self._say(f"client {client} is here")
+        self.present[client] = hello
+        self.barred.discard(client)
+        if self.begun:
+            self._tell(Joined(client, self._now()))
+
+    def _leave(self, client: int) -> None:
+        if client not in self.present:
+            return
+        self._say(f"client {client} is gone")
+        del self.present[client]
+        self.asked.pop(client, None)
+        self.brought.pop(client, None)
+        if client in self.barred:
+            self.barred.discard(client)  # the policy knows
+        elif self.begun:
+            self._tell(Left(client, self._now()))
+
+    def _refuse(self, client: int, why: str) -> None:
+        self.refused.append(f"client {client}: {why}")
+        self._say(f"refused, {self.refused[-1]}")
+
+    def _bar(self, client: int) -> None:
+        """Let the round go on without ``client``, or ask it again if too few are left."""
+        if client not in self.asked:
+            return
+        del self.asked[client], self.brought[client]
+        self.barred.add(client)
+        few = len(self.present.keys() - self.barred) < self.settings.min_clients
+        self._tell(Left(client, self._now()))
+        if few and client in self.barred:
+            self._readmit(client)
+
+    def _readmit(self, client: int) -> None:
+        self.barred.discard(client)
+        self._tell(Joined(client, self._now()))
+
+    def _ring(self) -> None:
+        while self.timers and self.timers[0][0] <= self._now():
+            t, name = heapq.heappop(self.timers)
+            self._tell(Timer(name, max(t, self._now())))
+
+    # What the policy wants ------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        if self.done < self.settings.rounds:
+            self._carry_out(self.policy.on(event))
+
+    def _carry_out(self, decisions: list[Decision]) -> None:
+        continued = [d.worker for d in decisions if isinstance(d, Continue)]
+        asked = [client for client in continued if client in self.present]
+        for decision in decisions:
+            if isinstance(decision, SetTimer):
+                heapq.heappush(self.timers, (decision.t, decision.name))
+        if asked:
+            command = training.command(
+                self.settings, self.done + 1, {client: self.present[client] for client in asked}
+            )
+            for client in asked:
+                self.asked[client] = command
+                self.brought[client] = Contribution(self.task)
+            self._send(command)
+        for decision in decisions:
+            if isinstance(decision, Sync):
+                self._synchronize(decision)
+
+    def _synchronize(self, sync: Sync) -> None:
+        weights = sync.weights or (1.0,) * len(sync.members)
+        brought = {
+            client: self.brought[client]
+            for client, weight in zip(sync.members, weights, strict=True)
+            if weight > 0
+        }
+        zero = training.command(self.settings, self.done + 1, {}).zero
+        self.weights = training.aggregate(self.task, self.weights, brought, zero)
+        self.done += 1
+        model = self._publish()
+        seconds = time.monotonic() - self.round_start
+        store.save(self.settings.state, model)
+        self._log({client: its.sent for client, its in brought.items()}, seconds)
+        for client in sync.members:
+            self.brought.pop(client, None)
+        if self.done == self.settings.rounds:
+            return
+        self.round_start = time.monotonic()
+        self._tell(Synced(sync.members, self._now()))
+        for client in sorted(self.barred):
+            self._readmit(client)
+
+    def _publish(self) -> bytes:
+        message = store.encode(self.done, self.task, self.weights)
+        self.models.send(message, "model")
+        return message
+
+    def _send(self, command: Command) -> None:
+        self.commands.send(messages.pack(command), "command")
+
+    def _log(self, sent: dict[int, Sent], seconds: float) -> None:
+        accuracy = self.examiner.accuracy(self.weights)
+        refused, self.refused = tuple(self.refused), []
+        done = Round(self.done, accuracy, sent, 4 * self.task.values, seconds, refused)
+        self._say(f"round {self.done}: {len(sent)} clients, {seconds:.2f} s, {accuracy:.2f} %")
+        if self.settings.log is not None:
+            with self.settings.log.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(done)) + "\n")
+
+    def _say(self, what: str) -> None:
+        print(f"controller: {what}", file=sys.stderr, flush=True)
+
+
+def read_log(path: Path) -> list[Round]:
+    """The rounds of a log, in order; of a round that went twice, the last."""
+    rounds = {}
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        sent = {int(client): Sent(**its) for client, its in entry.pop("sent").items()}
+        refused = tuple(entry.pop("refused"))
+        rounds[entry["number"]] = Round(**entry, sent=sent, refused=refused)
+    return [rounds[number] for number in sorted(rounds)]

@@ -1,0 +1,98 @@
+"""A whole federated training on this machine: a controller and its clients as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+from torch import Tensor
+
+from testbed.live.dds.federated import store
+from testbed.live.dds.federated.controller import read_log
+from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
+from testbed.live.dds.federated.training import Round
+
+POLL_S = 0.05
+SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s", "wait_s")
+
+
+class Failed(RuntimeError):
+    """The controller or a client ended with an error, or too late; tells what it said last."""
+
+
+def run_live(
+    settings: ControllerSettings, timeout_s: float, scripts: dict[int, str] | None = None
+) -> tuple[list[Round], Tensor]:
+    """Train with as many client processes as the task has.
+
+    Parameters
+    ----------
+    settings: ``state`` must not exist yet; without ``log``, one beside it is written.
+    scripts: of clients that do not train with :func:`.training.sgd`.
+
+    Returns
+    -------
+    the rounds, and the final (n,) weights.
+
+    Raises
+    ------
+    Failed
+        See there; nothing is left running.
+    """
+    if settings.state.exists():
+        raise ValueError(f"{settings.state} exists: a new training needs a place of its own")
+    if settings.log is None:
+        settings = settings.model_copy(update={"log": settings.state.with_suffix(".log")})
+    shared = {name: getattr(settings, name) for name in SHARED}
+    deadline = time.monotonic() + timeout_s
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes = {"controller": stack.enter_context(process(settings, Path(folder)))}
+        for client in range(settings.task.clients):
+            own = {"script": scripts[client]} if scripts and client in scripts else {}
+            its = ClientSettings(client=client, **shared, **own)
+            processes[f"client {client}"] = stack.enter_context(process(its, Path(folder)))
+        while any(its.poll() is None for its in processes.values()):
+            _check(processes, Path(folder), time.monotonic() > deadline)
+            time.sleep(POLL_S)
+        _check(processes, Path(folder), late=False)
+    return read_log(settings.log), store.load(settings.state, settings.task)[1]
+
+
+@contextlib.contextmanager
+def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
+    """A controller or client with its configuration and what it says (``*.txt``) in ``folder``;
+    killed at the end."""
+    is_client = isinstance(settings, ClientSettings)
+    role = "client" if is_client else "controller"
+    name = f"client {settings.client}" if is_client else role
+    file = folder / f"{name}.json"
+    file.write_text(settings.model_dump_json())
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with (folder / f"{name}.txt").open("ab") as said:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "testbed.live.dds.federated", role, str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def _check(processes: dict[str, subprocess.Popen], folder: Path, late: bool) -> None:
+    for name, its in processes.items():
+        if its.poll() or late and its.poll() is None:
+            how = f"ended with status {its.poll()}" if its.poll() else "is not done in time"
+            said = (folder / f"{name}.txt").read_text(errors="replace").strip()
+            raise Failed(f"{name} {how}: {said[-2000:]}")

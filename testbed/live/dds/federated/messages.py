@@ -1,0 +1,163 @@
+"""What controller and clients say to each other: typed heads, and tensors behind them.
+
+Topics: ``slowlink_command`` and ``slowlink_model`` from the controller to all clients, and
+``slowlink_update_N`` from client N to the controller alone (the DDS document has one for all,
+on which every client hears the others' updates too). Every message is signed and numbered by
+:mod:`testbed.live.dds.channel`, so strangers and replays never get here.
+
+A message is the length of its head (uint32), the head (CDR of an IDL struct), and a body: a
+:class:`methods.compression.Frame` or nothing. The channel's label names the kind.
+"""
+
+import struct
+from dataclasses import dataclass
+
+from cyclonedds.idl import IdlStruct, annotations
+from cyclonedds.idl.types import float64, sequence, uint32, uint64
+
+from methods.compression import Frame
+
+COMMANDS, MODELS, UPDATES = "slowlink_command", "slowlink_model", "slowlink_update_{}"
+CONTROLLER = 0
+"""The controller's number on each topic; client N is number N + 1."""
+
+LENGTH = struct.Struct("<I")
+MAX_HEAD = 1 << 16
+MOST = 2**32 - 1
+"""Largest whole number that travels."""
+
+
+@dataclass
+@annotations.final
+class Command(IdlStruct, typename="slowlink.federated.Command"):
+    """Controller to clients: train.
+
+    Attributes
+    ----------
+    round: counted from 1.
+    clients: whom it asks.
+    hellos: the latest hello of each of them; what an earlier process of it was asked is void.
+    subset: samples of each, 0 for its whole share.
+    epochs, lr, seed: of this round.
+    zero: whether changes are changes from zero, see ``Task.first_baseline``.
+    end: there is nothing more to do, for anybody.
+    """
+
+    round: uint32
+    clients: sequence[uint32]
+    hellos: sequence[uint64]
+    subset: uint32
+    epochs: uint32
+    lr: float64
+    seed: uint64
+    zero: bool
+    end: bool
+
+
+@dataclass
+@annotations.final
+class Hello(IdlStruct, typename="slowlink.federated.Hello"):
+    """Client to controller: here I am, and idle.
+
+    Attributes
+    ----------
+    client: its number.
+    hello: higher than in any earlier one.
+    task: fingerprint of its task.
+    """
+
+    client: uint32
+    hello: uint64
+    task: str
+
+
+@dataclass
+@annotations.final
+class Update(IdlStruct, typename="slowlink.federated.Update"):
+    """Client to controller: (a part of) what it learned; the frame is behind.
+
+    Attributes
+    ----------
+    client, hello, round: whose, and of which command.
+    packet: counted from 0 within the round.
+    last: whether the round's update is complete with it.
+    samples: that the client trained on.
+    train_s: seconds of training and encoding up to here.
+    published: when it was sent, s of the sender's monotonic clock; which is the receiver's, too,
+        on one machine only.
+    """
+
+    client: uint32
+    hello: uint64
+    round: uint32
+    packet: uint32
+    last: bool
+    samples: uint32
+    train_s: float64
+    published: float64
+
+
+@dataclass
+@annotations.final
+class Model(IdlStruct, typename="slowlink.federated.Model"):
+    """Controller to clients: the model, float32, after ``round`` (0: initial); so on disk, too.
+
+    Attributes
+    ----------
+    round: that made it.
+    task: fingerprint of the task.
+    """
+
+    round: uint32
+    task: str
+
+
+KINDS: dict[str, type[IdlStruct]] = {
+    kind.__name__.lower(): kind for kind in (Command, Hello, Update, Model)
+}
+
+
+def pack(head: IdlStruct, frame: bytes = b"") -> bytes:
+    """The bytes of a message."""
+    data = head.serialize(use_version_2=False)
+    return b"".join((LENGTH.pack(len(data)), data, frame))
+
+
+def label(head: IdlStruct) -> str:
+    """The name of its kind."""
+    return type(head).__name__.lower()
+
+
+def unpack(kind: str, payload: bytes | memoryview) -> tuple[IdlStruct, memoryview]:
+    """Head and body of a message of ``kind``.
+
+    Raises
+    ------
+    ValueError
+        An unknown kind, or bytes that :func:`pack` does not make.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"no message {kind!r}; there are: {', '.join(KINDS)}")
+    view = memoryview(payload)
+    length = LENGTH.unpack_from(view)[0] if len(view) >= LENGTH.size else 0
+    data = bytes(view[LENGTH.size : LENGTH.size + length])
+    if not 0 < length <= MAX_HEAD or len(data) != length:
+        raise ValueError(f"{kind}: head of {length} bytes in a message of {len(view)}")
+    try:
+        head = KINDS[kind].deserialize(data)
+        same = head.serialize(use_version_2=False) == data
+    except Exception as error:  # Cyclone's reader raises whatever it stumbles on
+        raise ValueError(f"{kind}: head cannot be read ({type(error).__name__})") from None
+    if not same:
+        raise ValueError(f"{kind}: head has bytes that mean nothing")
+    return head, view[LENGTH.size + length :]
+
+
+def longest(values: int, payload_bytes: int) -> int:
+    """Bytes of the longest message about a model of ``values`` values; more is not taken."""
+    return max(4 * values, payload_bytes) + MAX_HEAD
+
+
+def size(head: IdlStruct, frame: Frame) -> int:
+    """Bytes of the message ``pack(head, frame.to_bytes())``."""
+    return len(pack(head)) + frame.nbytes

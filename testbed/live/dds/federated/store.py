@@ -1,0 +1,63 @@
+"""The latest model on disk: the very message that was published, replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from methods import compression
+from methods.compression import Frame
+from testbed.live.dds.federated import messages
+from testbed.live.dds.federated.messages import Model
+from testbed.live.dds.federated.settings import Task
+
+
+def encode(number: int, task: Task, weights: Tensor) -> bytes:
+    """The message that holds the model after round ``number``."""
+    payload = compression.load("identity").compress(weights, "model")
+    return messages.pack(Model(number, task.fingerprint), Frame(payload).to_bytes())
+
+
+def decode(data: bytes | memoryview, task: Task, other_task: bool = False) -> tuple[int, Tensor]:
+    """Round and (n,) weights.
+
+    Parameters
+    ----------
+    other_task: whether the model may come from a training with another task.
+
+    Raises
+    ------
+    ValueError
+        Damaged, not a model, of another size, or of another task.
+    """
+    head, frame = messages.unpack("model", data)
+    if head.task != task.fingerprint and not other_task:
+        raise ValueError("model of another task: controller and clients need the same settings")
+    got = Frame.from_bytes(frame, limit=messages.longest(task.values, 0))
+    if got.payload.shape != (task.values,):
+        raise ValueError(f"model of shape {got.payload.shape}, the task's has {task.values} values")
+    weights = compression.load("identity").decompress(got.payload)
+    if not np.isfinite(weights.numpy()).all():
+        raise ValueError("model with values that are not finite")
+    return head.round, weights
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replace the file at once: whoever reads it, or kills this process, finds old or new."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def load(path: Path, task: Task, other_task: bool = False) -> tuple[int, Tensor]:
+    """As :func:`decode`, from a file. Raises OSError, too, if there is none."""
+    try:
+        return decode(path.read_bytes(), task, other_task)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -1,0 +1,255 @@
+"""What DDS's experiments must show, on tiny settings; real processes are tests/live's affair."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from testbed import results
+from testbed.live import data_parallel
+from testbed.live.dds.federated import Data, simulate
+from testbed.training import models
+from testbed.training.datasets import Dataset
+from workflow.experiments import dds, rows
+from workflow.experiments._simulated import simulated
+from workflow.settings import load
+
+MODEL = {"name": "mlp", "hidden": 4}
+VALUES = models.count(models.gradient_shapes(models.make("mlp", hidden=4)))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load({"scale": "smoke"}, names=False).recipes["dds"]
+
+
+@pytest.fixture(autouse=True)
+def images(monkeypatch):
+    """Noise, of which each class has a shade of its own."""
+    random = torch.Generator().manual_seed(1)
+    labels = torch.arange(200) % 10
+    shades = torch.randint(0, 60, (200, 1, 28, 28), generator=random) + 18 * labels.view(
+        -1, 1, 1, 1
+    )
+    pictures = shades.to(torch.uint8)
+    data = Dataset(
+        name="noise",
+        train_x=pictures[:160],
+        train_y=labels[:160],
+        test_x=pictures[160:],
+        test_y=labels[160:],
+        n_classes=10,
+        shape=(1, 28, 28),
+        mean=torch.tensor([0.5]),
+        std=torch.tensor([0.3]),
+    )
+    monkeypatch.setattr(Data, "load", lambda self: data)
+    monkeypatch.setattr(dds, "load_dataset", lambda name, **limits: data)
+    return data
+
+
+def run(recipe, experiment, *sections, **changed):
+    data = recipe.only(*sections)  # as a job gets it
+    for section in ("federated", "ddp"):
+        if section in sections:
+            data[section] |= dict(model=MODEL) | changed
+    return results.frame(rows("dds", data, "smoke", experiment, lambda message: None))
+
+
+def value(table, metric, **fields):
+    chosen = table[table["metric"] == metric]
+    for name, wanted in fields.items():
+        chosen = chosen[chosen[name] == wanted]
+    (found,) = chosen["value"]
+    return found
+
+
+def test_unknown_jobs_are_refused(recipe):
+    with pytest.raises(KeyError, match="figure9"):
+        run(recipe, "figure9", "federated")
+
+
+def test_data_parallel_runs_are_the_documents(recipe):
+    recipe = load({"scale": "desk"}, names=False).recipes["dds"]
+    cases = {label: recipe.run(label, 1, "desk") for label in recipe.ddp.cases}
+    assert {run.rounds for run in cases.values()} == {2810}
+    dgc = cases["DGC"].levels[0].up.parameters
+    assert (dgc["ratio"], dgc["warmup"], dgc["steps_per_epoch"]) == (0.001, 3, 281)
+    momenta = {
+        label: (run.momentum, run.levels[0].up.parameters.get("momentum"))
+        for label, run in cases.items()
+    }
+    assert momenta["DGC"] == (0.9, 0.0) and momenta["DGC momentum"] == (0.0, 0.9)
+    assert momenta["baseline"] == (0.9, None)
+    # One process sees as many samples a step as two.
+    alone, two = cases["centralised"], cases["fp32"]
+    assert sum(alone.workers) * alone.batch == sum(two.workers) * two.batch == 256
+
+
+def test_bytes_are_those_of_the_formulas(recipe):
+    """And with its own model, the document's to the byte (formulas of its code and its logs)."""
+    n, k = VALUES, VALUES // 10
+    known = {
+        "fp32_dense": 4 * n,
+        "int8_dense": 20 + n + 4 * math.ceil(n / 1024),
+        "fp32_sparse": 12 + 8 * k,
+        "int8_sparse": 20 + 5 * k + 4 * math.ceil(k / 1024),
+        "int8_dense C=8192": 20 + n + 4 * math.ceil(n / 8192),
+    }
+    table = run(recipe, "bytes", "federated")
+    assert set(table["experiment"]) == {"federated_bytes"} and set(table["evidence"]) == {
+        "computed"
+    }
+    for label, nbytes in known.items():
+        assert value(table, "uplink_bytes", case=label) == nbytes
+        assert value(table, "downlink_bytes", case=label) == 4 * n
+        assert value(table, "uplink_mib", case=label) == pytest.approx(nbytes / 2**20)
+        ratio = value(table, "up_and_down_ratio", case=label)
+        assert ratio == pytest.approx((nbytes + 4 * n) / (8 * n))
+        sizes = [value(table, m, case=label) for m in ("uplink_bytes", "frame_bytes", "link_bytes")]
+        assert sizes == sorted(set(sizes))
+    printed = dict(fp32_dense=4_799_528, int8_dense=1_204_590, fp32_sparse=959_916)
+    printed |= {"int8_sparse": 600_432, "int8_dense C=8192": 1_200_490}
+    modes = {label: recipe.federated.modes.get(label) for label in printed}
+    modes["int8_dense C=8192"] = recipe.federated.variants["int8_dense C=8192"]
+    table = run(recipe, "bytes", "federated", model={"name": "mnist_cnn"}, batch=2)
+    for label, nbytes in printed.items():
+        assert value(table, "uplink_bytes", case=label) == nbytes
+
+
+@pytest.fixture
+def as_live(monkeypatch):
+    """Stands in for real processes: the same rounds, with times that are known."""
+    told = []
+
+    def live(settings, timeout_s):
+        assert timeout_s > settings.rounds * settings.timeout_s
+        told.append(settings)
+        done, weights = simulate(settings)
+        timed = []
+        for one in done:
+            sent = {
+                client: replace(its, train_s=2.0, communication_s=client + one.number)
+                for client, its in one.sent.items()
+            }
+            timed.append(replace(one, round_s=3.0 * one.number, sent=sent))
+        return timed, weights
+
+    monkeypatch.setattr(dds, "_live", live)
+    return told
+
+
+def test_live_runs_of_the_modes(recipe, as_live):
+    """Rounds 1 and 2 take 3 s and 6 s; client c is on its way for c + 1 and c + 2 s."""
+    table = run(recipe, "federated", "federated")
+    live = table[table["experiment"] == "federated"]
+    assert set(live["case"]) == set(recipe.federated.live)
+    assert {settings.run for settings in as_live} and len(as_live) == len(recipe.federated.live)
+    for label in recipe.federated.live:
+        for client in (0, 1):
+            seconds = value(live, "communication_time", case=label, variant=f"client{client}")
+            assert seconds == client + 1.5
+        assert value(live, "round_time", case=label) == 4.5
+        assert value(live, "round_time_sd", case=label) == pytest.approx(3 / math.sqrt(2))
+        assert value(live, "train_time", case=label) == 2.0
+        curve = live[(live["case"] == label) & (live["metric"] == "test_accuracy")]
+        assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == [3.0, 9.0]
+        assert value(table, "live_difference", case=label, experiment="federated_seeds") == 0
+    sends = {settings.task.codec.name: settings.task.sends for settings in as_live}
+    assert sends == {"identity": "weights", "sparse_int8": "delta"}
+
+
+def test_a_live_run_that_differs_shows(recipe, as_live, monkeypatch):
+    honest = dds._live
+    monkeypatch.setattr(
+        dds, "_live", lambda *given: (lambda done, w: (done, w + 0.25))(*honest(*given))
+    )
+    table = run(recipe, "federated", "federated", checked_rounds=1)
+    assert value(table, "live_difference", case="fp32_dense") == pytest.approx(0.25)
+    # Other rounds than those of the run itself are run, live, once more.
+    assert [settings.rounds for settings in as_live] == [2, 1] * len(recipe.federated.live)
+
+
+def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
+    live = run(recipe, "federated", "federated")
+    again = run(recipe, "federated_seeds-1", "federated", "federated_seeds")
+    other = run(recipe, "federated_seeds-2", "federated", "federated_seeds")
+    for label in recipe.federated_seeds.modes:
+        curves = [
+            t[(t["case"] == label) & (t["metric"] == "test_accuracy")]["value"].tolist()
+            for t in (live, again, other)
+        ]
+        assert curves[0] == curves[1] != curves[2]
+    assert set(again["evidence"]) == {"simulated"} and set(other["seed"]) == {2}
+
+
+def test_unlike_clients(recipe, monkeypatch):
+    seen = []
+    monkeypatch.setattr(dds, "simulate", lambda s: seen.append(s.task.split) or simulate(s))
+    table = run(recipe, "non_iid-1", "federated", "non_iid")
+    assert [split.name for split in seen] == ["by_label", "dirichlet"]
+    assert seen[1].parameters == {"alpha": 0.1}
+    final = table[table["metric"] == "final_accuracy"]
+    assert final["variant"].tolist() == ["by label", "dirichlet 0.1"]
+
+
+def test_data_parallel_cases(recipe, images, monkeypatch):
+    """Ranks in place of processes: parameters are the learner's, payloads and times known."""
+    asked = []
+
+    def measure_all(cases, dataset):
+        assert len({sum(case.recipe.workers) for case in cases}) == 1
+        asked.extend(cases)
+        return [known_run(case, dataset) for case in cases]
+
+    monkeypatch.setattr(dds.dds_data_parallel, "measure_all", measure_all)
+    small = dict(batch=4, images=16, epochs=2, evaluate_every=2, checked_steps=2, simulated=[])
+    dgc = {"name": "dgc", "ratio": 0.1, "warmup": 1, "lower_bound": 0}
+    cases = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc})
+    small |= dict(cases=cases | {"centralised": {"codec": {"name": "identity"}}})
+    table = run(recipe, "ddp", "ddp", **small)
+    assert [case.steps for case in asked] == [8, 2, 8, 2, 8, 2] and all(c.ordered for c in asked)
+    main = table[table["experiment"] == "ddp"]
+    # Step s sends 10 (s + 1) bytes: 8 steps on the mean 45, after 4 of warm-up 65.
+    assert value(main, "bytes_per_step", case="baseline") == 45
+    assert value(main, "bytes_per_step", case="DGC") == 65
+    assert value(main, "bytes_per_step_with_warm_up", case="DGC") == 45
+    assert value(main, "bytes_counted_as_printed", case="DGC") == 3 * 65
+    assert value(main, "bytes_per_step", case="centralised") == 0
+    assert value(main, "max_wait", case="DGC") == 7
+    assert value(main, "mean_wait", case="DGC") == 3.5
+    assert value(main, "final_accuracy", case="DGC") == 90
+    for label in cases:
+        assert value(table, "live_difference", case=label) == 0
+        # What is not simulated is one more seed.
+        assert value(table, "final_accuracy", case=label, experiment="ddp_seeds") == 90
+
+
+def known_run(case, dataset):
+    """A run of 2 ranks or 1 whose step s waits s seconds and sends 10 (s + 1) bytes."""
+    recipe = case.recipe
+    groups = data_parallel.group(recipe, dataset)
+    ranks, steps = sum(recipe.workers), np.arange(float(case.steps))
+    each = np.tile(steps, (ranks, 1))
+    nbytes = 10 * (each + 1).astype(np.int64)
+    parameters = dict(enumerate(simulated(recipe, groups, min(case.steps, 2), dataset)))
+    known = dict(parameters=parameters, payload_bytes=nbytes[..., None], frame_bytes=nbytes + 1)
+    known |= dict(groups=groups, tests=[(4, 1.0, 80.0), (case.steps, 2.0, 90.0)])
+    return data_parallel.Run(
+        **known, **dict.fromkeys(data_parallel.TIMES, each),
+        launched_early=0.0, finished_early=0.0,
+    )  # fmt: skip
+
+
+def test_transport_is_held_against_raw_writes(recipe, monkeypatch):
+    took = {"raw dds": [1.0, 9.0, 2.0], "dds": [4.0, 5.0, 0.1], "gloo": [8.0, 8.0, 8.0]}
+    monkeypatch.setattr(dds.throughput, "measure", lambda ranks, nbytes, rounds: took)
+    table = run(recipe, "transport", "transport")
+    fields = dict(case="1 MiB", workers=2)
+    assert value(table, "time", variant="dds", **fields) == 4.0
+    assert value(table, "share_of_raw", variant="dds", **fields) == 0.5
+    assert value(table, "share_of_raw", variant="gloo", **fields) == 0.25
+    rate = value(table, "throughput", variant="gloo", **fields)
+    assert rate == pytest.approx(2 * 2**20 / 8 / 1e9)

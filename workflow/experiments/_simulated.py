@@ -1,0 +1,36 @@
+"""What live data-parallel runs are held against: the same steps in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from testbed.live import data_parallel
+from testbed.training.datasets import Dataset
+from testbed.training.recipe import Recipe
+
+
+def simulated(
+    recipe: Recipe, groups: data_parallel.Groups, steps: int, dataset: Dataset
+) -> list[Tensor]:
+    """The parameters after so many steps in one process, by the trainer's own learner.
+
+    Sets torch's number of threads, as each rank does.
+    """
+    torch.set_num_threads(recipe.torch_threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    learner = data_parallel.make_learner(recipe, dataset)
+    last = len(learner.parameters) - 1
+    learner.groups = [[last - number for number in group] for group in groups]
+    members = range(len(learner.nodes))
+    for _ in range(steps):
+        total, _ = learner.aggregate(members, {rank: learner.gradient(rank) for rank in members})
+        learner.replicas = [learner.update(learner.replicas[0], total)] * len(members)
+    return learner.replicas[0].parameters
+
+
+def difference(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:
+    """The largest absolute difference between parameters."""
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
