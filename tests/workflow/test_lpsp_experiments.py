@@ -1,6 +1,5 @@
 """What LPSP's experiments without training must show, on small settings, against closed forms."""
 
-import math
 from collections import Counter
 
 import numpy as np
@@ -157,7 +156,7 @@ def test_traces_are_recorded_times_in_units_of_the_shortest_iteration(recipe):
     means = sorted(np.mean(times) for times in drawn.times)
     assert means[0] == pytest.approx(recipe.mnist.base_s) and means[-1] > 2 * means[0]
     # 20 workers were recorded; a draw deals them out without giving one twice.
-    assert len({times for times in drawn.times}) == 20
+    assert len(set(drawn.times)) == 20
     assert drawn.times != lpsp._traces(bench, 20)(2).times
     with pytest.raises(ValueError, match="20 recorded workers, 21 are needed"):
         lpsp._traces(bench, 21)
