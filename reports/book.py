@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +29,16 @@ _SCALES: dict[str, tuple[Callable, Callable]] = {
     "change": (lambda v: np.log1p(v / 100), lambda v: 100 * np.expm1(v)),
 }
 """To the scale on which seeds are averaged, and back."""
+_NEVER = re.compile(r"never reached .* within \S+ (\w+)")
+"""Reason of a run that ended before its target, and the unit of its end."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Our number: the mean over seeds with its interval, or one deterministic value (seeds 0)."""
+    """Our number: the mean over seeds with its interval, or one deterministic value (seeds 0).
+
+    Seeds that never reached their target are infinite, and then so is the mean.
+    """
 
     mean: float
     interval: Interval
@@ -44,6 +51,8 @@ class Estimate:
         twice as fast and half as fast lie equally far from equal."""
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
+        if np.isinf(value).any():
+            return cls(math.inf, Interval(-math.inf, math.inf), len(value), value)
         there, back = _SCALES.get(quantity, _SCALES[""])
         with np.errstate(divide="ignore", invalid="ignore"):
             scaled = there(value)
@@ -59,16 +68,27 @@ class Estimate:
         """Whether this lies surely below ``other``.
 
         Runs of one seed share data order and initial weights, so two series of seeds are compared
-        pair by pair: the 95 % interval of their difference must lie above zero.
+        pair by pair: the 95 % interval of their difference must lie above zero. What no seed ever
+        reached comes after what every seed reached.
         """
+        if self.never or other.never:
+            few = any(0 < one.seeds < MIN_SEEDS for one in (self, other))
+            return not (self.never or few) and other.never == (other.seeds or 1)
         if self.by_seed is None or other.by_seed is None:
             return self.interval.high < other.interval.low and not self.equals(other)
         return t_interval((other.by_seed - self.by_seed).dropna())[0] > 0
 
     def equals(self, other: Estimate) -> bool:
         """Whether both are deterministic and the same up to rounding."""
+        if self.never or other.never:
+            return False
         same = math.isclose(self.mean, other.mean, rel_tol=ROUNDING, abs_tol=ROUNDING)
         return not self.seeds and not other.seeds and same
+
+    @property
+    def never(self) -> int:
+        """How many seeds never reached their target; 1 of what is deterministic and did not."""
+        return int(np.isinf(self.mean if self.by_seed is None else self.by_seed).sum())
 
     def near(self, other: Estimate, share: float) -> bool:
         """Whether the means differ by less than this share of the larger one."""
@@ -76,12 +96,15 @@ class Estimate:
 
     def gap(self, other: Estimate) -> str:
         """How far ``other`` lies above this, seed by seed, in words; empty without seeds."""
-        if self.by_seed is None or other.by_seed is None:
+        if self.by_seed is None or other.by_seed is None or self.never or other.never:
             return ""
         return f", larger by {Estimate.of((other.by_seed - self.by_seed).dropna())}"
 
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
+        if self.never:
+            some = self.never < self.seeds
+            return f"{self.never} of {self.seeds} seeds never" if some else "never"
         if self.seeds and not math.isfinite(low):
             return f"{number(self.mean)} ({self.seeds} seed{'s' * (self.seeds > 1)})"
         if high - low <= 1e-9 * abs(self.mean):  # seeds that agree up to rounding
@@ -120,6 +143,8 @@ def show(value: Any) -> str:
     """A recipe value as the report writes it."""
     if isinstance(value, float):
         return number(value)
+    if value is None:
+        return "none"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(show, value)) + "]"
     if isinstance(value, dict):
@@ -132,7 +157,8 @@ class Found:
     """What lookups brought besides values: all that must be said about the rows behind them.
 
     ``kinds`` counts the kinds of evidence behind the least supported quantity, ``agreement`` says
-    how far a second kind is from the first.
+    how far a second kind is from the first. ``late`` are failures that only ended before the
+    target, ``undefined`` says why there is no value although rows are there.
     """
 
     evidence: set[str] = field(default_factory=set)
@@ -140,14 +166,16 @@ class Found:
     agreement: list[str] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    undefined: list[str] = field(default_factory=list)
+    missing: list[Lookup] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
         """What ``other`` saw, too."""
         self.evidence |= other.evidence
         self.models |= other.models
         self.kinds = min(self.kinds, other.kinds)
-        for name in ("agreement", "failures", "missing"):
+        for name in ("agreement", "failures", "late", "undefined", "missing"):
             getattr(self, name).extend(getattr(other, name))
 
 
@@ -162,7 +190,7 @@ class Book:
         self.claims = {claim.id: claim for claim in claims}
         self._groups = results.groupby(["paper", "experiment", "metric"], sort=False)
         self._records: dict[tuple[str, str, str], dict[str | None, list[Any]]] = {}
-        self._values: dict[tuple[str, Lookup], dict[str, float | pd.Series]] = {}
+        self._values: dict[tuple[str, Lookup, bool], dict[str, float | pd.Series]] = {}
 
     def select(self, paper: str, lookup: Lookup) -> list[Any]:
         """Rows that a lookup matches, failed ones included."""
@@ -180,21 +208,29 @@ class Book:
             if all(getattr(row, name) == value for name, value in wanted)
         ]
 
-    def value(self, paper: str, lookup: Lookup, found: Found) -> float | pd.Series | None:
-        """Our value of a lookup, by seed if the rows have seeds; notes what it saw in ``found``."""
+    def value(
+        self, paper: str, lookup: Lookup, found: Found, late: bool = False
+    ) -> float | pd.Series | None:
+        """Our value of a lookup, by seed if the rows have seeds; notes what it saw in ``found``.
+
+        With ``late`` runs that never reached their target are there, too, as infinite.
+        """
         rows = self.select(paper, lookup)
         if not rows:
-            found.missing.append(str(lookup))
+            found.missing.append(lookup)
             return None
-        found.failures += [f"{row.case}: {row.reason}" for row in rows if row.status == "failed"]
+        for row in rows:
+            if row.status == "failed":
+                told = found.late if late and _never(row) else found.failures
+                told.append(f"{row.case}: {row.reason}")
         found.models |= {row.model for row in rows}
-        if (paper, lookup) not in self._values:
-            good = [row for row in rows if row.status == "ok"]
-            self._values[paper, lookup] = {
+        if (paper, lookup, late) not in self._values:
+            good = [row for row in rows if row.status == "ok" or (late and _never(row))]
+            self._values[paper, lookup, late] = {
                 kind: _by_seed(lookup, [row for row in good if row.evidence == kind])
                 for kind in sorted({row.evidence for row in good}, key=_PREFERENCE.index)
             }
-        by_kind = self._values[paper, lookup]
+        by_kind = self._values[paper, lookup, late]
         if not by_kind:
             return None
         first, *others = by_kind
@@ -213,26 +249,43 @@ class Book:
         return claim.lookups.get(name) or self.claims[name].ours
 
     def ours(
-        self, claim: Claim, text: str, found: Found, variant: str | None = None
+        self,
+        claim: Claim,
+        text: str,
+        found: Found,
+        variant: str | None = None,
+        late: bool = False,
     ) -> float | pd.Series | None:
         """Our value of an expression; seeds are paired, those that not every term has drop out.
 
-        ``variant`` stands in for the variant of every lookup that names one.
+        ``variant`` stands in for the variant of every lookup that names one; ``late`` as in
+        :meth:`value`.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for name in expressions.names(text):
             lookup = self.lookup(claim, name)
             if variant and lookup.variant:
                 lookup = lookup.model_copy(update={"variant": variant})
-            values[name] = self.value(claim.paper, lookup, found)
+            values[name] = self.value(claim.paper, lookup, found, late)
         if any(value is None for value in values.values()):
             return None
-        result = expressions.evaluate(text, values)
-        if isinstance(result, pd.Series):
-            result = result.dropna()
-            if result.empty:
-                found.missing.append(f"{text}: its terms share no seed")
+        seeds = [value.index for value in values.values() if isinstance(value, pd.Series)]
+        if seeds:
+            shared = functools.reduce(pd.Index.intersection, seeds)
+            if shared.empty:
+                found.undefined.append("its terms share no seed")
                 return None
+            values = {
+                name: value.loc[shared] if isinstance(value, pd.Series) else value
+                for name, value in values.items()
+            }
+        try:
+            result = expressions.evaluate(text, values)
+        except ZeroDivisionError:
+            result = math.nan
+        if np.isnan(result).any() or (not late and np.isinf(result).any()):
+            found.undefined.append("it is not defined for every seed, as a division by zero is not")
+            return None
         return result
 
     def printed(self, claim: Claim, text: str) -> Interval | None:
@@ -285,7 +338,7 @@ class Book:
 
 
 def _by_seed(lookup: Lookup, rows: Sequence[Any]) -> float | pd.Series:
-    values = {(row.seed, row.value) for row in rows}
+    values = {(row.seed, row.value if row.status == "ok" else math.inf) for row in rows}
     if len({seed for seed, _ in values}) < len(values):
         raise ValueError(
             f"the lookup ({lookup}) finds different values for one seed; add case, model or "
@@ -294,3 +347,10 @@ def _by_seed(lookup: Lookup, rows: Sequence[Any]) -> float | pd.Series:
         )
     by_seed = {seed: value * lookup.times for seed, value in sorted(values)}
     return by_seed[-1] if list(by_seed) == [-1] else pd.Series(by_seed)
+
+
+def _never(row: Any) -> bool:
+    """Whether a run ended before its target and the end is told in the unit of the row: between
+    runs of as many rounds, the time at which they end says nothing."""
+    told = _NEVER.match(row.reason) if row.status == "failed" else None
+    return told is not None and told.group(1) == row.unit

@@ -8,6 +8,7 @@ with. See ``Claim`` for the fields.
 from __future__ import annotations
 
 import ast
+import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -40,6 +41,7 @@ Quantity = Literal[
     "change",
     "saving",
     "difference",
+    "gap",
     "kept",
     "at_least",
     "at_most",
@@ -47,7 +49,7 @@ Quantity = Literal[
 Expression = Annotated[str, AfterValidator(expressions.check)]
 Several = BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)
 """One entry may be written without the brackets of a list."""
-Reasons = dict[str, Annotated[str, Field(min_length=10)]]
+Reason = Annotated[str, Field(min_length=10)]
 
 NOT_RUN = "not_run.yaml"
 
@@ -71,19 +73,46 @@ class Lookup(_Data):
         return ", ".join(f"{key}={value}" for key, value in keys.items())
 
 
+class Partly(_Data):
+    """A claim that a scale runs in part: what may be ``missing``, as ``experiment: case`` with
+    ``*`` for anything. Anything else of it that is not there is an error."""
+
+    reason: Reason
+    missing: Annotated[
+        tuple[str, ...],
+        Field(min_length=1),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    ]
+
+    def covers(self, lookup: Lookup) -> bool:
+        place = f"{lookup.experiment}: {lookup.case or ''}"
+        return any(fnmatch.fnmatchcase(place, pattern) for pattern in self.missing)
+
+
+NotRun = dict[str, Reason | Partly]
+
+
 class Other(_Data):
-    """Other numbers that bear on a statement, and ``why`` they do; ``unit`` if not its own."""
+    """Other numbers that bear on a statement, and ``why`` they do; ``unit`` if not its own.
+
+    ``quantity`` says how seeds are averaged. Beside a number, ``printed`` is another reading of
+    what is printed, which the same value is held against without deciding.
+    """
 
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
+    printed: str = ""
     terms: tuple[str, ...] = ()
     why: str
     unit: str = ""
+    quantity: Quantity | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Other:
-        if (self.value is None) == (not self.order):
-            raise ValueError("give either value or order")
+        if sum(map(bool, (self.value, self.order, self.printed))) != 1:
+            raise ValueError("give one of value, order and printed")
+        if self.printed:
+            expressions.printed(self.printed)
         _check_terms(self)
         return self
 
@@ -91,9 +120,10 @@ class Other(_Data):
 class Part(_Data):
     """One statement: a printed number that ``value`` must meet, or terms in ascending ``order``.
 
-    ``terms`` name those of ``order`` where their expressions would not read well. ``elsewhere``
-    says why a difference would be our machine's and not the document's: a statement that does not
-    hold is then not comparable.
+    In place of ``value``, ``largest`` has several expressions: the largest of those that were run
+    must meet the number. ``terms`` name those of ``order`` where their expressions would not read
+    well. ``elsewhere`` says why a difference would be our machine's and not the document's: a
+    statement that does not hold is then not comparable.
     """
 
     label: str = ""
@@ -101,6 +131,7 @@ class Part(_Data):
     unit: str = ""
     quantity: Quantity | None = None
     value: Expression | None = None
+    largest: tuple[Expression, ...] = ()
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
@@ -109,12 +140,14 @@ class Part(_Data):
 
     @model_validator(mode="after")
     def _whole(self) -> Part:
-        if (self.value is None) == (not self.order):
-            raise ValueError("give either value or order")
+        if sum(map(bool, (self.value, self.largest, self.order))) != 1:
+            raise ValueError("give either value or order, or largest")
+        if any(other.printed for other in self.against):
+            raise ValueError("against: another reading stands beside")
         if self.order and len(self.order) < 2:
             raise ValueError("order: needs at least two terms")
         _check_terms(self)
-        if self.value is not None:
+        if not self.order:
             if self.quantity is None:
                 raise ValueError("quantity: required beside value")
             expressions.printed(self.printed)
@@ -145,8 +178,11 @@ class Claim(_Data):
     tie: the share by which simulated values of an order must differ to count as ordered.
     recipe: recipe path -> value as printed; of an ordering or derived claim, what its results
     depend on, told where it differs. not_printed: recipe path -> what the document omits.
+    lost_with: what of the document is lost in our text with what ``not_printed`` names, or with
+        part of what is printed.
     cited: whom the document quotes for a number that nothing in it is computed from.
-    implemented_by: files. proved_by: pytest node ids.
+    implemented_by: files. proved_by: pytest node ids. inferred: the formula is lost, and what is
+        implemented is inferred from the words around it.
     """
 
     id: str
@@ -173,9 +209,11 @@ class Claim(_Data):
     tie: Annotated[float, Field(ge=0, lt=1)] = 0.0
     recipe: dict[str, Any] = {}
     not_printed: dict[str, str] = {}
+    lost_with: str = ""
     cited: str = ""
     implemented_by: tuple[str, ...] = ()
     proved_by: tuple[str, ...] = ()
+    inferred: bool = False
     note: str = ""
     paper: str = ""
 
@@ -218,6 +256,7 @@ class Claim(_Data):
         for one in holders:
             for statement in (one, *one.against, *one.beside):
                 texts += [statement.value, *statement.order]
+            texts += one.largest if isinstance(one, Part) else ()
         return [text for text in texts if text]
 
 
@@ -244,13 +283,20 @@ def load(path: str | Path, root: str | Path | None = None) -> list[Claim]:
     """
     path = Path(path)
     data = _validated(path, TypeAdapter(_File))
-    claims = [claim.model_copy(update={"paper": data.paper}) for claim in data.claims]
+    claims = [_own(claim, data.paper) for claim in data.claims]
     problems = _reference_problems(claims)
     if root is not None:
         problems += _proof_problems(claims, Path(root))
     if problems:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
     return claims
+
+
+def _own(claim: Claim, paper: str) -> Claim:
+    """A claim of a paper with the lookups that it uses; anchors bring those of others, too."""
+    used = {name for text in claim.expressions() for name in expressions.names(text)}
+    lookups = {name: lookup for name, lookup in claim.lookups.items() if name in used}
+    return claim.model_copy(update={"paper": paper, "lookups": lookups})
 
 
 def load_all(folder: str | Path) -> list[Claim]:
@@ -275,17 +321,27 @@ def about(path: str | Path) -> dict[str, str]:
     return {"paper": data.paper, "title": data.title, "citation": data.citation}
 
 
-def load_not_run(path: str | Path, claims: list[Claim]) -> dict[str, Reasons]:
+def load_not_run(path: str | Path, claims: list[Claim]) -> dict[str, NotRun]:
     """Read the committed list of claims not run: scale -> {id: reason}, every scale present.
 
     It covers all documents: ``claims`` are those of ``load_all``.
+
+    Raises
+    ------
+    ValueError
+        No such claim, or nothing of it is as an entry says it may be missing.
     """
     path = Path(path)
-    listed = _validated(path, TypeAdapter(dict[Scale, Reasons]))
-    known = {claim.id for claim in claims}
+    listed = _validated(path, TypeAdapter(dict[Scale, NotRun]))
+    known = {claim.id: claim for claim in claims}
     for scale, entries in listed.items():
-        if unknown := sorted(set(entries) - known):
+        if unknown := sorted(set(entries) - set(known)):
             raise ValueError(f"{path}: {scale}: no claims with ids {', '.join(unknown)}")
+        for name, entry in entries.items():
+            for pattern in entry.missing if isinstance(entry, Partly) else ():
+                one = entry.model_copy(update={"missing": (pattern,)})
+                if not any(map(one.covers, known[name].lookups.values())):
+                    raise ValueError(f"{path}: {scale}: {name}: no lookup is {pattern!r}")
     return {scale: listed.get(scale, {}) for scale in get_args(Scale)}
 
 

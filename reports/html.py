@@ -33,7 +33,8 @@ MEANING = {
     "used as printed": "the parameter is used as printed",
     "scaled here": "the parameter is scaled at this scale",
     "not printed": "the document does not say; our choice is given",
-    "implemented": "implemented and tested as described",
+    "lost": "lost in the text that we have; our choice is given",
+    "implemented": "implemented and tested as described, or as inferred",
 }
 _FINDING = {
     "holds": "It holds here",

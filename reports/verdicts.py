@@ -11,19 +11,26 @@ A number is judged in this order, and the first rule that applies decides:
 5. *holds*, *direction only*, *undecided*, *fails* by the one table ``RULES``.
 
 Of a claim with several statements the worst decides. Where some of them were not run, the others
-are judged, and the claim is at best *undecided*.
+are judged, and the claim is at best *undecided*; so is one about the largest of several sizes that
+were not all run. The committed list may name what may be missing; anything else must be there.
 
 An ordering holds if every step of it does: deterministic values must differ (equal ones fail), and
 between seeded ones the 95 % interval of the difference, seed by seed, must not reach zero
 (Student's t, at least three seeds). Values closer than a claim's ``tie``, the least that a
 simulation can tell apart, are not ordered: the claim is *undecided*. Ratios and relative changes
 are averaged over seeds as logarithms.
+
+A seed that never reached its target is later than every seed that did: in an ordering what no seed
+reached comes after what every seed reached. Where only some did, or neither, the step is open, and
+a ratio of such times is *undecided*. This takes runs that end at the same value of what is
+compared: of runs with as many rounds, hours say nothing, so that there nothing is decided.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +40,7 @@ import pandas as pd
 
 from reports import expressions
 from reports.book import MIN_SEEDS, Book, Estimate, Found, number, show
-from reports.claims import Claim, Other, Part
+from reports.claims import Claim, Lookup, NotRun, Other, Part, Partly
 from reports.expressions import Interval
 
 COLUMNS = [
@@ -73,6 +80,7 @@ VERDICTS = [
     "used as printed",
     "scaled here",
     "not printed",
+    "lost",
     "implemented",
 ]
 WORST_FIRST = [
@@ -154,6 +162,7 @@ RULES = {
     "change": Rule("relative", 0.10, neutral=0.0),
     "saving": Rule("points", 2.0, neutral=0.0),
     "difference": Rule("points", 0.5, neutral=0.0),
+    "gap": Rule("relative", 0.10, neutral=0.0),
     "kept": Rule("points", 0.5, or_more=True),
     "at_least": Rule("digit", 0.5, or_more=True),
     "at_most": Rule("digit", 0.5, or_less=True),
@@ -170,6 +179,7 @@ class Judgement:
     ours_value: float = math.nan
     bound: float = math.nan
     ratio: float = math.nan
+    partly: bool = False
 
 
 def judge(
@@ -177,7 +187,7 @@ def judge(
     results: pd.DataFrame,
     recipe: Mapping[str, Any],
     scale: str,
-    not_run: Mapping[str, Mapping[str, str]],
+    not_run: Mapping[str, NotRun],
 ) -> pd.DataFrame:
     """A verdict for every claim of one paper.
 
@@ -187,7 +197,7 @@ def judge(
     results: the tidy table of ``testbed.results``; rows of other papers are ignored.
     recipe: the paper's recipe after scale overrides, nested mappings.
     scale: ``smoke``, ``desk`` or ``paper``; rows of other scales are ignored.
-    not_run: scale -> {id: reason}, from ``reports.claims.load_not_run``.
+    not_run: scale -> {id: reason, or a ``Partly``}, from ``reports.claims.load_not_run``.
 
     Returns
     -------
@@ -196,7 +206,7 @@ def judge(
     Raises
     ------
     ValueError
-        Results are missing for claims that ``not_run`` does not list, more than 15 % of the value
+        Results are missing that ``not_run`` does not list, more than 15 % of the value
         and ordering entries are not run, a lookup is ambiguous, or a recipe path is not there.
     """
     return detail(claims, results, recipe, scale, not_run)[COLUMNS]
@@ -207,7 +217,7 @@ def detail(
     results: pd.DataFrame,
     recipe: Mapping[str, Any],
     scale: str,
-    not_run: Mapping[str, Mapping[str, str]],
+    not_run: Mapping[str, NotRun],
     only: Collection[str] | None = None,
 ) -> pd.DataFrame:
     """As ``judge``, with the columns ``DETAILS``: the bound, our number and its ratio to theirs.
@@ -223,12 +233,14 @@ def detail(
             continue
         found = Found()
         judgement = _judge_one(claim, book, recipe, found)
-        if found.missing and claim.id not in listed:
-            absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(found.missing))})")
+        entry = listed.get(claim.id)
+        why = entry.reason if isinstance(entry, Partly) else entry
+        if gone := [one for one in found.missing if not _listed(entry, one)]:
+            absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(map(str, gone)))})")
         elif judgement.verdict == "not run here" and not claim.cited:
-            judgement.reason = listed[claim.id]
+            judgement.reason = str(why)
         elif found.missing:
-            judgement.reason += f"; {listed[claim.id]}"
+            judgement.reason = f"{why}; {judgement.reason}"
         _qualify(claim, book, recipe, found, judgement)
         rows.append(
             claim.model_dump(include={"id", "paper", "where", "kind", "setting", "metric"})
@@ -260,6 +272,11 @@ def detail(
     return table
 
 
+def _listed(entry: str | Partly | None, lookup: Lookup) -> bool:
+    """Whether a result may be missing."""
+    return entry.covers(lookup) if isinstance(entry, Partly) else entry is not None
+
+
 def _qualify(
     claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found, judgement: Judgement
 ) -> None:
@@ -271,6 +288,8 @@ def _qualify(
         if claim.kind not in ("ordering", "derived"):  # whose statements are weakened one by one
             _weaken(judgement, found)
         judgement.reason += f"; runs failed: {_join(found.failures)}"
+    if found.late:
+        judgement.reason += f"; {_join(found.late)}"
     names = {name for text in claim.expressions() for name in expressions.names(text)}
     meant = {claim.model} | {book.claims[name].model for name in names if name in book.claims}
     named = {lookup.model for lookup in claim.lookups.values()}
@@ -283,7 +302,7 @@ def _qualify(
         for path, value in _differing(claim, recipe).items():
             full = show(claim.recipe[path])
             judgement.reason += f"; {path} is {show(value)} here in place of {full}"
-    if claim.note and claim.kind in ("ordering", "derived"):
+    if claim.note and claim.note not in judgement.reason:
         judgement.reason += f"; {claim.note}"
     if claim.headline and found.agreement:
         judgement.reason += f"; {_join(found.agreement)}"
@@ -322,10 +341,8 @@ def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
         return _judge_parameters(claim, book, recipe, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
-        rest = f"; {claim.note}" if claim.note else ""
-        return Judgement(
-            "implemented", f"{_join(claim.implemented_by)}{proof}{rest}", "as described"
-        )
+        how = "as inferred" if claim.inferred else "as described"
+        return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", how)
     if claim.kind == "value":
         return _judge_value(claim, book, found)
     return _combine(
@@ -400,8 +417,21 @@ def _value_verdict(
 def _unanswered(found: Found) -> tuple[str, str]:
     """The verdict where there is no value of ours: what ran and failed is not what never ran."""
     if found.missing:
-        return "not run here", f"no results for {_join(found.missing)}"
+        return "not run here", _without(found.missing)
+    if found.undefined:
+        return "undecided", _join(found.undefined)
     return "undecided", "no run succeeded"
+
+
+def _without(missing: Iterable[Lookup]) -> str:
+    """What there are no results of: by size, where cases name one (``BSP on 12``)."""
+    places = (
+        f"{one.experiment} {size.group()}"
+        if (size := re.search(r"on \d+$", one.case or ""))
+        else str(one)
+        for one in missing
+    )
+    return f"no results of {_join(places)}"
 
 
 def _variant_ratios(claim: Claim, book: Book, said: float) -> str:
@@ -442,7 +472,7 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
 
 def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
     seen = Found()
-    result = (_judge_derived if part.value else _judge_order)(claim, part, book, seen)
+    result = (_judge_order if part.order else _judge_derived)(claim, part, book, seen)
     if part.elsewhere and result.verdict in ("fails", "undecided"):
         result.verdict = "not comparable"
         result.reason = f"{part.elsewhere}; {result.reason}"
@@ -459,8 +489,9 @@ def _weaken(judgement: Judgement, found: Found) -> None:
 
 def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
     rule = RULES[part.quantity]
-    ours = book.ours(claim, part.value, found)
-    result = Judgement(*_unanswered(found))
+    text = part.value or _ran(claim, part.largest, book, found)
+    ours = book.ours(claim, text, found) if text else None
+    result = Judgement(*_unanswered(found), partly=bool(part.largest and text and found.missing))
     if ours is not None:
         estimate = Estimate.of(ours, part.quantity)
         result.verdict, result.reason = _near(part.printed, part.unit, rule, estimate)
@@ -469,12 +500,22 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
         result.ratio = estimate.mean / said if said else math.nan
         result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
         others = {}
-        for variant in book.variants(claim, [part.value]):
-            one = Estimate.of(book.ours(claim, part.value, Found(), variant), part.quantity)
-            others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
+        for variant in book.variants(claim, [text]):
+            value = book.ours(claim, text, Found(), variant)
+            if value is not None:
+                one = Estimate.of(value, part.quantity)
+                others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
         result.reason += _otherwise(claim, others, result.verdict)
+        if result.partly:
+            if result.verdict == "fails" and estimate.mean < rule.band(part.printed).low:
+                result.verdict = "undecided"  # another may be larger
+            result.reason += f"; of those that ran, {_without(found.missing)}"
+        for other in part.beside:
+            if other.printed:
+                verdict, reason = _near(other.printed, part.unit, rule, estimate)
+                result.reason += f"; {other.why}, {other.printed}: {verdict}, {reason}"
     band = rule.band(part.printed)
-    checks = [(part.value, "its own numbers give")]
+    checks = [(part.value, "its own numbers give")] if part.value else []
     checks += [(other.value, f"{other.why}:") for other in part.against]
     for text, why in checks:
         theirs = book.printed(claim, text)
@@ -486,31 +527,46 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
     return result
 
 
+def _ran(claim: Claim, texts: Sequence[str], book: Book, found: Found) -> str:
+    """The largest of those expressions that have results, as one; empty if none has."""
+    ran = []
+    for text in texts:
+        seen = Found()
+        book.ours(claim, text, seen)
+        found.missing += seen.missing
+        if not seen.missing:
+            ran.append(text)
+    return f"max({', '.join(ran)})" if ran else ""
+
+
 def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
     """Ascending order of our values, after that of the document's own."""
-    terms = [book.ours(claim, text, found) for text in part.order]
+    terms = [book.ours(claim, text, found, late=True) for text in part.order]
     if any(term is None for term in terms):
         result = Judgement(*_unanswered(found))
     else:
         estimates = [Estimate.of(term) for term in terms]
         labels = _labels(claim, part, book)
         verdict, reason = _ascending(labels, estimates, claim.tie)
-        others = {
-            variant: _ascending(
-                labels,
-                [Estimate.of(book.ours(claim, text, Found(), variant)) for text in part.order],
-                claim.tie,
-            )[0]
-            for variant in book.variants(claim, part.order)
-        }
+        others = {}
+        for variant in book.variants(claim, part.order):
+            values = [book.ours(claim, text, Found(), variant, late=True) for text in part.order]
+            if all(value is not None for value in values):
+                ran = [Estimate.of(value) for value in values]
+                others[variant] = _ascending(labels, ran, claim.tie)[0]
         reason += _otherwise(claim, others, verdict)
         shown = zip(labels, estimates, strict=True)
-        values = ((name, number(one.mean)) for name, one in shown)
-        terms = (value if name == value else f"{name} {value}" for name, value in values)
-        ours = ", ".join(f"{term} {part.unit}".strip() for term in terms)
+        values = (
+            (name, str(one) if one.never else f"{number(one.mean)} {part.unit}".strip())
+            for name, one in shown
+        )
+        ours = ", ".join(
+            value if value.split()[0] == name else f"{name} {value}" for name, value in values
+        )
         result = Judgement(verdict, reason, ours)
-        if len(estimates) == 2:
-            result.ratio = estimates[0].mean / estimates[1].mean
+        means = [one.mean for one in estimates]
+        if len(means) == 2 and means[1] and all(map(math.isfinite, means)):
+            result.ratio = means[0] / means[1]
     for one, why in [(part, ""), *((other, other.why) for other in part.against)]:
         theirs = [book.printed(claim, text) for text in one.order]
         if any(value is None for value in theirs):
@@ -536,7 +592,9 @@ def _labels(claim: Claim, part: Part, book: Book) -> list[str]:
         return list(part.terms)
     plain = all(expressions.names(text) for text in part.order)
     for by in ("case", "metric", "variant", "model") if plain else ("metric", "case", "model"):
-        labels = [book.label(claim, text, by).replace("_", " ") for text in part.order]
+        labels = [book.label(claim, text, by) for text in part.order]
+        # An option, p_min=1, keeps its name.
+        labels = [label if "=" in label else label.replace("_", " ") for label in labels]
         if len(set(labels)) == len(labels):
             break
     return labels
@@ -575,7 +633,9 @@ def _ascending(names: Sequence[str], ours: Sequence[Estimate], tie: float = 0.0)
         return "undecided", f"{len(close)} of {steps} steps open ({why}): {_join(close)}"
     if open_:
         few = any(0 < one.seeds < MIN_SEEDS for one in ours)
-        why = f"fewer than {MIN_SEEDS} seeds" if few else "intervals overlap"
+        never = any(one.never for one in ours)
+        why = "not all arrived" if never else "intervals overlap"
+        why = f"fewer than {MIN_SEEDS} seeds" if few else why
         return "undecided", f"{len(open_)} of {steps} steps open ({why}): {_join(open_)}"
     return "holds", f"all {steps} steps separate" if steps > 1 else "separate"
 
@@ -585,17 +645,26 @@ def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
     undecided unless another decides against it."""
     if len(judgements) == 1:
         (one,), (label,) = judgements, labels
-        return replace(one, ours=f"{label}: {one.ours}") if label and one.ours else one
+        verdict = one.verdict
+        if one.partly and verdict not in ("contradicts itself", "fails"):
+            verdict = "undecided"
+        shown = f"{label}: {one.ours}" if label and one.ours else one.ours
+        return replace(one, verdict=verdict, ours=shown)
     ran = [one for one in judgements if one.verdict != "not run here"]
     worst = min(ran or judgements, key=lambda one: WORST_FIRST.index(one.verdict))
     verdict = worst.verdict
-    if 0 < len(ran) < len(judgements) and verdict not in ("contradicts itself", "fails"):
+    some = 0 < len(ran) < len(judgements) or any(one.partly for one in ran)
+    if some and verdict not in ("contradicts itself", "fails"):
         verdict = "undecided"
     said = [
         f"{label or 'part'}: {one.verdict} ({one.reason.replace('; ', ', ')})"
         for label, one in zip(labels, judgements, strict=True)
     ]
-    ours = [f"{label}: {one.ours}" for label, one in zip(labels, judgements, strict=True)]
+    if not ran:
+        return Judgement(verdict, "; ".join(said))
+    ours = [
+        f"{label}: {one.ours or one.verdict}" for label, one in zip(labels, judgements, strict=True)
+    ]
     if len(ours) > MANY:
         decide = [one.verdict == worst.verdict for one in judgements]
         ours = list(itertools.compress(ours, decide))[:MANY]
@@ -609,10 +678,13 @@ def _judge_parameters(
     ours = {path: at(recipe, path, claim.id) for path in (*claim.recipe, *claim.not_printed)}
     differs = _differing(claim, recipe)
     reasons = [f"{path} is {show(value)} here" for path, value in differs.items()]
+    absent = f"lost with the document's {claim.lost_with}" if claim.lost_with else "not printed"
     reasons += [
-        f"{what} is not printed; {path} is {show(ours[path])} here"
+        f"{what} is {absent}; {path} is {show(ours[path])} here"
         for path, what in claim.not_printed.items()
     ]
+    if claim.implemented_by:
+        reasons.insert(0, _join(claim.implemented_by))
     shown = [show(value) for value in ours.values()]
     scaled = bool(differs)
     measured = book.value(claim.paper, claim.ours, found) if claim.ours else None
@@ -625,6 +697,10 @@ def _judge_parameters(
     if claim.note:
         reasons.append(claim.note)
     as_said = "used as printed" if claim.recipe else "not printed"
+    if claim.lost_with:
+        as_said = "lost"
+    elif claim.implemented_by:
+        as_said = "implemented"
     return Judgement(
         "scaled here" if scaled else as_said,
         "; ".join(reasons) or f"{', '.join(claim.recipe)} in the recipe",
@@ -666,12 +742,17 @@ def _beside(claim: Claim, others: Sequence[Other], unit: str, book: Book, found:
     """What stands beside a number: the document's own, else ours; what is not there is left out."""
     text = ""
     for other in others:
+        if other.printed:
+            continue  # held against the statement's own value
         seen = Found()
         theirs = book.printed(claim, other.value)
-        ours = book.ours(claim, other.value, seen) if theirs is None else None
+        alone = other.value in {f"{{{name}}}" for name in expressions.names(other.value)}
+        ours = None if theirs else book.ours(claim, other.value, seen, late=alone)
         if theirs is not None or ours is not None:
-            shown = _span(theirs) if ours is None else Estimate.of(ours)
-            text += f"; beside it, {other.why}: {shown} {other.unit or unit}".rstrip()
+            shown = _span(theirs) if ours is None else Estimate.of(ours, other.quantity or "")
+            never = isinstance(shown, Estimate) and shown.never
+            text += f"; beside it, {other.why}: {shown}"
+            text += "" if never else f" {other.unit or unit}".rstrip()
             found.agreement += seen.agreement
     return text
 

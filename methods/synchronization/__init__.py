@@ -85,12 +85,19 @@ class Sync:
     ----------
     members: workers, by rank.
     level: 0 inside the innermost group, counting outwards; -1 for global.
-    weights: one weight a member in the aggregate; None for equal ones.
+    weights: one weight a member in the aggregate; None for equal ones. Who has weight 0 brings
+        nothing and only takes the result.
     """
 
     members: tuple[int, ...]
     level: int = -1
     weights: tuple[float, ...] | None = None
+
+    @property
+    def bringing(self) -> tuple[int, ...]:
+        """The members that bring something."""
+        weights = self.weights or (1.0,) * len(self.members)
+        return tuple(w for w, weight in zip(self.members, weights, strict=True) if weight)
 
 
 @dataclass(frozen=True)

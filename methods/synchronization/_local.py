@@ -103,16 +103,18 @@ class Local(Counting):
 
 @dataclass
 class Bounded(Local):
-    """A worker may be ``staleness`` rounds ahead of the slowest whom it keeps pace with.
+    """A worker may start a round only ``staleness`` rounds ahead of the slowest whom it keeps pace
+    with.
 
-    The clock of a worker is the number of rounds (of ``local_iterations``) it has computed. One
-    that is too far ahead when it comes waits before it synchronizes, so that the model it goes on
-    with holds what it waited for. The one whose arrival sets others free goes first.
+    The clock of a worker is the number of rounds (of ``local_iterations``) that it has brought.
+    Its push never waits, only its next round does (Ho et al., NeurIPS 2013); who had to wait pulls
+    once more before it starts, so that the model it reads holds what it waited for.
     """
 
     staleness: int = 2
 
     _clock: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _pushing: set[int] = field(default_factory=set, init=False, repr=False)
     _held: list[int] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ class Bounded(Local):
 
     def begin(self, groups: Sequence[int]) -> list[Decision]:
         decisions = super().begin(groups)
-        self._clock, self._held = dict(self._since), []
+        self._clock, self._pushing, self._held = dict(self._since), set(), []
         return decisions
 
     def pace(self, worker: int) -> Sequence[int]:
@@ -129,19 +131,37 @@ class Bounded(Local):
         raise NotImplementedError
 
     def arrived(self, worker: int, t: float) -> list[Decision]:
-        self._clock[worker] += 1
-        self._held.insert(0, worker)
-        free = self.free()
-        if worker in self._held:
-            self._held.append(self._held.pop(0))
-            return [Wait(worker), *free]
-        return free
+        self._pushing.add(worker)
+        return [Sync((worker,))]
 
-    def free(self) -> list[Decision]:
-        """Synchronize, one by one, those who need not wait any longer."""
-        lag = {w: self._clock[w] - min(self._clock[v] for v in self.pace(w)) for w in self._held}
-        self._held = [w for w in self._held if lag[w] > self.staleness]
-        return [Sync((w,)) for w in lag if lag[w] <= self.staleness]
+    def released(self, workers: Sequence[int], t: float) -> list[Decision]:
+        ready = []
+        for worker in workers:
+            if worker in self._pushing:
+                self._pushing.remove(worker)
+                self.ticked(worker)
+                self._held.append(worker)
+            else:
+                ready.append(worker)
+        freed = self.freed()
+        ready += [worker for worker in freed if worker in workers]
+        waits = [Wait(worker) for worker in workers if worker not in ready]
+        return [
+            *super().released(ready, t),
+            *waits,
+            *(refresh(worker) for worker in freed if worker not in workers),
+        ]
+
+    def ticked(self, worker: int) -> None:
+        """The server has another round of ``worker``."""
+        self._clock[worker] += 1
+
+    def freed(self) -> list[int]:
+        """Those who need not wait any longer, first come first."""
+        slowest = {w: min(self._clock[v] for v in self.pace(w)) for w in self._held}
+        freed = [w for w in self._held if self._clock[w] - slowest[w] <= self.staleness]
+        self._held = [w for w in self._held if w not in freed]
+        return freed
 
     def joined(self, worker: int) -> None:
         """Who comes anew holds nobody back: its clock starts at the slowest one's."""
@@ -149,8 +169,14 @@ class Bounded(Local):
 
     def left(self, worker: int, t: float) -> list[Decision]:
         del self._clock[worker]
+        self._pushing.discard(worker)
         self._held = [w for w in self._held if w != worker]
-        return self.free()
+        return [*map(refresh, self.freed())]
+
+
+def refresh(worker: int) -> Sync:
+    """``worker`` brings nothing and pulls."""
+    return Sync((worker,), weights=(0.0,))
 
 
 def check_whole(policy: Policy, name: str, least: int) -> None:

@@ -69,21 +69,21 @@ class GSSP(Bounded):
         self._smooth[worker] = self.momentum * before + (1 - self.momentum) * last
         return super().computed(worker, t)
 
-    def arrived(self, worker, t):
+    def ticked(self, worker):
+        super().ticked(worker)
         self._fresh.add(worker)
-        return super().arrived(worker, t)
 
     def joined(self, worker):
         self._smooth.pop(worker, None)
         self._fresh.discard(worker)
         super().joined(worker)
 
-    def free(self):
+    def freed(self):
         everyone = self._since.keys()
         if self.grouping == "natural_breaks" and everyone and everyone <= self._fresh:
             self._regroup(sorted(everyone))
             self._fresh.clear()
-        return super().free()
+        return super().freed()
 
     def _regroup(self, workers: list[int]) -> None:
         count = len(set(squads(self.groups, self.group_size)))

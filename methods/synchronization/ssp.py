@@ -9,12 +9,12 @@ from methods.synchronization._local import Bounded
 
 @dataclass
 class SSP(Bounded):
-    """As ASP, but a worker more than ``staleness`` rounds ahead of the slowest one waits for it
+    """As ASP, but a worker starts no round more than ``staleness`` rounds ahead of the slowest one
     (LPSP §1, SSP; Ho et al., NeurIPS 2013).
 
-    So at every start of a round r (from 0) all others have computed at least r - ``staleness``
-    rounds; ``staleness`` 0 waits as BSP does. With several local iterations a round is
-    ``local_iterations`` of them. A synchronization has one member.
+    So at every start of a round r (from 0) the server has at least r - ``staleness`` rounds of all
+    others, and the model that is read holds them; ``staleness`` 0 waits as BSP does. With several
+    local iterations a round is ``local_iterations`` of them. A synchronization has one member.
     """
 
     summary = "Asynchronous, at most `staleness` rounds ahead of the slowest worker"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -256,17 +256,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("record", help="the file to write")
     parser.add_argument("--parameters", type=json.loads, default={}, help="of the policy, as JSON")
     parser.add_argument("--slow", type=float, nargs="+", default=[2.0, 2.6, 3.6, 5.0])
-    parser.add_argument("--iterations", type=int, default=420, help="of all workers together")
+    parser.add_argument("--iterations", type=int, default=600, help="of all workers together")
+    parser.add_argument("--averaged-over", default="all", choices=get_args(AveragedOver))
     given = parser.parse_args(arguments)
     record = run(
         synchronization.load(given.policy, **given.parameters),
-        models.make("lenet5"),
+        models.make("lenet5", 1),
         load_dataset("mnist"),
         slow=given.slow,
         lr=0.03,
         momentum=0.5,
-        batch=128,
+        batch=64,
         iterations=given.iterations,
+        averaged_over=given.averaged_over,
+        seed=1,
     )
     command = shlex.join([*parser.prog.split(), *arguments])
     replace(record, about=record.about | dict(model="lenet5", command=command)).save(given.record)

@@ -78,7 +78,7 @@ class Server:
         mean = sum(w * torch.tensor(brought[r]) for r, w in weight.items()) / sum(weight.values())
         if sync.level != -1:
             return mean.numpy()
-        if self.averaged_over == "all":
+        if self.averaged_over == "all" and sync.weights is None:
             mean *= len(weight) / self.workers
         if self.travels == "gradient":
             self.model.grad = mean
@@ -215,11 +215,13 @@ class _Driver:
                     self._idle(decision, members)
                     for rank in members:
                         self.doing[rank] = "meeting"
-                    self.transfers.append(
-                        _Transfer(len(self.meetings), decision, 0, t, set(members))
-                    )
+                    push = _Transfer(len(self.meetings), decision, 0, t, set(decision.bringing))
                     self.meetings.append([math.nan, math.nan])
-                    self.team.call(members, "give", decision.level)
+                    if push.missing:
+                        self.transfers.append(push)
+                        self.team.call(decision.bringing, "give", decision.level)
+                    else:
+                        self._arrive(push, t)
                 case Wait(worker=rank):
                     self._idle(decision, [rank])
                 case _:

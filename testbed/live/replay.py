@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from methods.synchronization import (
     Wait,
 )
 from testbed.training.stragglers import Trace
-from testbed.training.virtual_time import Log, Told, play
+from testbed.training.virtual_time import Log, Phase, Seconds, Told, play
 
 TICK_S = 2.0**-20
 
@@ -148,7 +148,7 @@ def again(record: Record, policy: Policy | None = None) -> Log:
     return play(
         policy or synchronization.load(record.policy, **record.parameters),
         Trace(tuple((*seconds, never) for seconds in record.iterations)),
-        _recorded(record.meetings, never),
+        _Recorded(record.meetings, never),
         groups=record.groups,
         seconds=record.end,
         changes=[t.event for t in record.told if isinstance(t.event, Left)],
@@ -169,23 +169,25 @@ def summary(record: Record) -> dict[str, float]:
     )
 
 
-def _recorded(
-    meetings: Sequence[tuple[float, float]], never: float
-) -> Callable[[tuple[int, ...], float], float]:
-    """What the engine asks at each push and each pull: seconds of both, half of which it takes.
+class _Recorded(Seconds):
+    """The recorded (push, pull) seconds of each meeting; those that never ended take ``never``.
 
     Meetings under way have no member in common, so their members tell them apart.
     """
-    numbers = itertools.count()
-    pushed: dict[tuple[int, ...], int] = {}
 
-    def seconds(members: tuple[int, ...], t: float) -> float:
-        phase = int(members in pushed)
-        number = pushed.pop(members) if phase else pushed.setdefault(members, next(numbers))
-        took = meetings[number][phase] if number < len(meetings) else math.nan
-        return 2 * (never if math.isnan(took) else took)
+    def __init__(self, meetings: Sequence[tuple[float, float]], never: float) -> None:
+        super().__init__(0.0)
+        self.meetings, self.never = meetings, never
+        self.numbers = itertools.count()
+        self.pushed: dict[tuple[int, ...], int] = {}
 
-    return seconds
+    def seconds(self, phase: Phase, sync: Sync, t: float) -> float:
+        if phase == "push" or not sync.bringing:
+            self.pushed[sync.members] = next(self.numbers)
+        number = self.pushed[sync.members]
+        times = self.meetings[number] if number < len(self.meetings) else (math.nan, math.nan)
+        took = times[phase == "pull"]
+        return self.never if math.isnan(took) else took
 
 
 def _compare(who: str, answers: Sequence[Told], told: Sequence[Told]) -> None:

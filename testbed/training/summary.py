@@ -21,6 +21,9 @@ METRICS = {
     "time_to_target": "h",
     "bytes_to_target": "B",
 }
+LEAST_RESIDUALS = 5
+"""Points around the running mean that an oscillation needs."""
+
 IN_TIME = {"final_accuracy": "%", "oscillation": "%", "rounds": "rounds", "time_to_target": "s"}
 PRINTED_AS = {
     "final_accuracy": "converged_accuracy",
@@ -93,12 +96,14 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
     ``final_accuracy`` is the mean of the last ``window`` evaluations; ``time_to_target`` (s) when
     the mean of so many first reaches ``target`` (%), interpolated between evaluations;
     ``oscillation`` the standard deviation, in points, of the accuracy around its centred mean of
-    five evaluations, in the second half of the run; ``rounds`` all that were done.
+    five evaluations, in the second half of the run; ``rounds`` all that were done. Runs that fail,
+    never arrive or have too few evaluations give failed rows that say so.
     """
     accuracy = curves[curves["metric"] == "test_accuracy"]
     for _, curve in accuracy.groupby(["case", "seed"], sort=True):
         curve = curve.sort_values("round")
-        base = Row(**{**curve.iloc[0].to_dict(), "round": -1, "time_s": float("nan")})
+        place = dict(round=-1, time_s=math.nan, status="ok", reason="", value=0.0)
+        base = Row(**curve.iloc[0].to_dict() | place)
         yield _make(base, "target_accuracy", target, "%", "computed")
         broken = curve[curve["status"] == "failed"]
         if len(broken):
@@ -108,7 +113,10 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
             continue
         values, times = curve["value"].to_numpy(), curve["time_s"].to_numpy()
         yield _make(base, "final_accuracy", values[-window:].mean(), "%", "measured")
-        yield _make(base, "oscillation", oscillation(times, values), "%", "measured")
+        swing = oscillation(times, values)
+        reason = f"fewer than {LEAST_RESIDUALS + WINDOW // 2} evaluations in the second half"
+        failed = dict(status="failed", reason=reason) if math.isnan(swing) else {}
+        yield _make(base, "oscillation", swing, "%", "measured", **failed)
         yield _make(base, "rounds", curve["round"].max(), "rounds", "measured")
         at = arrival(values, target, window)
         if at is None:
@@ -121,10 +129,12 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
 
 
 def oscillation(times: np.ndarray, accuracy: np.ndarray) -> float:
-    """Standard deviation of ``accuracy`` around its centred mean of five, in the second half."""
+    """Standard deviation of ``accuracy`` around its centred mean of five, in the second half; NaN
+    where that mean exists too seldom."""
     residual = accuracy - pd.Series(accuracy).rolling(WINDOW, center=True).mean().to_numpy()
     residual = residual[(times >= times[-1] / 2) & np.isfinite(residual)]
-    return float(np.sqrt(np.mean(residual**2))) if len(residual) else 0.0
+    enough = len(residual) >= LEAST_RESIDUALS
+    return float(np.sqrt(np.mean(residual**2))) if enough else math.nan
 
 
 def converged(rows: Iterable[Row], experiment: str) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -227,12 +227,14 @@ class _Session:
             clock.now += self.compute_s + self.compression_s(traffic)
             clock.now += clock.exchange(self.plan(members), traffic.rounds)
 
-    def count_bytes(self, rounds: Sequence[Sizes]) -> None:
-        """Add what an outermost party sent and received, in the mean over all of them."""
+    def count_bytes(self, rounds: Sequence[Sizes], listening: int = 0) -> None:
+        """Add what an outermost party sent and received, in the mean over all of them; so many
+        others pull the last round's answer without pushing."""
         outer = len(self.recipe.levels) - 1
-        for sizes in rounds:
+        for number, sizes in enumerate(rounds, start=1):
             pushed = sizes.get(f"push/{outer}", {})
-            pulled = sizes.get(f"pull/{outer}", 0.0) * len(pushed)
+            pulling = len(pushed) + (listening if number == len(rounds) else 0)
+            pulled = sizes.get(f"pull/{outer}", 0.0) * pulling
             self.bytes_sent += (sum(pushed.values()) + pulled) / self.parties
 
     def row(self, clock: _Clock, metric: str, value: float, unit: str, **fields) -> Row:
@@ -384,9 +386,8 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
                 carrier.load(traffic.rounds, session.compression_s(traffic))
             case Applied(meeting=meeting):
                 carrier.load(server.answer(meeting))
-                if meeting.sync.level == GLOBAL:
-                    iterations += sum(map(len, meeting.work))
-                    staleness += meeting.staleness
+                iterations += server.arrived(meeting)
+                staleness += meeting.staleness or ()
             case Received(meeting=meeting, members=members):
                 server.release(meeting, members)
         before, rounds = rounds, iterations // len(learner.nodes)
@@ -414,6 +415,7 @@ class _Server:
         self.gradients: dict[int, list[torch.Tensor]] = {}
         # Each worker's model as it was after its last meeting, and after its last global one.
         self.last, self.last_global = list(self.learner.replicas), list(self.learner.replicas)
+        self.done: Counter[int] = Counter()  # iterations since the last global meeting
         self.brought: dict[int, tuple[list[torch.Tensor], Traffic]] = {}
         self.answers: dict[int, Replica] = {}
 
@@ -428,16 +430,30 @@ class _Server:
             before, gradient = self.learner.replicas[worker], self.gradients.pop(worker)
             self.learner.replicas[worker] = self.learner.update(before, gradient)
 
+    def arrived(self, meeting: Meeting) -> int:
+        """The iterations that ``meeting`` brings to the server's model; those that inner levels
+        have averaged come with the next global one."""
+        for worker, work in zip(meeting.sync.members, meeting.work, strict=True):
+            self.done[worker] += len(work)
+        if meeting.sync.level != GLOBAL:
+            return 0
+        # Whoever brings nothing takes a new model all the same: what it has done since is lost.
+        done = {worker: self.done.pop(worker) for worker in meeting.sync.members}
+        return sum(done[worker] for worker in meeting.sync.bringing)
+
     def collect(self, meeting: Meeting) -> Traffic:
         """Encode what the members bring."""
         sync = meeting.sync
+        if not sync.bringing:
+            return Traffic(rounds=[{}])
         if sync.level != GLOBAL and self.session.recipe.levels[-1].up.name != "identity":
             raise ValueError(
                 f"{self.session.recipe.synchronization.name} averages at several levels, and a "
                 "codec would keep one memory for all of them: only identity"
             )
-        brought = {worker: self._brings(worker, sync.level) for worker in sync.members}
-        self.brought[meeting.number] = self.learner.aggregate(sync.members, brought, sync.weights)
+        brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
+        weights = sync.weights and [weight for weight in sync.weights if weight]
+        self.brought[meeting.number] = self.learner.aggregate(sync.bringing, brought, weights)
         return self.brought[meeting.number][1]
 
     def _brings(self, worker: int, level: int) -> list[torch.Tensor]:
@@ -449,18 +465,27 @@ class _Server:
 
     def answer(self, meeting: Meeting) -> list[Sizes]:
         """Apply what arrived; what goes back to the members, by round of communication."""
-        total, traffic = self.brought.pop(meeting.number)
-        sync, learner, recipe = meeting.sync, self.learner, self.session.recipe
-        if recipe.averaged_over == "all" and sync.level == GLOBAL and sync.weights is None:
-            total = [part * (len(sync.members) / len(learner.nodes)) for part in total]
+        sync, learner = meeting.sync, self.learner
         model = learner.server if sync.level == GLOBAL else self.last[sync.members[0]]
-        model = learner.moved(model, total) if self.changes else learner.update(model, total)
-        model.buffers = [b.clone() for b in learner.replicas[sync.members[0]].buffers]
+        rounds: list[Sizes] = [{}]
+        if sync.bringing:
+            total, traffic = self.brought.pop(meeting.number)
+            rounds = traffic.rounds
+            model = self._moved(model, sync, total)
+            model.buffers = [b.clone() for b in learner.replicas[sync.bringing[0]].buffers]
         if sync.level == GLOBAL:
             learner.server = model
         self.answers[meeting.number], pulled = learner.broadcast(model)
-        self.session.count_bytes([*traffic.rounds[:-1], traffic.rounds[-1] | pulled])
+        listening = len(sync.members) - len(sync.bringing)
+        self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
         return [pulled]
+
+    def _moved(self, model: Replica, sync: Sync, total: list[torch.Tensor]) -> Replica:
+        learner = self.learner
+        whole = self.session.recipe.averaged_over == "all" and sync.weights is None
+        if whole and sync.level == GLOBAL:
+            total = [part * (len(sync.members) / len(learner.nodes)) for part in total]
+        return learner.moved(model, total) if self.changes else learner.update(model, total)
 
     def release(self, meeting: Meeting, members: Sequence[int]) -> None:
         """``members`` go on from the answer."""
@@ -490,7 +515,8 @@ class _Carrier:
     def start(self, phase: Phase, sync: Sync, t: float) -> int:
         rounds, delay_s = self.loaded
         number = next(self.numbers)
-        self._send(number, self.plan(sync.members, phase), rounds, t + delay_s)
+        members = sync.bringing if phase == "push" else sync.members
+        self._send(number, self.plan(members, phase), rounds, t + delay_s)
         return number
 
     def _send(self, number: int, plan: Plan, rounds: deque[Sizes], t: float) -> None:

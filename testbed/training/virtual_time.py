@@ -5,7 +5,8 @@ hangs its own work (a gradient when an iteration is :class:`Computed`, an update
 model when a meeting is :class:`Applied`). :func:`play` only keeps a :class:`Log`.
 
 A :class:`Sync` is a meeting. What its members hold is pushed, applied to the model at the server,
-and the model of that moment is pulled; members idle throughout.
+and the model of that moment is pulled; members idle throughout. Members of weight 0 push nothing,
+and where all are, the pull starts at once.
 
 What happens at one time happens in this order: pushes and pulls that arrive, in the order in which
 their network reports them (for constant times, the order in which they started); iterations that
@@ -67,12 +68,16 @@ class Seconds:
         self._order = itertools.count()
         self._arrivals: list[tuple[float, int]] = []
 
+    def seconds(self, phase: Phase, sync: Sync, t: float) -> float:
+        """What this phase takes."""
+        return self.per_sync(sync.members, t) / 2
+
     def start(self, phase: Phase, sync: Sync, t: float) -> int:
-        seconds = self.per_sync(sync.members, t)
+        seconds = self.seconds(phase, sync, t)
         if not 0 <= seconds < math.inf:
             raise ValueError(f"communication must take at least 0 s, and not {seconds} s")
         number = next(self._order)
-        heapq.heappush(self._arrivals, (t + seconds / 2, number))
+        heapq.heappush(self._arrivals, (t + seconds, number))
         return number
 
     def advance(self, until: float | None) -> tuple[float, int] | None:
@@ -101,7 +106,8 @@ class OnNetwork:
         self._done: deque = deque()
 
     def start(self, phase: Phase, sync: Sync, t: float) -> Hashable:
-        return self.network.start(self.plan(sync.members, phase), self.sizes(sync, phase), at=t)
+        members = sync.bringing if phase == "push" else sync.members
+        return self.network.start(self.plan(members, phase), self.sizes(sync, phase), at=t)
 
     def advance(self, until: float | None) -> tuple[float, Hashable] | None:
         if not self._done:
@@ -121,8 +127,8 @@ class Meeting:
     number: from 0, in the order of the decisions.
     arrived: when each member had finished its last iteration (or, without one, began to idle).
     work: the iterations of each member that it brings: all since its last meeting.
-    staleness: updates of the global model since each member last pulled it, counted when this one
-        is applied. None for meetings of inner levels.
+    staleness: updates of the global model since each member that brings something last pulled it,
+        counted when this one is applied. None for meetings of inner levels.
     """
 
     number: int
@@ -316,7 +322,11 @@ class _Engine:
                     for worker in workers:
                         worker.doing, worker.brought = "meeting", worker.iteration
                     yield Decided(meeting, t)
-                    self._start("push", meeting, [w.presence for w in workers], t)
+                    presence = [w.presence for w in workers]
+                    if decision.bringing:
+                        self._start("push", meeting, presence, t)
+                    else:
+                        yield from self._apply(meeting, presence, t)
                 case SetTimer(name=name, t=when):
                     self._later(Timer(name, max(when, t)), 3)
                 case Wait(worker=rank):
@@ -335,27 +345,31 @@ class _Engine:
 
     def _arrive(self, t: float, handle: Hashable) -> Iterator[Happening]:
         phase, meeting, presence = self.under_way.pop(handle)
-        members = meeting.sync.members
-        here = [
-            rank
-            for rank, before in zip(members, presence, strict=True)
-            if self.workers[rank].presence == before
-        ]
+        here = self._here(meeting, presence)
         if phase == "push":
-            meeting.applied = t
-            if meeting.sync.level == -1:
-                meeting.staleness = tuple(self.version - self.workers[w].version for w in members)
-                self.version += 1
-                for rank in here:
-                    self.workers[rank].version = self.version
-            yield Applied(meeting, t)
-            self._start("pull", meeting, presence, t)
+            yield from self._apply(meeting, presence, t)
             return
         meeting.received = t
         for rank in here:
             self.workers[rank].doing, self.workers[rank].since = "idle", t
         yield Received(meeting, tuple(here), t)
         yield from self._tell(Synced(tuple(here), t))
+
+    def _here(self, meeting: Meeting, presence: list[int]) -> list[int]:
+        """The members who have not left since the decision."""
+        pairs = zip(meeting.sync.members, presence, strict=True)
+        return [rank for rank, before in pairs if self.workers[rank].presence == before]
+
+    def _apply(self, meeting: Meeting, presence: list[int], t: float) -> Iterator[Happening]:
+        meeting.applied = t
+        if meeting.sync.level == -1:
+            bringing = meeting.sync.bringing
+            meeting.staleness = tuple(self.version - self.workers[w].version for w in bringing)
+            self.version += bool(bringing)
+            for rank in self._here(meeting, presence):
+                self.workers[rank].version = self.version
+        yield Applied(meeting, t)
+        self._start("pull", meeting, presence, t)
 
     def _change(self, event: Joined | Left) -> None:
         worker = self.workers[event.worker]
@@ -476,7 +490,7 @@ def play(
             case Decided(meeting=meeting):
                 log.meetings.append(meeting)
                 for worker in meeting.sync.members:
-                    turn(worker, t, "push")
+                    turn(worker, t, "push" if meeting.sync.bringing else "pull")
             case Applied(meeting=meeting):
                 for worker in meeting.sync.members:
                     if opened.get(worker, ("",))[0] == "push":

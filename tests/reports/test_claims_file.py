@@ -120,12 +120,12 @@ def test_lpsp_has_every_entry_once_with_what_it_names():
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "value": 3,
         "param": 20,
-        "derived": 5,
+        "derived": 6,
         "ordering": 12,
         "algorithm": 4,
         "formula": 5,
     }
-    assert 3 <= sum(bool(claim.headline) for claim in found) <= 5
+    assert 3 <= sum(bool(claim.headline) for claim in found) <= 6
 
 
 def test_dds_has_every_entry_once_with_what_it_names():
@@ -223,6 +223,38 @@ def test_not_run_list(tmp_path):
         with pytest.raises(ValueError, match=says):
             claims.load_not_run(path, found)
     assert claims.load_not_run(FILES / claims.NOT_RUN, claims.load_all(FILES))
+
+
+def test_the_not_run_list_may_name_what_is_missing(tmp_path):
+    look = {"a": {"experiment": "t", "case": "BSP on 8", "metric": "size"}}
+    found = claims.load(
+        write(tmp_path, kind="derived", value="{a}", quantity="count", lookups=look)
+    )
+    path = tmp_path / claims.NOT_RUN
+    entry = {"reason": "too large for this scale", "missing": "t: * on 8"}
+    path.write_text(yaml.safe_dump({"smoke": {"D-1": entry}}))
+    partly = claims.load_not_run(path, found)["smoke"]["D-1"]
+    assert partly.covers(found[0].lookups["a"])
+    assert not partly.covers(claims.Lookup(experiment="t", case="BSP on 12", metric="size"))
+    for change, says in (
+        ({"missing": "t: * on 9"}, "D-1: no lookup is 't: [*] on 9'"),
+        ({"missing": []}, "D-1"),
+        ({"reason": ""}, "D-1"),
+    ):
+        path.write_text(yaml.safe_dump({"smoke": {"D-1": entry | change}}))
+        with pytest.raises(ValueError, match=says):
+            claims.load_not_run(path, found)
+
+
+def test_a_claim_keeps_the_lookups_that_it_uses(tmp_path):
+    look = {name: {"experiment": "t", "case": name, "metric": "size"} for name in "abc"}
+    part = {"printed": "4", "quantity": "count"}
+    parts = [
+        part | {"largest": ["{a}"]},
+        part | {"value": "1", "beside": {"value": "{b}", "why": "-"}},
+    ]
+    path = write(tmp_path, kind="derived", parts=parts, lookups=look)
+    assert set(claims.load(path)[0].lookups) == {"a", "b"}
 
 
 def test_the_not_run_list_covers_all_documents(tmp_path):

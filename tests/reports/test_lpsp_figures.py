@@ -13,6 +13,7 @@ from reports.figures import PALETTE
 from reports.papers import lpsp
 from reports.verdicts import detail
 from testbed.results import Row, frame
+from workflow.experiments.lpsp import PRINTED
 
 DASHED, DOTTED = lpsp._DASHED, lpsp._DOTTED
 
@@ -62,7 +63,12 @@ def test_what_the_text_prints_is_what_the_claims_say(lpsp_claims):
     }
     names = {("mnist", 12): "F3a", ("mnist", 16): "F3b", ("cifar10", 12): "F5a"}
     names[("cifar10", 16)] = "F5b"
+    # What the bound is counted against, and held against, too.
+    assert sorted(PRINTED) == sorted(round(1 + x, 2) for x in lpsp.SAID["speed-up"].values())
+    used = {lookup.variant for claim in lpsp_claims for lookup in claim.lookups.values()}
+    assert {f"at least {ratio}" for ratio in PRINTED} == {v for v in used if "at least" in str(v)}
     for key, value in lpsp.SAID["speed-up"].items():
+        assert f"{1 + value:.2f}" in told[f"LPSP-{names[key]}"]
         assert f"{value:.2f} times" in told[f"LPSP-{names[key]}"]
     for data, name in (("mnist", "T3a"), ("cifar10", "T4a")):
         for number in (lpsp.SAID["highest accuracy"][data], lpsp.SAID["largest gap"][data]):
@@ -166,6 +172,11 @@ def test_the_bound_stands_beside_every_printed_speed_up(lpsp_desk):
     table = lpsp.TABLES["bound"](None, lpsp_desk)
     assert list(table["workers"]) == sizes and list(table["no draw exceeds"]) == squares
     assert (table["draws used, largest"] <= table["no draw exceeds"]).all()
+    trained = lpsp_desk.query("experiment == 'bound' and variant == 'trained'")
+    diamonds = [x for line in ax.lines if line.get_marker() == "D" for x in line.get_xdata()]
+    assert sorted(diamonds) == sorted(trained["value"])
+    most = trained.groupby("workers")["value"].max()
+    assert list(table["draws of training, largest"]) == list(most.loc[sizes])
     assert [name for name in table if "at least" in name] == [
         f"% of draws at least {ratio}" for ratio in ("1.75", "1.87", "2.17", "2.26")
     ]
@@ -174,7 +185,7 @@ def test_the_bound_stands_beside_every_printed_speed_up(lpsp_desk):
 def test_histograms_of_staleness_tell_their_mean(lpsp_desk):
     fig = lpsp.staleness(lpsp_desk)
     methods = [label.get_text() for label in fig.axes[0].get_yticklabels()]
-    assert methods == ["BSP", "ASP", "SSP", "GSSP", "MLL-SGD", "LPSP"]
+    assert methods == ["BSP", "ASP", "SSP", "GSSP", "GSSP static", "MLL-SGD", "LPSP"]
     for ax in fig.axes:
         size = ax.get_title("left").split()[0]
         for method, text in zip(methods, ax.texts, strict=True):
@@ -190,8 +201,9 @@ def test_throughput_is_the_geometric_mean_over_draws(lpsp_desk):
     ax = fig.axes[0]
     assert ax.get_title("left") == "fixed speeds" and {ax.get_xlabel() for ax in fig.axes}
     labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert "BSP" not in labels and labels[:5] == ["ASP", "SSP", "GSSP", "MLL-SGD", "LPSP"]
-    assert {"p_min=1", "s=0", "decided on arrival"} <= set(labels)
+    assert "BSP" not in labels and labels[:3] == ["ASP", "SSP", "GSSP"]
+    assert labels[3:6] == ["GSSP static", "MLL-SGD", "LPSP"]
+    assert {"p_min=1", "s=0", "mean-normalised, cap 6", "decided on arrival"} <= set(labels)
     rows = lpsp_desk.query(
         "experiment == 'waiting' and metric == 'over_bsp' and variant == 'fixed'"
     )
@@ -252,17 +264,19 @@ def test_controls_stand_beside_the_same_cases():
         ("mnist", ["BSP on 12", "SSP on 12", "LPSP on 12", "LPSP on 16"], 98.0),
         ("control", ["SSP on 12", "LPSP on 12"], 97.0),
         ("control_rate", ["BSP on 12", "LPSP on 12"], 96.0),
+        ("control_static", ["GSSP static on 12"], 95.0),
     ):
         for case in cases:
             for metric in ("time_to_target", "final_accuracy", "oscillation"):
                 for seed in (1, 2, 3):
                     rows.append(row(experiment, case, metric, value + seed, seed=seed))
     fig = lpsp.control(frame(rows))
-    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == ["BSP", "SSP", "LPSP"]
+    names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
+    assert names == ["BSP", "SSP", "GSSP static", "LPSP"]
     for ax in fig.axes:
         # LPSP on 16 has no control; what was not run in one is left out.
         assert {round(y, 2): x for y, x in means(ax).items()} == {
-            -0.24: 100, 0.76: 100, 1.76: 100, 1: 99, 2: 99, 0.24: 98, 2.24: 98
+            -0.24: 100, 0.76: 100, 1.76: 97, 2.76: 100, 1: 99, 3: 99, 0.24: 98, 3.24: 98
         }  # fmt: skip
     assert not notes(fig)
     few = frame(one for one in rows if one.experiment != "control_rate")
@@ -277,10 +291,33 @@ def test_waiting_is_the_mean_over_draws(lpsp_desk):
     one = lpsp_desk.query(
         f"experiment == 'waiting' and case == 'LPSP on {size}' and variant == 'fixed'"
     )
+    ratio = one.loc[one["metric"] == "over_bsp", "value"]
+    shown = table.loc[(size, "LPSP"), "iterations/s over BSP's"]
+    assert shown == pytest.approx(np.exp(np.log(ratio).mean()))  # as the figure
     for metric, name in (("delay", "wait for the decision, s"), ("waiting_share", "waiting, %")):
         mean = one.loc[one["metric"] == metric, "value"].mean()
         assert table.loc[(size, "LPSP"), name] == pytest.approx(mean)
-    assert "over BSP's, no communication" in table
+    assert "over BSP's, no communication" in table and "over BSP's, constant 0.5 s" in table
+    other = lpsp_desk.replace({"variant": {"constant 0.5 s": "constant 2 s"}})
+    assert "over BSP's, constant 2 s" in lpsp.TABLES["waiting"](None, other)
+
+
+def test_charts_of_who_waits_count_iterations_in_one_time():
+    rows = []
+    # Of three iterations of 2 s the last is cut off at the end of all, 5 s.
+    spans = {"BSP w1": [(0, 2), (2, 4), (4, 5)], "LPSP w1": [(0, 1), (1, 4)], "LPSP w2": [(0, 3)]}
+    for case, ends in spans.items():
+        for number, (begin, end) in enumerate(ends, 1):
+            for metric, value in (("begin", begin), ("end", end)):
+                rows.append(row("gantt", case, metric, value, variant=f"compute {number}"))
+    axes = lpsp.gantt(frame(rows)).axes
+    assert [ax.get_title("left") for ax in axes] == ["BSP: 2 iterations", "LPSP: 3 iterations"]
+    assert all(ax.get_xlim() == (0, 5) for ax in axes)
+
+
+def test_rows_are_split_whatever_their_index(arrivals):
+    twice = pd.concat([arrivals, arrivals.assign(case="LPSP on 16")])
+    assert len(lpsp._split(twice, lpsp._ON)) == len(twice)
 
 
 def test_batching_gains_are_ratios(lpsp_desk):

@@ -3,11 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import rat_results
 from scipy import stats
 
 from reports import expressions, verdicts
 from reports.book import Estimate, number, t_interval
-from reports.claims import Claim, Lookup
+from reports.claims import Claim, Lookup, Partly
 from reports.expressions import Interval
 from reports.verdicts import RULES, detail, judge
 from testbed.results import Row, frame
@@ -675,3 +676,112 @@ def test_a_model_that_a_lookup_names_stands_in_for_nothing():
         )
         reason = one(claim, rows(1.0, model="small"))["reason"]
         assert ("small stands in for large" in reason) == says
+
+
+# Targets never reached, and numbers that are not defined
+
+
+def arrived(case: str, values, ends: str = "within 40 s", metric: str = "time_to_target"):
+    """Rows of times by seed; None never reached its target."""
+    made = []
+    for seed, value in enumerate(values, 1):
+        lost = {"status": "failed", "reason": f"never reached 98 % {ends}"} if value is None else {}
+        made += rows(np.nan if value is None else value, metric, case, [seed], **lost)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ((9, 10, 11), (None, None, None), "holds"),
+        ((None, None, None), (9, 10, 11), "fails"),
+        ((None, None, None), (None, None, None), "undecided"),
+        ((9, 10, 11), (20, None, None), "undecided"),
+        ((9, None, 11), (None, None, None), "undecided"),
+        ((9, 10), (None, None), "undecided"),
+    ],
+)
+def test_what_no_seed_reached_comes_after_what_every_seed_reached(first, second, verdict):
+    look = {name: {"experiment": "t", "case": name, "metric": "time_to_target"} for name in "ab"}
+    claim = demo("ordering", order=["{a}", "{b}"], lookups=look)
+    row = one(claim, arrived("a", first) + arrived("b", second))
+    assert row["verdict"] == verdict, row["reason"]
+    assert "never" in row["ours"] and "never reached 98 % within 40 s" in row["reason"]
+    ratio = demo("derived", printed="2", value="{b} / {a}", quantity="ratio", lookups=look)
+    assert one(ratio, arrived("a", first) + arrived("b", second))["verdict"] == "undecided"
+    # The later of two never arrives if one of them does not.
+    later = demo("ordering", order=["{a}", "max({a}, {b})"], lookups=look)
+    assert one(later, arrived("a", (9, 10, 11)) + arrived("b", [None] * 3))["verdict"] == "holds"
+
+
+def test_runs_that_end_after_as_many_rounds_say_nothing_of_their_times():
+    look = {name: {"experiment": "t", "case": name, "metric": "time_to_target"} for name in "ab"}
+    claim = demo("ordering", order=["{a}", "{b}"], lookups=look)
+    late = arrived("a", (9, 10, 11)) + arrived("b", [None] * 3, "within 200 rounds")
+    assert one(claim, late)["verdict"] == "undecided"
+    assert "no run succeeded" in one(claim, late)["reason"]
+
+
+def test_a_division_by_zero_is_undecided_and_no_missing_result():
+    look = {name: {"experiment": "t", "case": name, "metric": "size"} for name in "ab"}
+    claim = demo("derived", printed="2", value="{a} / {b}", quantity="ratio", lookups=look)
+    seeds = [1, 2, 3]
+    for a, b in (
+        (rows(0.0, case="a"), rows(0.0, case="b")),
+        (rows([1.0, 0, 2], case="a", seeds=seeds), rows([0.0, 0, 1], case="b", seeds=seeds)),
+    ):
+        row = one(claim, a + b)
+        assert row["verdict"] == "undecided" and "not defined for every seed" in row["reason"]
+    # A variant in which it is not defined is no other way of modelling.
+    look = {name: spec | {"variant": "x"} for name, spec in look.items()}
+    varied = demo("derived", printed="2", value="{a} / {b}", quantity="ratio", lookups=look)
+    both = rows(2.0, case="a", variant="x") + rows(1.0, case="b", variant="x")
+    both += rows(2.0, case="a", variant="y") + rows(0.0, case="b", variant="y")
+    assert one(varied, both)["verdict"] == "holds"
+    look = {name: spec | {"variant": None} for name, spec in look.items()}
+    apart = rows([1.0] * 3, case="a", seeds=seeds) + rows([1.0] * 3, case="b", seeds=[4, 5, 6])
+    assert "share no seed" in one(claim, apart)["reason"]
+    order = demo("ordering", order=["{a}", "{b}"], lookups=look)
+    assert np.isnan(one(order, rows(-1.0, case="a") + rows(0.0, case="b"))["ratio"])
+
+
+def test_the_largest_of_what_ran_must_meet_the_number():
+    look = {name: {"experiment": "t", "case": f"{name} on 2", "metric": "size"} for name in "ab"}
+    part = {"printed": "4", "largest": ["{a}", "{b}"], "quantity": "count"}
+    claim = demo("derived", parts=[part], lookups=look)
+    a, b = rows(4.0, case="a on 2"), rows(5.0, case="b on 2")
+    assert one(claim, a + rows(3.0, case="b on 2"))["verdict"] == "holds"
+    assert one(claim, a + b)["verdict"] == "fails"
+    partly = Partly(reason="too large for this scale", missing=["t: b *"])
+    row = one(claim, a, {"desk": {"D-1": partly}})
+    assert (
+        row["verdict"] == "undecided" and "of those that ran, no results of t on 2" in row["reason"]
+    )
+    assert row["reason"].startswith("too large for this scale; ")
+    # What did not run may be larger, but not make the largest smaller.
+    for value, verdict in ((3.0, "undecided"), (5.0, "fails")):
+        low = rows(value, case="a on 2")
+        assert one(claim, low, {"desk": {"D-1": partly}})["verdict"] == verdict
+    with pytest.raises(ValueError, match="D-1 .*case=a on 2"):
+        one(claim, b, {"desk": {"D-1": partly}})
+    row = one(claim, [], {"desk": {"D-1": "too large for this scale"}})
+    assert (row["verdict"], row["reason"]) == ("not run here", "too large for this scale")
+
+
+def test_another_reading_is_held_against_the_same_value():
+    look = {"x": {"experiment": "t", "metric": "size"}}
+    beside = {"printed": "2", "why": "read as a plain ratio"}
+    part = {"quantity": "ratio", "printed": "3", "value": "{x}", "beside": beside}
+    row = one(demo("derived", parts=[part], lookups=look), rows(2.0))
+    assert row["verdict"] == "direction only"
+    assert "; read as a plain ratio, 2: holds, within 1.8 to 2.2" in row["reason"]
+
+
+def test_every_note_is_told(geomx_claims, paper_results, recipe, rat_claims, rat_rows):
+    for told, scale, mine, results in (
+        (recipe, "paper", geomx_claims, paper_results),
+        (rat_results.RECIPE, "desk", rat_claims, rat_rows),
+    ):
+        reasons = judge(mine, results, told, scale, {}).set_index("id")["reason"]
+        noted = {claim.id: claim.note for claim in mine if claim.note}
+        assert noted and [name for name in noted if noted[name] not in reasons[name]] == []

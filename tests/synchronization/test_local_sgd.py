@@ -108,11 +108,28 @@ def test_ssp_does_not_wait_for_who_comes_anew_to_catch_up():
 @given(speeds, rounds)
 def test_without_staleness_ssp_starts_and_waits_as_bsp(times, h):
     logs = [
-        run(load(name, local_iterations=h, **more), Fixed(tuple(times)), 0.25, seconds=20.0)
+        run(load(name, local_iterations=h, **more), Fixed(tuple(times)), seconds=20.0)
         for name, more in (("bsp", {}), ("ssp", dict(staleness=0)))
     ]
     assert logs[0].iterations == logs[1].iterations
     assert logs[0].waited() == pytest.approx(logs[1].waited())
+
+
+def test_ssp_pushes_at_once_and_who_was_held_reads_once_more():
+    """Without staleness, iterations of 1 and 3 s, a quarter of a second each way: the fast worker's
+    push arrives at 1.25 s; the slow one is back at 3.5 s, and then the fast one pulls."""
+    log = run(load("ssp", staleness=0), Fixed((1.0, 3.0)), 0.5, seconds=4.0)
+    first, slow, again = log.meetings
+    assert [m.sync.bringing for m in log.meetings] == [(0,), (1,), ()]
+    assert [(m.decided, m.applied, m.received) for m in log.meetings] == [
+        (1.0, 1.25, 1.5),
+        (3.0, 3.25, 3.5),
+        (3.5, 3.5, 3.75),
+    ]
+    assert (first.staleness, slow.staleness, again.staleness) == ((0,), (1,), ())
+    assert [(s.start, s.end) for s in log.spans if s.worker == 0 and s.kind == "wait"] == [
+        (1.5, 3.5)
+    ]
 
 
 @settings(max_examples=15, deadline=None)

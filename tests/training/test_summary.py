@@ -1,11 +1,20 @@
 """Arrival at a target on curves whose answer is known."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from testbed.results import Row, frame
-from testbed.training.summary import METRICS, arrival, converged, summarise
+from testbed.training.summary import (
+    METRICS,
+    arrival,
+    converged,
+    oscillation,
+    summarise,
+    summarise_in_time,
+)
 
 
 def curve(case, seed, accuracies, compression="identity", round_s=2.0):
@@ -81,3 +90,53 @@ def test_the_table_prints_the_same_numbers_under_its_own_names():
     assert table["converged_accuracy"] == ours["final_accuracy"]
     assert table["rounds_to_converge"] == ours["rounds_to_target"]
     assert table["convergence_time"] == ours["time_to_target"]
+
+
+def in_time(*curves, **changes):
+    """Rows of runs: (seed, accuracies at 0, 10, 20, … s)."""
+    base = dict(
+        paper="p", experiment="e", case="c", scale="smoke", evidence="measured",
+        metric="test_accuracy", unit="%",
+    )  # fmt: skip
+    rows = [
+        Row(**base | dict(seed=seed, value=value, round=3 * k, time_s=10.0 * k) | changes)
+        for seed, values in curves
+        for k, value in enumerate(values)
+    ]
+    return frame(rows)
+
+
+def test_in_time_by_hand():
+    curve = [10, 20, 40, 60, 80, 90, 92, 90, 92, 90, 92, 90]
+    rows = list(summarise_in_time(in_time((1, curve)), target=50.0, window=1))
+    found = {row.metric: row for row in rows}
+    assert found["target_accuracy"].value == 50 and found["final_accuracy"].value == 90
+    assert found["time_to_target"].value == pytest.approx(25.0)  # halfway from 40 to 60
+    assert found["rounds"].value == 33
+    # With a window of three: means 10, 15, 23.3, 40, 60, so 50 is met at 35 s.
+    rows = list(summarise_in_time(in_time((1, curve)), target=50.0, window=3))
+    found = {row.metric: row.value for row in rows}
+    assert found["time_to_target"] == pytest.approx(35.0)
+    assert found["final_accuracy"] == pytest.approx((90 + 92 + 90) / 3)
+
+
+def test_oscillation_is_what_is_left_around_the_running_mean():
+    times = 10.0 * np.arange(20)
+    assert oscillation(times, 3 * times) == pytest.approx(0, abs=1e-9)  # a straight rise has none
+    # ±a in turns: around means of five of them (±a/5), the rest is 4/5 a.
+    swinging = 50 + 2.0 * (-1) ** np.arange(20)
+    assert oscillation(times, swinging) == pytest.approx(0.8 * 2)
+    assert math.isnan(oscillation(times[:8], swinging[:8]))
+
+
+def test_runs_that_never_arrive_or_fail_say_so():
+    never = {r.metric: r for r in summarise_in_time(in_time((1, [10, 11, 12])), 50.0, 2)}
+    assert never["time_to_target"].reason == "never reached 50 % within 20 s"
+    assert "evaluations" in never["oscillation"].reason
+    assert never["final_accuracy"].value == 11.5
+    failed = in_time((1, [math.nan]), status="failed", reason="diverged", round=-1)
+    broken = {r.metric: r for r in summarise_in_time(failed, 50.0, 2)}
+    assert broken["target_accuracy"].status == "ok"
+    assert {broken[m].reason for m in ("final_accuracy", "oscillation", "time_to_target")} == {
+        "diverged"
+    }

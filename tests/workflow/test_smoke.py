@@ -44,6 +44,8 @@ RULES = {
     "rat_joint": "results/smoke/rat/figure7_joint.parquet",
     "sketch_fusion_simulate": "results/smoke/sketch_fusion/theory.parquet",
     "sketch_fusion_measure": "results/smoke/sketch_fusion/live.parquet",
+    "lpsp_simulate": "results/smoke/lpsp/waiting-12.parquet",
+    "lpsp_measure": "results/smoke/lpsp/batching.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
@@ -51,7 +53,7 @@ RULES = {
 }
 
 
-TARGETS = ["geomx", "rat", "sketch_fusion"]
+TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp"]
 
 
 class Checkout:
@@ -136,7 +138,8 @@ def test_every_claim_has_its_row(checkout):
     columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
     assert ",".join(table.columns) == columns
     assert table["id"].is_unique
-    assert table["paper"].value_counts().to_dict() == {"geomx": 123, "rat": 39, "sketch_fusion": 84}
+    counts = {"geomx": 123, "sketch_fusion": 84, "lpsp": 49, "rat": 39}
+    assert table["paper"].value_counts().to_dict() == counts
     unexplained = table[
         table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
     ]
@@ -163,6 +166,7 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
             },
         ),
         ("exchange/plink", ": RAT: ", {"exchanges", "survival", "table1"}),
+        ("synchronization/gssp", ": training ", {"mnist", "cifar10", "control"}),
         ("compression/two_bit", "timed on this machine: ", {"measured"}),
     ],
 )
@@ -185,6 +189,7 @@ def test_named_targets_are_there(checkout):
     targets += [
         f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")
     ]
+    targets += [f"lpsp_{name}" for name in ("table3", "figure4", "control", "waiting", "actors")]
     assert "Nothing to be done" in checkout.planned(*targets)
 
 

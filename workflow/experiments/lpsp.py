@@ -20,13 +20,13 @@ from testbed.results import Row, Scale
 from testbed.training import batching, models, stragglers
 from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Part
-from testbed.training.stragglers import Fixed, Jitter, Stragglers, Varying
+from testbed.training.stragglers import Fixed, Jitter, Stragglers, Trace, Varying
 from testbed.training.virtual_time import Communication, Log, Meeting, OnNetwork, Scripted, play
 from workflow.recipes.lpsp import LPSP, LpspRecipe
 
 Say = Callable[[str], None]
 
-RECORDED = Path(__file__).parents[2] / "data" / "recorded"
+ROOT = Path(__file__).parents[2]
 BSP, SERVER = "BSP", "parameter_server"
 MAIN = "fixed"
 """The variant that the document describes."""
@@ -178,10 +178,28 @@ def _variants(bench: _Bench, workers: int) -> dict[str, _Variant]:
         MAIN: _Variant(fixed, network, draws, rate),
         "jitter": _Variant(jitter, network, few, rate),
         "varying": _Variant(varying, network, few, rate),
+        "trace": _Variant(_traces(bench, workers), network, few, rate),
         "no communication": _Variant(fixed, lambda: 0.0, draws),
         f"constant {waiting.constant:g} s": _Variant(fixed, lambda: waiting.constant, draws),
         "slow server": _Variant(fixed, _network(bench, workers, slow), few, slow),
     }
+
+
+def _traces(bench: _Bench, workers: int) -> Callable[[int], Stragglers]:
+    """Recorded iteration times of real workers, in units that make the fastest one's mean the
+    shortest iteration; which worker has whose is drawn."""
+    pattern, base = bench.recipe.waiting.trace, bench.recipe.mnist.base_s
+    records = [Record.load(path) for path in sorted(ROOT.glob(pattern))]
+    recorded = [np.array(times) for record in records for times in record.iterations]
+    if len(recorded) < workers:
+        raise ValueError(f"{pattern}: {len(recorded)} recorded workers, {workers} are needed")
+    unit = base / min(times.mean() for times in recorded)
+
+    def drawn(draw: int) -> Stragglers:
+        chosen = np.random.default_rng(draw).permutation(len(recorded))[:workers]
+        return Trace(tuple(tuple((unit * recorded[i]).tolist()) for i in chosen))
+
+    return drawn
 
 
 def _network(bench: _Bench, workers: int, server_rate: float) -> Callable[[], OnNetwork]:
@@ -288,13 +306,13 @@ def _metrics(run: _Steady, n: int, bsp: float, stale: list[int]) -> dict[str, tu
     """What a run comes to; ``bsp`` is BSP's iterations a second.
 
     Means over contributions (a member of a synchronization each) but for the size of
-    synchronizations and the time from one to the next.
+    synchronizations and the time from one to the next. Who only pulls adds its wait to ``delay``.
     """
-    meetings = run.meetings
-    members = sum(len(meeting.arrived) for meeting in meetings)
+    meetings = [meeting for meeting in run.meetings if meeting.sync.bringing]
+    members = sum(len(meeting.sync.bringing) for meeting in meetings)
     brought = sum(len(work) for meeting in meetings for work in meeting.work)
     waits = math.fsum(wait for meeting in meetings for wait in meeting.waits)
-    delays = math.fsum(delay for meeting in meetings for delay in meeting.delays)
+    delays = math.fsum(delay for meeting in run.meetings for delay in meeting.delays)
     rate = run.iterations / run.seconds
     return {
         "iterations_per_s": (rate, "1/s"),
@@ -335,13 +353,16 @@ def _bound(bench: _Bench) -> Iterator[Row]:
     """Iterations a second without any waiting over those of BSP: of the draws used, and of many."""
     recipe = bench.recipe
     highest, draws = recipe.stragglers.highest, recipe.waiting.bound_draws
-    used = {*range(1, recipe.waiting.draws + 1), *recipe.mnist.seeds, *recipe.cifar10.seeds}
+    used = {*range(1, recipe.waiting.draws + 1)}
+    trained = {*recipe.mnist.seeds, *recipe.cifar10.seeds}
     for n in recipe.waiting.workers:
         bench.say(f"bound: {n} workers")
         row = functools.partial(bench.row, f"{n} workers", workers=n, evidence="computed")
-        for draw in sorted(used):
+        for draw in sorted(used | trained):
             value = stragglers.removable(bench.times(n, draw).times)
-            yield row("removable", value, "1", seed=draw)
+            for variant, chosen in (("", used), ("trained", trained)):
+                if draw in chosen:
+                    yield row("removable", value, "1", variant=variant, seed=draw)
         drawn = stragglers.removable_draws(n, draws, highest)
         for percent, value in zip(PERCENTILES, np.percentile(drawn, PERCENTILES), strict=True):
             yield row("removable", value, "1", variant=f"{percent:g} %")
@@ -418,7 +439,7 @@ def _ray(bench: _Bench) -> Iterator[Row]:
 def _recorded(bench: _Bench) -> Iterator[Row]:
     """The runs on Ray actors that are kept in the repository."""
     labels = {part.name: label for label, part in bench.recipe.methods.items()}
-    for path in sorted(RECORDED.glob("ray_*.json")):
+    for path in sorted(ROOT.glob("data/recorded/ray_*.json")):
         record = Record.load(path)
         yield from _run(bench, labels[record.policy], record, "recorded")
 

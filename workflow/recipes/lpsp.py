@@ -44,7 +44,12 @@ class Example(Strict):
 
 
 class Waiting(Strict):
-    """``iterations`` of each worker in the mean; ``shown``, ``shown_iterations``: Gantt charts."""
+    """``iterations`` of each worker in the mean; ``shown``, ``shown_iterations``: Gantt charts.
+
+    ``trace``: recorded runs (``testbed.live.replay``), below the repository's root.
+    """
+
+    trace: str
 
     workers: Sizes
     draws: Annotated[int, Field(ge=3)]
@@ -129,7 +134,7 @@ class LpspRecipe(PaperRecipe):
     averaged_over: Average
     jobs: Literal["case", "experiment"]
     methods: dict[str, Part]
-    ablations: dict[str, dict[str | float, dict[str, Any]]]
+    ablations: dict[str, dict[str, dict[str, Any]]]
     stragglers: Stragglers
     network: Network
     # A job gets only those that it needs.
@@ -147,15 +152,12 @@ class LpspRecipe(PaperRecipe):
         return self.model_dump(mode="json", exclude=optional - set(sections))
 
     def ablated(self, *groups: str) -> dict[str, Part]:
-        """LPSP with its options changed, by label: ``p_min=1``; what changes nothing is LPSP."""
+        """LPSP with its options changed, by label."""
         base = self.methods[LPSP]
         return {
-            f"{group}={float(key):g}" if group in FIGURES else str(key): Part(
-                name=base.name, **(base.parameters | changed)
-            )
+            label: Part(name=base.name, **(base.parameters | changed))
             for group in groups
-            for key, changed in self.ablations[group].items()
-            if changed
+            for label, changed in self.ablations[group].items()
         }
 
     def runs(self, scale: Scale) -> dict[str, list[Recipe]]:
@@ -243,9 +245,12 @@ class LpspRecipe(PaperRecipe):
         for name, value in self:
             if value is None:
                 check.fail(name, "is missing")
-        if self.cifar10.ablated_workers is None:
-            check.fail("cifar10.ablated_workers", "is missing")
-        check.need("methods", LPSP, self.methods)
+        for label in ("BSP", LPSP):
+            check.need("methods", label, self.methods)
+        if self.cifar10.ablated_workers not in self.cifar10.workers:
+            check.fail("cifar10.ablated_workers", "must be one of cifar10.workers")
+        if not {self.cifar10.ablated_workers, self.waiting.shown} <= {*self.waiting.workers}:
+            check.fail("waiting.workers", "needs waiting.shown and cifar10.ablated_workers")
         for group in FIGURES:
             check.need("ablations", group, self.ablations)
         parts = {f"methods.{label}": part for label, part in self.methods.items()}
@@ -261,7 +266,9 @@ class LpspRecipe(PaperRecipe):
             for label in labels:
                 check.need(key, label, self.methods)
         for name in ("mnist", "cifar10", "ray"):
-            check.need(f"{name}.model.name", getattr(self, name).model.name, models.MODELS)
+            model = getattr(self, name).model
+            check.need(f"{name}.model.name", model.name, models.MODELS)
+            check.make(f"{name}.model", models.make, model.name, **model.parameters)
         for number, meeting in enumerate(self.example.drawn):
             for worker in meeting:
                 if worker >= len(self.example.times):

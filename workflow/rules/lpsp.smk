@@ -11,7 +11,8 @@ LPSP_SIMULATED |= dict.fromkeys(LPSP_WAITING, ["waiting", "mnist", "cifar10"])
 LPSP_SIMULATED["recorded"] = []
 LPSP_MEASURED = {"batching": ["batching", "mnist", "cifar10"], "ray": ["ray"]}
 LPSP_LIVE = {"ray": ["testbed/live/*.py"]}
-LPSP_LIVE["recorded"] = ["testbed/live/replay.py", "data/recorded/ray_*.json"]
+for experiment in ("recorded", *LPSP_WAITING):
+    LPSP_LIVE[experiment] = ["testbed/live/replay.py", LPSP.waiting.trace]
 
 
 def lpsp_sources(wildcards):
@@ -90,7 +91,8 @@ rule lpsp_ray:
         lpsp_rows("ray"),
 
 
-LPSP_REAL = lpsp_rows("recorded") + [file for file in lpsp_rows("ray") if Path(file).is_file()]
+LPSP_REAL = lpsp_rows("recorded")
+LPSP_REAL += [ancient(file) for file in lpsp_rows("ray") if Path(file).is_file()]
 LPSP_CURVES = {name: curves_of("lpsp", name) for name in SUMMARIES["lpsp"]}
 TABLES["lpsp"] = {
     "table3": LPSP_CURVES["mnist"],
