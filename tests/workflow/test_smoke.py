@@ -46,6 +46,8 @@ RULES = {
     "sketch_fusion_measure": "results/smoke/sketch_fusion/live.parquet",
     "lpsp_simulate": "results/smoke/lpsp/waiting-12.parquet",
     "lpsp_measure": "results/smoke/lpsp/batching.parquet",
+    "dds_simulate": "results/smoke/dds/bytes.parquet",
+    "dds_measure": "results/smoke/dds/transport.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
@@ -53,7 +55,7 @@ RULES = {
 }
 
 
-TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp"]
+TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp", "dds"]
 
 
 class Checkout:
@@ -138,7 +140,7 @@ def test_every_claim_has_its_row(checkout):
     columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
     assert ",".join(table.columns) == columns
     assert table["id"].is_unique
-    counts = {"geomx": 123, "sketch_fusion": 84, "lpsp": 49, "rat": 39}
+    counts = {"geomx": 123, "sketch_fusion": 84, "dds": 58, "lpsp": 49, "rat": 39}
     assert table["paper"].value_counts().to_dict() == counts
     unexplained = table[
         table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
@@ -166,7 +168,7 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
             },
         ),
         ("exchange/plink", ": RAT: ", {"exchanges", "survival", "table1"}),
-        ("synchronization/gssp", ": training ", {"mnist", "cifar10", "control"}),
+        ("synchronization/gssp", ": training ", {"mnist", "cifar10", "control", "control_static"}),
         ("compression/two_bit", "timed on this machine: ", {"measured"}),
     ],
 )
@@ -190,6 +192,7 @@ def test_named_targets_are_there(checkout):
         f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")
     ]
     targets += [f"lpsp_{name}" for name in ("table3", "figure4", "control", "waiting", "actors")]
+    targets += [f"dds_{name}" for name in ("federated", "ddp", "bytes", "fl_figure4", "transport")]
     assert "Nothing to be done" in checkout.planned(*targets)
 
 
