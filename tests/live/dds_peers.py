@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import resource
 import signal
 import subprocess
@@ -10,12 +11,13 @@ import threading
 import time
 
 import numpy as np
+from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
 from testbed.live.dds import Channel, Group, Network, RankLost, connect, run_key
-from testbed.live.dds.domain import qos
+from testbed.live.dds.domain import configuration, qos
 from testbed.live.dds.segments import Segment, cut
 
 NETWORK = Network(lease_s=3.0)
@@ -231,3 +233,29 @@ def overheard(domain, rank, tell):
             assert handle.collect() == [payload(other, number, 1000) for other in range(2)]
             time.sleep(0.01)
         return dict(group.refused)
+
+
+def oversize(domain, rank, tell):
+    """Rank 0 listens with a small limit while rank 1, without the key, writes one huge sample.
+
+    Rank 0 says by how many MiB its peak memory grew.
+    """
+    if rank:
+        uncapped = re.sub("<MaxSampleSize>.*?</MaxSampleSize>", "", configuration(Network()))
+        entered, participant = Domain(domain, uncapped), DomainParticipant(domain)
+        writer = DataWriter(participant, Topic(participant, "t", Segment), qos(b""))
+        time.sleep(2.0)
+        huge = 150 << 20
+        writer.write(Segment(1, 1, 1, 0, 0, huge, bytes(16), "", bytes(huge)))
+        time.sleep(3.0)
+        del entered
+        return None
+    channel = Channel(
+        connect(domain, Network()), "t", 0, run_key("r", bytes(16)), lambda m: None, limit=1000
+    )
+    time.sleep(1.0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    time.sleep(5.0)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    channel.close()
+    return grown

@@ -55,6 +55,11 @@ def test_64_mib_among_four(domain):
     check_gathered(run(dds_peers.gather, 4, domain, 4, lengths), lengths)
 
 
+def test_a_strangers_huge_sample_costs_no_memory(domain):
+    grown, _ = run(dds_peers.oversize, 2, domain)
+    assert grown < 50
+
+
 def test_other_labels_at_the_same_step(domain):
     first, second = run(dds_peers.disagree, 2, domain, 2)
     assert first[0] == [1] and "sends 'of rank 1' where rank 0 is at" in first[1]

@@ -16,6 +16,8 @@ from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.qos import Policy, Qos
 from cyclonedds.util import duration
 
+from testbed.live.dds.segments import CUT, HEADS
+
 LAST_DOMAIN = 232
 """Ports of higher domains would lie above 65535."""
 
@@ -75,7 +77,8 @@ def configuration(network: Network) -> str:
     """Cyclone DDS's XML for ``network``.
 
     The loopback gets datagrams of the largest size; elsewhere Cyclone's own size stays, which fits
-    an Ethernet frame, as one lost IP fragment would cost the whole datagram.
+    an Ethernet frame, as one lost IP fragment would cost the whole datagram. What is longer than a
+    segment can be is dropped before memory is taken for it.
     """
     sizes = "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>64000B</FragmentSize>"
     listed = "".join(f"<Peer Address={quoteattr(peer)}/>" for peer in network.peers)
@@ -89,7 +92,8 @@ def configuration(network: Network) -> str:
         + "</General><Discovery>"
         + (f"<ParticipantIndex>auto</ParticipantIndex><Peers>{listed}</Peers>" if listed else "")
         + f"<LeaseDuration>{network.lease_s:f}s</LeaseDuration></Discovery>"
-        '<Internal><SocketReceiveBufferSize min="default" max="16MB"/></Internal>'
+        '<Internal><SocketReceiveBufferSize min="default" max="16MB"/>'
+        f"<MaxSampleSize>{CUT + HEADS}B</MaxSampleSize></Internal>"
         "</Domain></CycloneDDS>"
     )
 

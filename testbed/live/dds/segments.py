@@ -4,7 +4,8 @@ A segment is one DDS sample. Its tag covers all its other fields. With a shared 
 HMAC-SHA-256 (RFC 2104) cut to 16 bytes, keyed by the secret and the name of the run: a segment of
 a stranger, of another run or damaged is refused before anything is done for it. Without a secret
 it is a CRC-32, at less than half the cost, which keeps out damage and other runs but nobody who
-means harm. Nothing is encrypted, and DDS discovery itself is open to everybody on the network.
+means harm. Nothing is encrypted, and DDS discovery itself is open to everybody on the network: DDS
+Security would close it, but the Cyclone DDS that Python installs comes without its plugins.
 
 Cyclone DDS's Python layer handles a ``sequence[uint8]`` element by element, seconds for a few
 megabytes; :class:`Segment` writes and reads the same bytes (CDR, OMG XTypes 1.3 §7.4.1) with one
@@ -27,6 +28,9 @@ from cyclonedds.idl.types import array, sequence, uint8, uint32, uint64
 VERSION = 1
 CUT = 1 << 20
 """Bytes of a message in one segment."""
+
+HEADS = 1 << 12
+"""More bytes than a segment has besides those."""
 
 LIMIT = 1 << 30
 """Longest message that a receiver takes, in bytes, unless told otherwise."""
