@@ -244,7 +244,9 @@ def prepare(case: Case, dataset: Dataset) -> Job:
     ranks = sum(case.recipe.workers)
     if case.evaluate and len(dataset.test_y) < ranks:
         raise ValueError(f"{dataset.name}: {len(dataset.test_y)} test samples for {ranks} ranks")
-    return Job(case, group(case.recipe, dataset, case.costs), dataset)
+    groups = group(case.recipe, dataset, case.costs)
+    # Costs are functions, which do not travel to other processes; the groups are all they are for.
+    return Job(replace(case, costs=None), groups, dataset)
 
 
 @contextmanager

@@ -37,12 +37,13 @@ def seconds(name: str, batch: int) -> dict[str, float]:
 def test_gradients(benchmark, name, batch, how):
     benchmark.group = f"gradients of {WORKERS} workers, {name}, batch {batch}"
     model, shape = models.make(name, **SIZES[name][0]), models.sample_shape(name)
-    parameters = [[p.detach().clone() for p in model.parameters()] for _ in range(WORKERS)]
+    leaves = list(model.parameters())
+    parameters = [[p.detach().clone() for p in leaves] for _ in range(WORKERS)]
     images = [models.samples(model, shape, batch)] * WORKERS
     labels = [torch.arange(batch) % 10] * WORKERS
     found, losses = benchmark.pedantic(
         batching.gradients,
-        args=(model, parameters, images, labels, how),
+        args=(model, leaves, parameters, images, labels, how),
         rounds=ROUNDS,
         warmup_rounds=1,
     )

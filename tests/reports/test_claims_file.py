@@ -120,7 +120,7 @@ def test_lpsp_has_every_entry_once_with_what_it_names():
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "value": 3,
         "param": 20,
-        "derived": 6,
+        "derived": 5,
         "ordering": 12,
         "algorithm": 4,
         "formula": 5,

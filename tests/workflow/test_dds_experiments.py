@@ -158,7 +158,8 @@ def test_live_runs_of_the_modes(recipe, as_live):
         assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == [3.0, 9.0]
         assert value(table, "live_difference", case=label, experiment="federated_seeds") == 0
     sends = {settings.task.codec.name: settings.task.sends for settings in as_live}
-    assert sends == {"identity": "weights", "sparse_int8": "delta"}
+    dense, sparse = ("identity", "int8_blocks"), ("sparse_fp32", "sparse_int8")
+    assert sends == dict.fromkeys(dense, "weights") | dict.fromkeys(sparse, "delta")
 
 
 def test_a_live_run_that_differs_shows(recipe, as_live, monkeypatch):
