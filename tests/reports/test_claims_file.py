@@ -135,7 +135,8 @@ def test_dds_has_every_entry_once_with_what_it_names():
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "value": 31,
         "param": 12,
-        "derived": 5,
+        "derived": 4,
+        "formula": 1,
         "ordering": 8,
         "algorithm": 2,
     }
