@@ -304,7 +304,7 @@ class Learner:
 
         for level in reversed(range(outermost)):
             spec = self.recipe.levels[level]
-            codec = self.codec("down", level, -1, spec.down or _default_down(spec))
+            codec = self.codec("down", level, -1, spec.down or default_down(spec))
             payload = codec.compress(total, key)
             _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
             total = codec.decompress(payload, self.device)
@@ -363,7 +363,8 @@ def fan_out(seed: int, name: str) -> int:
 
 
 @cache
-def _default_down(spec: Level) -> Part:
+def default_down(spec: Level) -> Part:
+    """The codec in which an inner level answers where its recipe names none."""
     # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
     adds = compression.load(spec.up.name, **spec.up.parameters).combine == "sum"
     return spec.up if adds else Part(name="identity")
