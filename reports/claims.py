@@ -373,7 +373,7 @@ def _reference_problems(claims: list[Claim]) -> list[str]:
     problems = [
         f"{name}: id: appears twice" for name in sorted({n for n in ids if ids.count(n) > 1})
     ]
-    with_value = {claim.id for claim in claims if claim.kind == "value"}
+    with_value = {claim.id for claim in claims if claim.kind == "value" or claim.ours}
     for claim in claims:
         for text in claim.expressions():
             for name in expressions.names(text):

@@ -53,6 +53,8 @@ class Run:
     parameters: by name, after the last step; the same bits on every rank.
     payload_bytes: (ranks, steps, rounds) int64, what each rank put in at each round of the codec.
     frame_bytes: (ranks, steps) int64, the same in the frames of the wire.
+    received_bytes: (ranks, steps) int64, frames of the other ranks that arrived, see
+        :attr:`testbed.live.transport.Wire.received_bytes`.
     groups: the messages of one step.
     step_s: (ranks, steps) seconds: batch, forward, backward, communication and update.
     compute_s: (ranks, steps) seconds of batch, forward and backward.
@@ -72,6 +74,7 @@ class Run:
     parameters: dict[str, Tensor]
     payload_bytes: np.ndarray
     frame_bytes: np.ndarray
+    received_bytes: np.ndarray
     groups: Groups
     step_s: np.ndarray
     compute_s: np.ndarray
@@ -286,8 +289,8 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
     Returns
     -------
     ``parameters`` of rank 0 by name after the last step, and their ``digest``; ``sent``, bytes by
-    step, by message and by round; ``framed``, bytes by step; ``times``, seconds by the names of
-    :class:`Run`, by step; ``early``; ``tests``.
+    step, by message and by round; ``framed`` and ``received``, bytes by step; ``times``, seconds
+    by the names of :class:`Run`, by step; ``early``; ``tests``.
 
     Raises
     ------
@@ -305,7 +308,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
     codec = learner.codec("up", 0, learner.nodes[rank], up)
     messenger = Messenger(wire, codec, learner.codec("up", 0, -1, up), case.ordered)
     backward = (_Ddp if case.ddp else _Hooks)(learner, groups, messenger)
-    sent, framed, early, tests = [], [], [], []
+    sent, framed, received, early, tests = [], [], [], [], []
     times: dict[str, list[float]] = {name: [] for name in TIMES}
     wire.barrier()
     for step in range(case.steps):
@@ -338,6 +341,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
             times[name].append(seconds[name])
         sent.append([message.sent for message in messages])
         framed.append(sum(sum(message.framed) for message in messages))
+        received.append(sum(sum(message.received) for message in messages))
         back = sum(message.done_at <= ended for message in messages)
         early.append((backward.launched_early / len(messages), back / len(messages)))
         done = step + 1
@@ -345,7 +349,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
             tell(f"testing after step {step} of {up.name}")
             accuracy = evaluate(wire, learner, learner.replicas[rank])
             tests.append((done, sum(times["step_s"]), accuracy))
-            say(_window(done, case.steps, accuracy, recipe.evaluate_every, times, sent))
+            say(_window(done, case.steps, accuracy, recipe.evaluate_every, times, sent, received))
     messenger.close()
     final = learner.replicas[rank].parameters
     digest = hashlib.blake2b(b"".join(p.numpy().tobytes() for p in final)).digest()
@@ -354,6 +358,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
         digest=digest,
         sent=sent,
         framed=framed,
+        received=received,
         times=times,
         early=early,
         tests=tests,
@@ -392,13 +397,15 @@ def _window(
     window: int,
     times: dict[str, list[float]],
     sent: Sequence[Sequence[Sequence[int]]],
+    received: Sequence[int],
 ) -> str:
     """Averages over the steps since the last evaluation."""
     recent = sent[-window:]
     nbytes = sum(sum(map(sum, step)) for step in recent) / len(recent)
     ms = {name: 1e3 * float(np.mean(times[name][-window:])) for name in TIMES}
     return (
-        f"step {done}/{steps}: test accuracy {accuracy:.2f} %; a step sends {nbytes:.0f} B, takes "
+        f"step {done}/{steps}: test accuracy {accuracy:.2f} %; a step sends {nbytes:.0f} B of "
+        f"payload, receives {np.mean(received[-window:]):.0f} B of frames, takes "
         f"{ms['step_s']:.1f} ms: computes {ms['compute_s']:.1f}, compresses "
         f"{ms['compress_s']:.1f}, waits {ms['wait_s']:.1f}"
     )
@@ -533,6 +540,7 @@ def _run(groups: Groups, reports: Sequence[dict]) -> Run:
         parameters=reports[0]["parameters"],
         payload_bytes=payload_bytes,
         frame_bytes=np.array([one["framed"] for one in reports], np.int64),
+        received_bytes=np.array([one["received"] for one in reports], np.int64),
         groups=groups,
         **{name: np.array([one["times"][name] for one in reports]) for name in TIMES},
         launched_early=float(launched),

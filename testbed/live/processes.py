@@ -14,15 +14,49 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 Tell = Callable[[str], None]
 """Says what this rank does now; the parent prints it where the rank fails or falls silent."""
 
+Command = Callable[[int, list[str]], Sequence[str]]
+"""What to run for a rank, given the command of its interpreter."""
+
+Hear = Callable[[int, Any], Mapping[int, Any]]
+"""Takes a rank and what it posted; returns what to send, by the rank that shall receive it."""
+
 GRACE_S = 2.0
 """Who lost contact is seldom to blame: so long the parent waits for a better cause."""
+
+
+class Line:
+    """A rank's line to its parent; calling it says what the rank does now, as :data:`Tell`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def __call__(self, what: str) -> None:
+        self.say("doing", what)
+
+    def post(self, value: Any) -> None:
+        """Let the parent hear ``value``; its answers, if any, are received."""
+        self.say("post", value)
+
+    def receive(self) -> Any:
+        """What the parent sends; waits for it. Raises BrokenPipeError if the parent is gone."""
+        try:
+            return pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise BrokenPipeError("the parent is gone") from None
+
+    def fileno(self) -> int:
+        """Readable when there is something to receive."""
+        return self.connection.fileno()
+
+    def say(self, kind: str, value: Any) -> None:
+        self.connection.send_bytes(pickle.dumps((kind, value)))
 
 
 class RankFailed(RuntimeError):
@@ -35,18 +69,27 @@ def run_ranks(
     *arguments: Any,
     timeout_s: float,
     environment: dict[str, str] | None = None,
+    command: Command = lambda rank, argv: argv,
+    each: Sequence[Any] | None = None,
+    hear: Hear | None = None,
 ) -> list[Any]:
     """Call ``function(*arguments, rank, tell)`` in ``ranks`` processes and return the results.
 
     Nothing is left running, however this ends. ``function`` must be importable by name; it should
     raise ConnectionError where another rank is out of reach.
 
+    Parameters
+    ----------
+    command: what to run for a rank whose interpreter would be ``argv``; its process has to become
+        ``argv`` in the end, and pass on the files that are open.
+    each: an argument for each rank alone, after the others.
+    hear: called with what a rank posts (:class:`Line`).
+
     Raises
     ------
     RankFailed
         A rank raised, died, or none of them said anything for ``timeout_s``.
     """
-    job = pickle.dumps((function, arguments))
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, **(environment or {}), "PYTHONPATH": paths}
     processes: list[subprocess.Popen] = []
@@ -60,15 +103,17 @@ def run_ranks(
                 main = f"from testbed.live.processes import _child; _child({fd}, {rank})"
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-c", main],
+                        command(rank, [sys.executable, "-c", main]),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         env=environment,
                         pass_fds=(fd,),
                     )
                 )
-            _send(ours, job)
-        return _collect(lines, processes, timeout_s)
+        for rank, line in enumerate(lines):
+            own = arguments if each is None else (*arguments, each[rank])
+            _send(line, pickle.dumps((function, own)))
+        return _collect(lines, processes, timeout_s, hear)
     finally:
         for process in processes:
             process.kill()
@@ -79,7 +124,10 @@ def run_ranks(
 
 
 def _collect(
-    lines: Sequence[Connection], processes: Sequence[subprocess.Popen], timeout_s: float
+    lines: Sequence[Connection],
+    processes: Sequence[subprocess.Popen],
+    timeout_s: float,
+    hear: Hear | None,
 ) -> list[Any]:
     doing = ["starting"] * len(lines)
     results: dict[int, Any] = {}
@@ -108,6 +156,9 @@ def _collect(
                 ) from None
             if kind == "doing":
                 doing[rank] = value
+            elif kind == "post":
+                for other, answer in hear(rank, value).items():
+                    _send(lines[other], pickle.dumps(answer))
             elif kind == "result":
                 results[rank] = value
             elif kind == "lost":
@@ -117,7 +168,9 @@ def _collect(
                 failure = RankFailed(f"rank {rank} failed ({doing[rank]}): {cause}")
                 failure.add_note(trace)
                 raise failure
-        deadline = time.monotonic() + (GRACE_S if lost else timeout_s)
+        # Once a rank lost contact, what the others say gains them no more time.
+        latest = time.monotonic() + (GRACE_S if lost else timeout_s)
+        deadline = min(deadline, latest) if lost else latest
     return [results[rank] for rank in range(len(lines))]
 
 
@@ -129,18 +182,14 @@ def _send(line: Connection, data: bytes) -> None:
 
 def _child(fd: int, rank: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    line = Connection(fd)
-
-    def say(kind: str, value: Any) -> None:
-        line.send_bytes(pickle.dumps((kind, value)))
-
+    line = Line(Connection(fd))
     try:
-        function, arguments = pickle.loads(line.recv_bytes())
-        say("result", function(*arguments, rank, lambda what: say("doing", what)))
+        function, arguments = line.receive()
+        line.say("result", function(*arguments, rank, line))
     except BrokenPipeError:
         pass  # the parent is gone
     except ConnectionError as error:
-        say("lost", str(error))
+        line.say("lost", str(error))
     except BaseException as error:
-        say("failed", (f"{type(error).__name__}: {error}", traceback.format_exc()))
+        line.say("failed", (f"{type(error).__name__}: {error}", traceback.format_exc()))
     os._exit(0)  # threads that wait for other ranks hold nobody up

@@ -40,12 +40,15 @@ class Wire(Protocol):
     Attributes
     ----------
     rank, size: this one, and how many there are.
+    received_bytes: of the other ranks' payloads that were gathered so far, counted as
+        :meth:`frame_bytes`; what an all-reduce receives it does not tell.
     all_reduce: adds every rank's payload of :data:`NATIVE` elements in an order of its own; None
         where the wire only gathers.
     """
 
     rank: int
     size: int
+    received_bytes: int
     all_reduce: Callable[[Payload], Payload] | None
 
     def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
@@ -94,11 +97,19 @@ class Gloo:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.received_bytes = 0
         self.all_reduce = _all_reduce
 
     def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
         """Nothing is sent before what is returned is called."""
-        return partial(_all_gather, payload, key)
+
+        def finish() -> list[Payload]:
+            gathered = _all_gather(payload, key)
+            others = (p for rank, p in enumerate(gathered) if rank != self.rank)
+            self.received_bytes += sum(self.frame_bytes(other, key) for other in others)
+            return gathered
+
+        return finish
 
     def frame_bytes(self, payload: Payload, key: Key) -> int:
         """Of a gathered payload; one that is all-reduced has no head."""
@@ -160,6 +171,7 @@ class Message:
     ----------
     total: resolves to the sum over all ranks, as the codec decodes it.
     sent, framed: payload bytes that this rank put in, and with their frames; a number a round.
+    received: see :attr:`Wire.received_bytes`; a number a round.
     encode_s: seconds that the first round's encoding took, on the caller's time.
     launched_at: ``time.perf_counter()`` when it was encoded and handed over.
     waits: from when to when, by the same clock, it waited for other ranks; a pair a round.
@@ -170,6 +182,7 @@ class Message:
     total: Future[torch.Tensor] = field(default_factory=Future)
     sent: list[int] = field(default_factory=list)
     framed: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
     encode_s: float = 0.0
     launched_at: float = 0.0
     waits: list[tuple[float, float]] = field(default_factory=list)
@@ -242,9 +255,10 @@ class Messenger:
                 message.sent.append(payload.nbytes)
                 message.framed.append(self.wire.frame_bytes(payload, key))
                 finish = begun or self._begin(payload, how, key)
-                waiting = time.perf_counter()
+                before, waiting = self.wire.received_bytes, time.perf_counter()
                 arrived = finish()
                 message.waits.append((waiting, time.perf_counter()))
+                message.received.append(self.wire.received_bytes - before)
                 try:
                     payload, how = rounds.send(combine(arrived, how, self.centre, key))
                 except StopIteration as stop:

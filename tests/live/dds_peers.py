@@ -13,10 +13,14 @@ import time
 import numpy as np
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.pub import DataWriter
+from cyclonedds.qos import Policy
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
 from testbed.live.dds import Channel, Group, Network, RankLost, connect, run_key
+from testbed.live.dds import domain as domain_module
+from testbed.live.dds.channel import MEMBER
+from testbed.live.dds.collectives import TOPIC
 from testbed.live.dds.domain import configuration, qos
 from testbed.live.dds.segments import Segment, cut
 
@@ -259,3 +263,190 @@ def oversize(domain, rank, tell):
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     channel.close()
     return grown
+
+
+def wait_until(true):
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def small(size):
+    """Endpoints of this process hold ``size`` segments and take no more until these are read."""
+    domain_module.UNREAD = size
+
+
+def unread(domain, folder, kind, rank, tell):
+    """Rank 0 sends to rank 1, who never takes: a stranger, or a member whose hands are full.
+
+    Rank 0 says what it gets told and after how long, and how long it takes to close.
+    """
+    participant = connect(domain, NETWORK)
+    ended, key = folder / "ended", run_key(RUN, bytes(16))
+    if rank == 0:
+        channel = Channel(participant, "t", 0, key, lambda message: None)
+        wait_until(lambda: set(channel._readers.values()) == {1 if kind == "member" else None})
+        start = time.monotonic()
+        try:
+            while True:
+                start = time.monotonic()
+                channel.send(bytes(1 << 20), "model", timeout_s=1.0)
+        except TimeoutError as error:
+            took, start = time.monotonic() - start, time.monotonic()
+            channel.close(0.5)
+            ended.touch()
+            return str(error), took, time.monotonic() - start
+    small(4)
+    if kind == "member":
+        hung = Channel(participant, "t", 1, key, lambda message: wait_until(ended.exists))
+    else:
+        hung = DataReader(participant, Topic(participant, "t", Segment), qos(b""))
+    wait_until(ended.exists)
+    del hung
+    return None
+
+
+def unread_group(domain, folder, rank, tell):
+    """Ranks 0 and 1 gather while rank 2 is a stranger who reads their topic and never takes."""
+    ended = folder / f"{rank} ended"
+    if rank == 2:
+        small(4)
+        participant = connect(domain, NETWORK)
+        reader = DataReader(participant, Topic(participant, TOPIC, Segment), qos(b""))
+        wait_until(lambda: all((folder / f"{r} ended").exists() for r in range(2)))
+        del reader
+        return None
+    group = join(domain, 2, rank)
+    group.timeout_s = 2.0
+    wait_until(lambda: None in group._channel._readers.values())
+    start = time.monotonic()
+    try:
+        while True:
+            group.all_gather(bytes(1 << 20)).wait(WAIT_S)
+    except (TimeoutError, RankLost) as error:
+        took = time.monotonic() - start
+        group.close(0.5)
+        ended.touch()
+        return type(error), str(error), took
+
+
+def recorded(domain, folder, rank, tell):
+    """Ranks 0 and 1 are a group twice, under one name; rank 2, a stranger, records the first and
+    plays it to the second, whose rank 0 is there before its rank 1."""
+    secret = bytes(16)
+    if rank == 2:
+        participant = connect(domain, NETWORK)
+        topics = [Topic(participant, name, Segment) for name in (f"{TOPIC}_hello", TOPIC)]
+        both = list(zip(topics, (qos(b"", kept=9), qos(b"")), strict=True))
+        readers = [DataReader(participant, *topic_and_qos) for topic_and_qos in both]
+        taken = [[], []]
+        (folder / "listening").touch()
+        while not all((folder / f"{r} left").exists() for r in range(2)):
+            for samples, reader in zip(taken, readers, strict=True):
+                samples += [s for s in reader.take(32) if isinstance(s, Segment)]
+            time.sleep(0.01)
+        writers = [DataWriter(participant, *topic_and_qos) for topic_and_qos in both]
+        (folder / "playing").touch()
+        while not all((folder / f"{r} done").exists() for r in range(2)):
+            for samples, writer in zip(taken, writers, strict=True):
+                for sample in samples:
+                    writer.write(sample)
+            time.sleep(0.1)
+        return [len(samples) for samples in taken]
+    wait_until((folder / "listening").exists)
+    options = dict(network=NETWORK, secret=secret, timeout_s=WAIT_S)
+    for turn in range(2):
+        if turn:
+            (folder / f"{rank} left").touch()
+            wait_until((folder / "playing").exists)
+            time.sleep(1.5 * rank)
+        with Group(rank, 2, RUN, domain, **options) as group:
+            for number in range(20):
+                handle = group.all_gather(payload(rank, turn, 1000), str(number))
+                handle.wait(WAIT_S)
+                assert handle.collect() == [payload(other, turn, 1000) for other in range(2)]
+                time.sleep(0.02)
+            refused = dict(group.refused)
+    (folder / f"{rank} done").touch()
+    return refused
+
+
+def forge(domain, folder, rank, tell):
+    """Rank 0 is a member and so is rank 1 until it leaves; rank 2, without the key, claims to be
+    rank 1, also with its own words. Rank 0 says who is there and who has left: while the forger is
+    there, after it left, while it is there again, and after rank 1 left."""
+    participant = connect(domain, NETWORK)
+
+    def told(name):
+        (folder / name).touch()
+
+    def wait_for(name):
+        wait_until((folder / name).exists)
+
+    if rank == 2:
+        topic = Topic(participant, "t", Segment)
+        ears = DataReader(participant, topic, qos(b""))
+        wait_until(lambda: len(ears.get_matched_publications()) == 2)
+        words = [
+            ears.get_matched_publication_data(handle).qos[Policy.Userdata].data
+            for handle in ears.get_matched_publications()
+        ]
+        words += [b"slowlink member 1", bytes(MEMBER.size)]
+        for come, go, after in (("forged", "seen", "missed"), ("forged again", "end", "end")):
+            both = (DataWriter, DataReader)
+            ends = [kind(participant, topic, qos(word)) for word in words for kind in both]
+            told(come)
+            wait_for(go)
+            del ends
+            wait_for(after)
+        return None
+    left = []
+    channel = Channel(participant, "t", rank, run_key(RUN, bytes(16)), print, left.append)
+    if rank == 1:
+        wait_for("leave")
+        channel.close()
+        return None
+    assert not channel.wait_for({1}, WAIT_S)
+    views = []
+
+    def look(readers):
+        wait_until(lambda: len(channel._readers) == len(channel._writers) + 1 == readers)
+        time.sleep(0.2)
+        views.append((channel.members(), list(left)))
+
+    wait_for("forged")
+    look(6)  # of rank 1, four forged, one that only listens
+    told("seen")
+    look(2)
+    told("missed")
+    wait_for("forged again")
+    look(6)
+    told("leave")
+    wait_until(lambda: left)
+    look(5)
+    told("end")
+    channel.close()
+    return views
+
+
+def stumble(domain, size, rank, tell):
+    """The last rank's receiving thread meets an error amid the all-gathers."""
+    group = join(domain, size, rank)
+    if rank == size - 1:
+
+        def deliver(message):
+            raise KeyError("a mistake")
+
+        group._channel._deliver = deliver
+    try:
+        for number in range(1000):
+            group.all_gather(b"", str(number)).wait(WAIT_S)
+    except ConnectionError as error:
+        try:
+            group._channel.send(b"")
+            later = ""
+        except ConnectionError as again:
+            later = str(again)
+        group.close(0.5)
+        return str(error), later

@@ -1,19 +1,81 @@
 """Made-up images, and clients that do not behave; scripts are imported by name."""
 
+import contextlib
+import ctypes
+import multiprocessing
 import os
 import struct
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from testbed.live.dds.federated import messages
+from testbed.live.dds.federated import __main__ as commands
+from testbed.live.dds.federated import live, messages
 from testbed.live.dds.federated.client import Client
+from testbed.live.dds.federated.settings import ClientSettings
 from testbed.live.dds.federated.training import sgd
 
 GATE = "FEDERATED_TEST_GATE"
 calls = 0
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
+"""Has imported everything; processes that it starts are there at once."""
+
+
+class Running(SERVER.Process):
+    """A command under the names of a :class:`subprocess.Popen`."""
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self, timeout=None):
+        self.join(timeout)
+        return self.exitcode
+
+
+@contextlib.contextmanager
+def process(settings, folder, gate="", namespace=None):
+    """As :func:`testbed.live.dds.federated.live.process`, started in a tenth of the time."""
+    is_client = isinstance(settings, ClientSettings)
+    role = "client" if is_client else "controller"
+    name = f"client {settings.client}" if is_client else role
+    file = folder / f"{name}.json"
+    file.write_text(settings.model_dump_json())
+    said = folder / f"{name}.txt"
+    said.touch()
+    arguments = (role, file, said, gate, namespace)
+    running = Running(target=command, args=arguments, daemon=True)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def command(role, file, said, gate, namespace):
+    os.environ[GATE] = str(gate)
+    with said.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if namespace is not None:
+        with open(f"/run/netns/{namespace}") as entry:
+            if ctypes.CDLL(None, use_errno=True).setns(entry.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    sys.exit(commands.main([role, str(file)]))
+
+
+def launch(settings, folder):
+    """Start a controller as :func:`run_live` does, tell its number, and wait to be killed."""
+    with live.process(settings, folder) as running:
+        (folder / "number.new").write_text(str(running.pid))
+        (folder / "number.new").rename(folder / "number")
+        time.sleep(600)
 
 
 def write_images(folder, train=240, test=60):
@@ -31,17 +93,20 @@ def write_images(folder, train=240, test=60):
             (folder / f"{split}-{kind}-ubyte").write_bytes(head + values.tobytes())
 
 
-def gated(model, data, index, **how):
+def gated(model, data, index, number=2, **how):
     """SGD whose second round says that it is half way, and waits for the gate to open."""
     global calls
     calls += 1
     gate = Path(os.environ[GATE])
     for step, _ in enumerate(sgd(model, data, index, **how)):
-        if calls == 2 and step == 0:
+        if calls == number and step == 0:
             gate.with_name(f"half-{os.getpid()}").touch()
             while not gate.exists():
                 time.sleep(0.02)
         yield
+
+
+gated_later = partial(gated, number=8)
 
 
 def held(number, go, reached=None):
@@ -61,6 +126,21 @@ def held(number, go, reached=None):
     return train
 
 
+class Deaf(Client):
+    """Takes nothing of what comes after the model of round 1, until told."""
+
+    def __init__(self, *arguments, hears):
+        super().__init__(*arguments)
+        deliver = self.channel._deliver
+
+        def wait_after_round_1(message):
+            deliver(message)
+            if message.label == "model" and messages.unpack("model", message.payload)[0].round == 1:
+                hears.wait(60)
+
+        self.channel._deliver = wait_after_round_1
+
+
 class Rude(Client):
     """Sends rubbish in the rounds given, once in each."""
 
@@ -76,7 +156,7 @@ class Rude(Client):
         self.command = None
         made = make(head, frame)
         for message in made if isinstance(made, list) else [made]:
-            self.updates.send(message, "update")
+            self.channel.send(message, "update")
         return None
 
 

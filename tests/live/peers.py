@@ -26,6 +26,14 @@ def lose(rank, tell):
     raise ConnectionError("nobody there")
 
 
+def lose_while_another_talks(rank, tell):
+    if rank == 0:
+        raise ConnectionError("nobody there")
+    while True:
+        tell("talking")
+        time.sleep(0.1)
+
+
 def fail_late(rank, tell):
     """Rank 1 is to blame, but rank 0 reports first that it lost contact."""
     if rank == 1:

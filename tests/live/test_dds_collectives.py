@@ -71,7 +71,7 @@ def test_one_rank_may_be_far_ahead(domain):
     assert run(dds_peers.ahead, 2, domain, 2, times) == [{(b"\0", b"\1")}] * 2
 
 
-def test_memory_stays_flat(domain, times=2000):
+def test_memory_stays_flat(domain, times=10_000):
     for early, end in run(dds_peers.many, 2, domain, 2, times):
         assert end - early < 4096  # KiB; the messages themselves are 500
 
@@ -175,3 +175,38 @@ def test_replays_of_a_stranger_are_refused(domain):
     for kinds in refused:
         assert kinds["replay"] > 0
         assert kinds.keys() <= {"replay", "rank"}
+
+
+@pytest.mark.parametrize(
+    "kind, who", [("stranger", "a reader that is not a member (1 here)"), ("member", "member 1")]
+)
+def test_a_reader_that_never_reads_holds_up_until_the_deadline(domain, tmp_path, kind, who):
+    (text, took, closing), _ = run(dds_peers.unread, 2, domain, tmp_path, kind)
+    assert text == f"nothing of message 'model' went out for 1 s, held up by {who}"
+    assert took < 20 and closing < 20  # the machine may be busy
+
+
+def test_a_group_says_what_holds_it_up(domain, tmp_path):
+    *ranks, _ = run(dds_peers.unread_group, 3, domain, tmp_path)
+    causes = [text for kind, text, _ in ranks if kind is TimeoutError]
+    assert causes and all("or a reader that is not a member (1 here)" in text for text in causes)
+    assert all(took < 60 for *_, took in ranks)
+
+
+def test_what_was_recorded_of_a_run_is_refused_by_the_next(domain, tmp_path):
+    *refused, played = run(dds_peers.recorded, 3, domain, tmp_path)
+    assert played[0] >= 2 and played[1] >= 2 * 20
+    for kinds in refused:
+        assert kinds["tag"] > 0 and kinds.keys() == {"tag"}
+
+
+def test_who_forges_what_a_member_says_of_itself_is_a_stranger(domain, tmp_path):
+    views, *_ = run(dds_peers.forge, 3, domain, tmp_path)
+    assert views == [({1}, []), ({1}, []), ({1}, []), (set(), [1])]
+
+
+def test_an_error_on_the_receiving_thread_ends_the_rank(domain):
+    *others, (text, later) = run(dds_peers.stumble, 3, domain, 3)
+    assert text == later == "member 2 of slowlink_group receives no more: KeyError: 'a mistake'"
+    for text, _ in others:
+        assert text.startswith("rank 2: died or left")

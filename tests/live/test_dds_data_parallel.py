@@ -119,6 +119,8 @@ def test_bytes_are_those_of_the_published_formula(runs, name):
     around = run.frame_bytes - sent.sum(2)
     assert (around >= messages * wire_bytes(0)).all()
     assert (around <= messages * wire_bytes(0, 60 * "x")).all()
+    # Every rank receives what the others send.
+    assert (run.received_bytes == run.frame_bytes.sum(0) - run.frame_bytes).all()
 
 
 def test_the_documents_messages(runs):

@@ -1,9 +1,12 @@
 """Segments and their reassembly, in this process and without DDS."""
 
+import hmac
 import random
+import struct
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cyclonedds.idl import IdlStruct
 
 from testbed.live.dds import segments
@@ -53,8 +56,9 @@ def test_falls_back_to_the_stock_layer(monkeypatch):
     monkeypatch.setattr(segments, "FAST", False)
     assert segment.serialize() == data
     assert read(data) == segment
-    with pytest.raises(Refused, match="version 0"):
+    with pytest.raises(Refused, match="version 0") as refused:
         read(b"\0\1\0\0rubbish")
+    assert refused.value.kind == "form"
 
 
 @pytest.mark.parametrize("key", [KEY, PLAIN])
@@ -98,16 +102,49 @@ def test_other_secrets_runs_and_versions_are_refused():
         with pytest.raises(Refused, match="tag"):
             read(next(cut(other, 1, 2, 3, b"body")).serialize())
     segment = read(data)
-    segment.version = 2
-    with pytest.raises(Refused, match="version 2, this program reads 1"):
+    segment.version = 1
+    with pytest.raises(Refused, match="version 1, this program reads 2"):
         check(segment, KEY)
+
+
+@pytest.mark.parametrize("label, body", [("", b""), ("größer", bytes(range(256)) * 5)])
+def test_tag_is_that_of_aes_gcm_under_a_key_of_hkdf(label, body):
+    sender, life, number = 7, 2**63 + 1, 2**48 - 1
+    *_, last = cut(KEY, sender, life, number, body, label, size=100)
+    info = b"slowlink segments\0" + struct.pack("<IQ", sender, life)
+    key = hmac.digest(KEY.material, info + b"\1", "sha256")  # RFC 5869 §2.3, one block
+    nonce = number.to_bytes(6, "big") + last.start.to_bytes(6, "big")
+    gcm = Cipher(algorithms.AES(key), modes.GCM(nonce)).encryptor()
+    gcm.authenticate_additional_data(bytes(last.body))
+    text = label.encode()
+    gcm.update(struct.pack("<IIQQQQ", 2, sender, life, number, last.start, len(body)))
+    gcm.update(struct.pack("<I", len(text)) + text)
+    gcm.finalize()
+    assert last.tag == gcm.tag
+
+
+@pytest.mark.parametrize("field", ["number", "start"])
+def test_numbers_too_large_for_a_nonce_are_refused(field):
+    segment = next(cut(KEY, 1, 2, 3, b"body"))
+    setattr(segment, field, 2**48)
+    with pytest.raises(Refused, match="tag"):
+        check(segment, KEY)
+
+
+def test_sessions_have_keys_of_their_own():
+    nonces = [bytes([rank]) * 32 for rank in range(3)]
+    sessions = [nonces, nonces[::-1], nonces[:2], [*nonces[:2], bytes(32)]]
+    keys = {KEY.derive(session) for session in sessions} | {KEY, PLAIN.derive(nonces)}
+    assert len(keys) == 6
+    assert KEY.derive(iter(nonces)) == KEY.derive(nonces)
+    assert len({key.sign(b"member 1") for key in keys} | {KEY.sign(b"member 2")}) == 7
 
 
 def test_lengths_are_checked_before_anything_is_allocated():
     assembly = Assembly(KEY, limit=1000)
-    huge = Segment(1, 0, 1, 0, 0, 2**60, b"", "", b"x")
-    outside = Segment(1, 0, 1, 0, 8, 10, b"", "", b"abc")
-    empty = Segment(1, 0, 1, 0, 0, 10, b"", "", b"")
+    huge = Segment(2, 0, 1, 0, 0, 2**60, b"", "", b"x")
+    outside = Segment(2, 0, 1, 0, 8, 10, b"", "", b"abc")
+    empty = Segment(2, 0, 1, 0, 0, 10, b"", "", b"")
     for segment, why in ((huge, "at most 1000"), (outside, "3 bytes at 8"), (empty, "0 bytes")):
         segment.tag = segments._tag(segment, KEY)
         with pytest.raises(Refused, match=why) as refusal:

@@ -1,10 +1,13 @@
 """Federated training by real processes, which are killed, late and rude; and by none."""
 
 import json
+import os
+import queue
 import random
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,12 +17,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import federated_peers  # noqa: E402
+from federated_peers import process  # noqa: E402
 
-from testbed.live.dds import connect
-from testbed.live.dds.federated import Failed, messages, run_live, simulate, store, training
+from testbed.live.dds import Message, connect, domain
+from testbed.live.dds.federated import (
+    Failed,
+    controller,
+    live,
+    messages,
+    run_live,
+    simulate,
+    store,
+    training,
+)
+from testbed.live.dds.federated import __main__ as commands
 from testbed.live.dds.federated.client import Client
 from testbed.live.dds.federated.controller import read_log
-from testbed.live.dds.federated.live import SHARED, process
+from testbed.live.dds.federated.live import SHARED
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, parse
 
 WAIT_S = 90.0
@@ -62,7 +76,7 @@ def make(images, tmp_path):
 
 
 def client_settings(settings, client, **values):
-    shared = {name: getattr(settings, name) for name in SHARED}
+    shared = {name: getattr(settings, name) for name in SHARED} | {"wait_s": 60.0}
     return ClientSettings(client=client, **shared, **values)
 
 
@@ -126,7 +140,7 @@ def test_printed_bytes_of_the_documents_model(make):
         values = torch.sin(torch.arange(task.values, dtype=torch.float32))
         frame = training.Frame(task.make_codec().compress(values, "model"))
         head = training.Update(0, 0, 1, 0, True, 60, 0.0, 0.0)
-        asked = training.Command(1, [0], [0], 60, 1, 0.1, 0, zero=False, end=False)
+        asked = training.Command(1, 0, 60, 1, 0.1, 0, zero=False, end=False)
         contribution.add(head, frame.to_bytes(), asked, 0.0)
         assert contribution.sent.payload_bytes == nbytes
 
@@ -137,7 +151,7 @@ def test_rounds_are_federated_averaging(make):
     task, data = settings.task, settings.task.data.load()
     weights = training.initial(settings)
     for number in (1, 2):
-        asked = training.command(settings, number, {0: 0, 1: 0})
+        asked = training.command(settings, number)
         brought = []
         for client in (0, 1):
             model = task.make_model()
@@ -164,14 +178,14 @@ def test_clients_have_other_samples_each_round(make):
     labels = torch.arange(240) % 10
     rounds = []
     for number in (1, 2):
-        asked = training.command(settings, number, {})
+        asked = training.command(settings, number)
         shares = [training.samples(settings.task, labels, client, asked) for client in (0, 1)]
         assert torch.cat(shares).sort().values.tolist() == list(range(240))
         rounds.append(shares[0])
     assert not torch.equal(*rounds)
     by_label = make(task={"split": {"name": "by_label", "shards_each": 5}}, subset=50)
     for number in (1, 2):
-        asked = training.command(by_label, number, {})
+        asked = training.command(by_label, number)
         shares = [training.samples(by_label.task, labels, client, asked) for client in (0, 1)]
         assert [len(labels[share].unique()) for share in shares] == [5, 5]
 
@@ -205,6 +219,34 @@ def test_weighted_by_samples(make):
     torch.testing.assert_close(new, torch.full_like(new, 2 + (10 * 1 + 30 * 5) / 40))
 
 
+def test_who_has_no_samples_has_no_weight(make, monkeypatch):
+    """The round goes on as if it was not there; without any samples at all, nothing changes."""
+    settings = make(task={"clients": 3, "packets": 2}, rounds=2)
+    deal = training.samples
+    empty = {1}
+
+    def samples(task, labels, client, asked):
+        return deal(task, labels, client, asked)[: 0 if client in empty else None]
+
+    monkeypatch.setattr(training, "samples", samples)
+    rounds, weights = simulate(settings)
+    assert [r.sent[1].samples for r in rounds] == [0, 0]
+    data, expected = settings.task.data.load(), training.initial(settings)
+    participants = [training.Participant(settings.task, client, data) for client in (0, 2)]
+    for number in (1, 2):
+        asked = training.command(settings, number)
+        moved = torch.zeros_like(expected)
+        for participant in participants:
+            for _, frame in participant.updates(asked, expected):
+                moved += settings.task.make_codec().decompress(frame.payload) / 2
+        expected = expected + moved
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    empty.update((0, 2))
+    assert torch.equal(simulate(settings)[1], training.initial(settings))
+    from_zero = make(task={"first_baseline": "zero"})
+    assert torch.equal(simulate(from_zero)[1], training.initial(from_zero))
+
+
 def test_error_feedback_is_what_is_asked_again(make):
     """A round that is asked for twice gives the same bytes, whatever the codec remembers."""
     settings = make(task={"codec": {"name": "sparse_int8", "error_feedback": True}})
@@ -212,7 +254,7 @@ def test_error_feedback_is_what_is_asked_again(make):
     participant = training.Participant(settings.task, 0, data)
 
     def sent(number):
-        asked = training.command(settings, number, {0: 0})
+        asked = training.command(settings, number)
         return [frame.to_bytes() for _, frame in participant.updates(asked, start)]
 
     first, second = sent(1), sent(2)
@@ -222,10 +264,15 @@ def test_error_feedback_is_what_is_asked_again(make):
 
 
 def test_mutated_messages_are_refused_or_still_messages():
-    command = training.Command(1, [0, 1], [5, 6], 60, 1, 0.1, 7, zero=False, end=True)
-    update = training.Update(0, 5, 1, 0, True, 60, 0.0, 0.0)
+    heads = [
+        messages.Announcement(4, 5, "task"),
+        messages.Command(1, 5, 60, 1, 0.1, 7, zero=False, end=True),
+        messages.Hello(1, 2, 4, "task", "digest"),
+        messages.Model(3, "task"),
+        messages.Update(0, 5, 1, 0, True, 60, 0.0, 0.0),
+    ]
     draw = random.Random(0)
-    for head in (command, update, messages.Hello(1, 2, "task"), messages.Model(3, "task")):
+    for head in heads:
         kind, whole = messages.label(head), messages.pack(head, b"body")
         assert messages.unpack(kind, whole) == (head, b"body")
         for _ in range(5000):
@@ -238,6 +285,127 @@ def test_mutated_messages_are_refused_or_still_messages():
             except ValueError:
                 continue
             assert messages.pack(found, body) == data
+
+
+class Wire:
+    """Stands for the controller's channel to its only client, which the test plays."""
+
+    def __init__(self, participant, topic, member, key, deliver, left, failed, **limits):
+        self.hand, self.sent = deliver, queue.Queue()
+        self.last = -1
+
+    def send(self, payload, label, timeout_s):
+        self.sent.put((label, bytes(payload)))
+
+    def members(self):
+        return {1}
+
+    def close(self, linger_s):
+        """Nothing to close."""
+
+    def say(self, head, body=b""):
+        self.last += 1
+        what = messages.label(head), messages.pack(head, body)
+        self.hand(Message(1, 1, self.last, *what, 0))
+        return what
+
+    def hear(self, *labels):
+        """The heads of what comes next, which should be this."""
+        came = [self.sent.get(timeout=WAIT_S) for _ in labels]
+        assert [label for label, _ in came] == list(labels)
+        return [messages.unpack(*one)[0] for one in came]
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """A controller without a network: its wire, and what its thread ends with."""
+
+    def start(settings):
+        wires = queue.Queue()
+
+        def channel(*arguments, **limits):
+            wires.put(Wire(*arguments, **limits))
+            return wires.queue[0]
+
+        monkeypatch.setattr(controller, "Channel", channel)
+        monkeypatch.setattr(controller, "connect", lambda domain, network: None)
+        pool = ThreadPoolExecutor(1)
+        ends = pool.submit(controller.run, settings)
+        pool.shutdown(wait=False)
+        return wires.get(timeout=WAIT_S), ends
+
+    return start
+
+
+def test_what_was_recorded_of_one_controller_is_nothing_to_the_next(make, start, capfd):
+    """Recorded greetings get an announcement for an answer, and nobody is waited for."""
+    settings = make(task={"clients": 1}, min_clients=1, rounds=1)
+    task, data = settings.task, settings.task.data.load()
+    participant = training.Participant(task, 0, data)
+    wire, ends = start(settings)
+    [announced] = wire.hear("announcement")
+    recorded = [wire.say(messages.Hello(0, 7, 0, task.fingerprint, ""))]
+    [again] = wire.hear("announcement")
+    assert (again.session, again.hello) == (announced.session, 7)
+    recorded.append(wire.say(messages.Hello(0, 8, announced.session, task.fingerprint, "")))
+    _, asked = wire.hear("model", "command")
+    assert (asked.round, asked.hello) == (1, 8)
+    [(head, frame)] = participant.updates(asked, training.initial(settings))
+    recorded.append(wire.say(head, frame.to_bytes()))
+    _, end = wire.hear("model", "command")
+    assert end.end
+    learned = ends.result(WAIT_S)
+    assert capfd.readouterr().err.count("client 0 is here") == 1
+
+    wire, ends = start(settings.model_copy(update={"rounds": 2, "wait_s": 0.5}))
+    [restarted] = wire.hear("announcement")
+    assert restarted.session != announced.session
+    for number, (label, payload) in enumerate(recorded):
+        wire.hand(Message(1, 1, number, label, payload, 0))
+    with pytest.raises(ConnectionError, match="0 clients for 0.5 s, needs 1; missing: 0"):
+        ends.result(WAIT_S)
+    assert "client 0 is here" not in (said := capfd.readouterr().err)
+    assert "update of round 1, not asked for (now)" in said
+    assert [head.hello for head in wire.hear("announcement", "announcement")] == [7, 8]
+    assert wire.sent.empty()
+    assert torch.equal(store.load(settings.state, task)[1], learned)
+
+
+def test_who_has_the_model_is_not_sent_it(make, start):
+    settings = make(task={"clients": 1}, min_clients=1, rounds=1, wait_s=0.5)
+    wire, ends = start(settings)
+    [announced] = wire.hear("announcement")
+    has = store.digest(0, training.initial(settings))
+    greeting = (announced.session, settings.task.fingerprint)
+    wire.say(messages.Hello(0, 1, *greeting, has))
+    wire.hear("command")
+    wire.say(messages.Hello(0, 2, *greeting, store.digest(1, training.initial(settings))))
+    [_, asked] = wire.hear("model", "command")
+    assert asked.hello == 2
+    data = settings.task.data.load()
+    [(head, frame)] = training.Participant(settings.task, 0, data).updates(
+        asked, training.initial(settings)
+    )
+    wire.say(head, frame.to_bytes())
+    ends.result(WAIT_S)
+
+
+def test_model_is_kept_before_its_name_is(make, tmp_path, monkeypatch):
+    """Its bytes, then its name, and then the folder that keeps the name."""
+    done = []
+    replace, fsync = os.replace, os.fsync
+
+    def note(what, do, *arguments):
+        done.append(what)
+        return do(*arguments)
+
+    monkeypatch.setattr(os, "replace", lambda *names: note("replace", replace, *names))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: note(Path(f"/dev/fd/{file}").resolve(), fsync, file)
+    )
+    store.save(tmp_path / "model", b"model")
+    assert done == [tmp_path / "model.new", "replace", tmp_path]
+    assert (tmp_path / "model").read_bytes() == b"model"
 
 
 # With processes -----------------------------------------------------------------------------------
@@ -261,14 +429,52 @@ def test_live_is_what_is_simulated(make, tmp_path):
 
 
 def serve(settings, stack, scripts, kind=Client):
-    """Clients on threads of this process, one a script, the last of this ``kind``."""
+    """Clients on threads of this process, one a script; the last is of this ``kind``."""
     entered, data = connect(settings.domain, settings.network), settings.task.data.load()
-    for client, script in enumerate(scripts):
+    scripts = scripts if isinstance(scripts, dict) else dict(enumerate(scripts))
+    for client, script in scripts.items():
         participant = training.Participant(settings.task, client, data, script)
-        make_client = kind if client == len(scripts) - 1 else Client
+        make_client = kind if client == max(scripts) else Client
         one = make_client(client_settings(settings, client), participant, entered)
         stack.callback(one.close)
         threading.Thread(target=one.serve, daemon=True).start()
+
+
+def test_five_clients(make, tmp_path):
+    task = {"clients": 5, "split": {"name": "dirichlet"}, "codec": {"name": "sparse_fp32"}}
+    settings = make(task=task, min_clients=5)
+    with ExitStack() as stack:
+        serving = stack.enter_context(process(settings, tmp_path))
+        serve(settings, stack, [training.sgd] * 5)
+        assert serving.wait(WAIT_S) == 0
+    expected, simulated = simulate(settings)
+    assert torch.equal(store.load(settings.state, settings.task)[1], simulated)
+    rounds = read_log(settings.log)
+    assert [sorted(r.sent) for r in rounds] == [[0, 1, 2, 3, 4]] * 3
+    assert same_bytes(rounds, expected)
+
+
+def test_client_that_takes_nothing(make, tmp_path, monkeypatch):
+    """The rounds go on without it, it counts as gone, and takes part again when it hears again."""
+    settings = make(min_clients=1, timeout_s=1.0, wait_s=3.0, rounds=12)
+    monkeypatch.setattr(domain, "UNREAD", 1)
+    hears, gate, said = threading.Event(), tmp_path / "gate", tmp_path / "controller.txt"
+    with ExitStack() as stack:
+        other = client_settings(settings, 0, script="federated_peers:gated_later")
+        stack.enter_context(process(other, tmp_path, gate=gate))
+        serve(settings, stack, {1: training.sgd}, partial(federated_peers.Deaf, hears=hears))
+        until((tmp_path / "client 0.txt").read_text, "client 0")
+        serving = stack.enter_context(process(settings, tmp_path))
+        until(lambda: "client 1 counts as gone" in said.read_text(), "client 1 gone")
+        hears.set()
+        until(lambda: said.read_text().count("client 1 is here") == 2, "client 1")
+        gate.touch()
+        assert serving.wait(WAIT_S) == 0
+    took_part = [sorted(r.sent) for r in read_log(settings.log)]
+    assert took_part[0] == [0, 1]
+    assert took_part[1:7] == [[0]] * 6
+    assert took_part[-1] == [0, 1]
+    assert "held up by member 2" in said.read_text()
 
 
 def test_controller_killed_and_restarted(make, tmp_path):
@@ -277,11 +483,11 @@ def test_controller_killed_and_restarted(make, tmp_path):
     settings = make(task={"codec": codec, "first_baseline": "zero"}, rounds=4)
     reached, go = threading.Semaphore(0), threading.Event()
     with ExitStack() as stack:
-        controller = stack.enter_context(process(settings, tmp_path))
+        serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [federated_peers.held(2, go, reached) for _ in range(2)])
         assert reached.acquire(timeout=WAIT_S) and reached.acquire(timeout=WAIT_S)
-        controller.kill()
-        controller.wait()
+        serving.kill()
+        serving.wait()
         assert store.load(settings.state, settings.task)[0] == 1
         again = stack.enter_context(process(settings, tmp_path))
         go.set()
@@ -295,18 +501,18 @@ def test_controller_killed_and_restarted(make, tmp_path):
     assert same_bytes(rounds, expected)
 
 
-def test_client_killed_in_mid_round_and_back(make, tmp_path, monkeypatch):
+def test_client_killed_in_mid_round_and_back(make, tmp_path):
     """Round 2 completes without it; it comes back with the latest weights on disk."""
-    monkeypatch.setenv(federated_peers.GATE, str(tmp_path / "gate"))
     settings = make(task={"clients": 3}, rounds=4)
     latest, go = tmp_path / "latest", threading.Event()
     with ExitStack() as stack:
 
         def start(**own):
-            return stack.enter_context(process(client_settings(settings, 2, **own), tmp_path))
+            its = client_settings(settings, 2, **own)
+            return stack.enter_context(process(its, tmp_path, gate=tmp_path / "gate"))
 
         gated = start(script="federated_peers:gated", model_path=str(latest))
-        controller = stack.enter_context(process(settings, tmp_path))
+        serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [federated_peers.held(3, go) for _ in range(2)])
         until(lambda: list(tmp_path.glob("half-*")), "round 2")
         assert store.load(latest, settings.task)[0] == 1
@@ -316,7 +522,7 @@ def test_client_killed_in_mid_round_and_back(make, tmp_path, monkeypatch):
         back = start(model_path=str(latest), init_path=str(latest))
         until(lambda: said.read_text().count("client 2 is here") == 2, "client 2")
         go.set()
-        assert controller.wait(WAIT_S) == 0
+        assert serving.wait(WAIT_S) == 0
         assert back.wait(WAIT_S) == 0
     took_part = [sorted(r.sent) for r in read_log(settings.log)]
     assert took_part == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2]]
@@ -339,9 +545,9 @@ def test_rubbish_is_refused_and_the_round_goes_on(make, tmp_path):
     settings = make(min_clients=1, subset=240, rounds=numbers[-1] + 1)
     rubbish = dict(zip(numbers, RUBBISH, strict=True))
     with ExitStack() as stack:
-        controller = stack.enter_context(process(settings, tmp_path))
+        serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [training.sgd] * 2, partial(federated_peers.Rude, rubbish=rubbish))
-        assert controller.wait(WAIT_S) == 0
+        assert serving.wait(WAIT_S) == 0
     for done in read_log(settings.log):
         if done.number in rubbish:
             assert sorted(done.sent) == [0]
@@ -357,9 +563,9 @@ def test_what_was_not_asked_for_and_asking_again(make, tmp_path):
     settings = make(min_clients=2, rounds=4)
     rubbish = {2: federated_peers.damaged, 3: federated_peers.stale}
     with ExitStack() as stack:
-        controller = stack.enter_context(process(settings, tmp_path))
+        serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [training.sgd] * 2, partial(federated_peers.Rude, rubbish=rubbish))
-        assert controller.wait(WAIT_S) == 0
+        assert serving.wait(WAIT_S) == 0
     assert torch.equal(store.load(settings.state, settings.task)[1], simulate(settings)[1])
     rounds = read_log(settings.log)
     assert [len(r.refused) for r in rounds] == [0, 1, 1, 0]
@@ -369,20 +575,20 @@ def test_what_was_not_asked_for_and_asking_again(make, tmp_path):
 
 def test_late_client_misses_its_round(make, tmp_path):
     """Round 2 is held so that the late update of round 1 finds one to be late for."""
-    settings = make(min_clients=1, timeout_s=3.0, rounds=3)
+    settings = make(min_clients=1, timeout_s=2.0, rounds=3)
     late, second = threading.Event(), threading.Event()
     with ExitStack() as stack:
-        controller = stack.enter_context(process(settings, tmp_path))
+        serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [federated_peers.held(2, second), federated_peers.held(1, late)])
         said = tmp_path / "controller.txt"
         until(lambda: "round 1:" in said.read_text(), "round 1")
         late.set()
         time.sleep(1.0)
         second.set()
-        assert controller.wait(WAIT_S) == 0
+        assert serving.wait(WAIT_S) == 0
     rounds = read_log(settings.log)
     assert [sorted(r.sent) for r in rounds] == [[0], [0], [0, 1]]
-    assert rounds[0].round_s >= 3.0
+    assert rounds[0].round_s >= 2.0
 
 
 def test_strangers_and_other_tasks(make, tmp_path):
@@ -406,14 +612,42 @@ def test_strangers_and_other_tasks(make, tmp_path):
         stranger = one(0, settings.task, secrets["theirs"])
         threading.Thread(target=stranger.serve, daemon=True).start()
         other = one(1, settings.task.model_copy(update={"batch": 8}), secrets["ours"])
-        with pytest.raises(ValueError, match="model of another task"):
+        with pytest.raises(ValueError, match="task is another one"):
             other.serve()
-        until(lambda: stranger.models.refused["tag"] and stranger.hello == 0, "a refused model")
+        until(lambda: stranger.channel.refused["tag"] and stranger.hello == 0, "a refusal")
     said = (tmp_path / "controller.txt").read_text()
     assert "is here" not in said
 
 
-def test_failure_of_a_client_is_told(make, tmp_path):
+def test_failure_of_a_client_is_told(make, monkeypatch):
+    monkeypatch.setattr(live, "process", process)
     settings = make(task={"clients": 1}, min_clients=1, lr=1e30)
     with pytest.raises(Failed, match=r"client 0 ended with status 1: [\s\S]*lower lr"):
         run_live(settings, WAIT_S)
+
+
+def test_commands_end_with_who_started_them(make, tmp_path):
+    """A launcher that is killed cannot clean up; the controller that it started ends by itself."""
+    launcher = federated_peers.SERVER.Process(
+        target=federated_peers.launch, args=(make(), tmp_path)
+    )
+    launcher.start()
+    number, said = tmp_path / "number", tmp_path / "controller.txt"
+    until(lambda: number.exists() and "round 0 of" in said.read_text(), "a controller")
+    entry = Path("/proc", number.read_text(), "cmdline")
+    assert b"testbed.live.dds.federated" in entry.read_bytes()
+    launcher.kill()
+    launcher.join()
+    until(lambda: not entry.exists() or not entry.read_bytes(), "the end of the controller")
+
+
+def test_run_without_a_secret_says_so(make, tmp_path, capfd, monkeypatch):
+    """One line at the start; none where there is one."""
+    monkeypatch.delenv("SLOWLINK_KEY", raising=False)
+    monkeypatch.setattr(controller, "run", lambda settings: None)
+    (tmp_path / "secret").write_bytes(b"of at least 16 bytes")
+    for secret, lines in ((None, 1), (str(tmp_path / "secret"), 0)):
+        (tmp_path / "file").write_text(make(secret_file=secret).model_dump_json())
+        assert commands.main(["controller", str(tmp_path / "file")]) == 0
+        said = capfd.readouterr().err
+        assert said.count("\n") == said.count("neither secret_file nor SLOWLINK_KEY") == lines

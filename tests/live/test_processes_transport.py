@@ -56,6 +56,12 @@ def test_the_error_names_the_rank_and_the_cause(function, timeout_s, message):
         run_ranks(function, 2, timeout_s=timeout_s)
 
 
+def test_talk_gains_no_time_once_a_rank_lost_contact(monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    with pytest.raises(RankFailed, match="rank 0 lost contact: nobody there"):
+        run_ranks(peers.lose_while_another_talks, 2, timeout_s=30)
+
+
 def test_an_interrupt_ends_the_ranks():
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

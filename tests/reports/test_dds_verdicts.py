@@ -89,7 +89,12 @@ WORLDS = [
     ("DDS-F08", "fails", (final("fp32_dense"), 0.98)),
     ("DDS-FL-fp32_sparse-acc", "contradicts itself"),
     ("DDS-FL-fp32_sparse-acc", "contradicts itself", (live("fp32_sparse"), 98.05 / 98.12)),
+    ("DDS-FL-fp32_sparse-rt", "contradicts itself"),
+    ("DDS-FL-int8_sparse-c1", "contradicts itself"),
 ]
+UNLIKE_THE_LOG = {
+    f"DDS-FL-{name}" for name in ("fp32_sparse-acc", "fp32_sparse-rt", "int8_sparse-c1")
+}
 for _name, _metric in {"F03": "max_wait", "F04": "mean_wait"}.items():
     for _id, _case in {"base": "baseline", "dgc": "DGC"}.items():
         WORLDS += [
@@ -103,18 +108,21 @@ for _mode in MODES:
         (f"DDS-FL-{_mode}-bytes", "fails", (uplink(_mode), 1 + 1 / dds_results.UPLINK[_mode])),
         (f"DDS-FL-{_mode}-MB", "holds"),
         (f"DDS-FL-{_mode}-MB", "fails", (of("federated_bytes", _mode, "uplink_mib"), 1.02)),
-        (f"DDS-FL-{_mode}-c0", "holds"),
-        (f"DDS-FL-{_mode}-c0", "not comparable", (under_way(_mode, "client0"), 0.1)),
-        (f"DDS-FL-{_mode}-c1", "holds"),
-        (f"DDS-FL-{_mode}-c1", "not comparable", (under_way(_mode, "client1"), 0.1)),
-        (f"DDS-FL-{_mode}-rt", "holds"),
-        (f"DDS-FL-{_mode}-rt", "not comparable", (of("federated", _mode, "round_time"), 2)),
     ]
-    if _mode != "fp32_sparse":
+    for _kind, _rows in {
+        "c0": under_way(_mode, "client0"),
+        "c1": under_way(_mode, "client1"),
+        "rt": of("federated", _mode, "round_time"),
+    }.items():
         WORLDS += [
-            (f"DDS-FL-{_mode}-acc", "holds"),
-            (f"DDS-FL-{_mode}-acc", "fails", (live(_mode), 0.98)),
+            (f"DDS-FL-{_mode}-{_kind}", "holds"),
+            (f"DDS-FL-{_mode}-{_kind}", "not comparable", (_rows, 0.1)),
         ]
+    WORLDS += [
+        (f"DDS-FL-{_mode}-acc", "holds"),
+        (f"DDS-FL-{_mode}-acc", "fails", (live(_mode), 0.98)),
+    ]
+WORLDS = [w for w in WORLDS if w[0] not in UNLIKE_THE_LOG or w[1] == "contradicts itself"]
 
 
 @pytest.mark.parametrize(("name", "verdict", "changes"), [(w[0], w[1], w[2:]) for w in WORLDS])
@@ -128,7 +136,7 @@ def test_every_claim_that_results_decide_is_tried_both_ways(dds_claims):
     tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
     assert tried.keys() == {c.id for c in dds_claims if c.kind in ("value", "ordering", "derived")}
     once = {name for name, verdicts in tried.items() if len(verdicts) == 1}
-    assert once == {"DDS-P08", "DDS-FL-fp32_sparse-acc"}  # which ours cannot mend
+    assert once == {"DDS-P08"} | UNLIKE_THE_LOG  # which ours cannot mend
 
 
 def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, dds_rows):
@@ -157,15 +165,20 @@ def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, dds
         ("DDS-F01", ["ours one way: 124.1 times", "sends fp32: 496.4 times", "not fp32 but eight"]),
         ("DDS-F01-base", ["delivered twice: 1.165 MiB", "fp32 counted alike: 4.658 MiB"]),
         ("DDS-F01-dgc", ["0.009384 MiB"]),
-        ("DDS-F02", ["a momentum of 0"]),
+        ("DDS-F02", ["a momentum of 0", "step 2699", "disjoint halves"]),
         ("DDS-A1", ["m = 0", "momentum correction does nothing"]),
         ("DDS-P10", ["17.8, 3.2 and 0.56 %", "25, 6.25, 1.56 and 0.4 %"]),
         ("DDS-P12", ["1 MiB here", "waits for all segments"]),
         ("DDS-P07", ["784-512-10"]),
         ("DDS-F07", ["standard deviation of 480 to 840 ms", "recovered"]),
         ("DDS-FL-fp32_sparse-acc", ["98.12 %, but after round 10 the log has: 98.05 %", "round 9"]),
-        ("DDS-FL-fp32_sparse-rt", ["in the log of that run: 9303 ms"]),
-        ("DDS-FL-int8_sparse-c1", ["in the log of that run: 67.1 ms"]),
+        ("DDS-FL-fp32_sparse-rt", ["printed 9432.7 ms, but the log of that run has: 9303 ms"]),
+        ("DDS-FL-int8_sparse-c1", ["printed 65.1 ms, but the log of that run has: 67.1 ms"]),
+        (
+            "DDS-F08",
+            ["what error feedback adds, both from the model: 0.0", "from the model adds: "],
+        ),
+        ("DDS-F04", ["without the first 100 steps, DGC: "]),
     ],
 )
 def test_what_does_not_add_up_is_said(name, words, judged):
@@ -186,7 +199,7 @@ def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims):
     assert {table[f"DDS-F0{n}"] for n in (1, 2, 5, 8)} == {"holds"}  # bytes, and several seeds
     times = [f"DDS-FL-{mode}-{kind}" for mode in MODES for kind in ("c0", "c1", "rt")]
     times += [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
-    assert set(table[times]) == {"not comparable"}
+    assert set(table[sorted(set(times) - UNLIKE_THE_LOG)]) == {"not comparable"}
     assert table["DDS-FL-fp32_dense-acc"] == "undecided"
     assert (table[[f"DDS-FL-{mode}-bytes" for mode in MODES]] == "holds").all()
 

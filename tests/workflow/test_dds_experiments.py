@@ -10,8 +10,10 @@ import torch
 from testbed import results
 from testbed.live import data_parallel
 from testbed.live.dds.federated import Data, simulate
+from testbed.live.dds.segments import load_secret
 from testbed.training import models
 from testbed.training.datasets import Dataset
+from testbed.training.recipe import Part
 from workflow.experiments import dds, rows
 from workflow.experiments._simulated import simulated
 from workflow.settings import load
@@ -74,7 +76,11 @@ def test_unknown_jobs_are_refused(recipe):
 def test_data_parallel_runs_are_the_documents(recipe):
     recipe = load({"scale": "desk"}, names=False).recipes["dds"]
     cases = {label: recipe.run(label, 1, "desk") for label in recipe.ddp.cases}
-    assert {run.rounds for run in cases.values()} == {2810}
+    # Live runs go on to the last step, simulated ones to that whose accuracy the document gives.
+    assert recipe.ddp.steps == 2810 and {run.rounds for run in cases.values()} == {2700}
+    # What is repeated of DGC goes past an epoch, at whose end its ratio changes.
+    checked = {label: recipe.ddp.checked(label) for label in cases}
+    assert checked["DGC"] == checked["DGC momentum"] == 301 and checked["fp32"] == 20
     dgc = cases["DGC"].levels[0].up.parameters
     assert (dgc["ratio"], dgc["warmup"], dgc["steps_per_epoch"]) == (0.001, 3, 281)
     momenta = {
@@ -160,17 +166,63 @@ def test_live_runs_of_the_modes(recipe, as_live):
     sends = {settings.task.codec.name: settings.task.sends for settings in as_live}
     dense, sparse = ("identity", "int8_blocks"), ("sparse_fp32", "sparse_int8")
     assert sends == dict.fromkeys(dense, "weights") | dict.fromkeys(sparse, "delta")
+    baselines = {settings.task.codec.name: settings.task.first_baseline for settings in as_live}
+    assert baselines == dict.fromkeys(dense, "model") | dict.fromkeys(sparse, "zero")
+    # Only what was sent is measured; what is put around it is counted.
+    sizes = live[live["metric"].isin(["uplink_bytes", "frame_bytes", "link_bytes"])]
+    evidence = sizes.groupby("metric")["evidence"].unique().map(list).to_dict()
+    computed = dict.fromkeys(["frame_bytes", "link_bytes"], ["computed"])
+    assert evidence == computed | {"uplink_bytes": ["measured"]}
 
 
-def test_a_live_run_that_differs_shows(recipe, as_live, monkeypatch):
+def test_live_runs_share_a_fresh_secret(recipe, monkeypatch):
+    found = []
+
+    def run_live(settings, timeout_s):
+        found.append(load_secret(settings.secret_file))
+        return simulate(settings)
+
+    monkeypatch.setattr(dds, "run_live", run_live)
+    settings = dds._settings(
+        dds._Bench(recipe, "smoke", "federated", print),
+        "fp32_dense",
+        recipe.federated.modes["fp32_dense"],
+        1,
+        model=Part(**MODEL),
+        rounds=1,
+    )
+    for _ in range(2):
+        dds._live(settings, 1.0)
+    assert len(set(found)) == 2 and min(map(len, found)) >= 32
+
+
+def test_error_feedback_and_its_control_differ_in_the_feedback_alone(recipe):
+    bench = dds._Bench(recipe, "smoke", "federated_seeds", print)
+    for mode in ("fp32_sparse", "int8_sparse"):
+        control, with_ef = (
+            dds._settings(bench, label, recipe.federated.modes[label], 1).task
+            for label in (f"{mode} from model", f"{mode} EF")
+        )
+        assert with_ef.codec.parameters == control.codec.parameters | {"error_feedback": True}
+        assert with_ef.first_baseline == control.first_baseline == "model"
+        assert with_ef.model_copy(update={"codec": control.codec}) == control
+
+
+def test_other_rounds_than_those_of_the_run_are_run_once_more(recipe, as_live):
+    run(recipe, "federated", "federated", checked_rounds=1)
+    modes = len(recipe.federated.live)
+    assert [settings.rounds for settings in as_live] == [2] * modes + [1] * modes
+
+
+def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeypatch):
     honest = dds._live
     monkeypatch.setattr(
-        dds, "_live", lambda *given: (lambda done, w: (done, w + 0.25))(*honest(*given))
+        dds, "_live", lambda *given: (lambda done, w: (done, w + 1e-6))(*honest(*given))
     )
-    table = run(recipe, "federated", "federated", checked_rounds=1)
-    assert value(table, "live_difference", case="fp32_dense") == pytest.approx(0.25)
-    # Other rounds than those of the run itself are run, live, once more.
-    assert [settings.rounds for settings in as_live] == [2, 1] * len(recipe.federated.live)
+    with pytest.raises(
+        RuntimeError, match="fp32_dense: real processes and one process are .* apart"
+    ):
+        run(recipe, "federated", "federated")
 
 
 def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
@@ -198,20 +250,24 @@ def test_unlike_clients(recipe, monkeypatch):
 
 def test_data_parallel_cases(recipe, images, monkeypatch):
     """Ranks in place of processes: parameters are the learner's, payloads and times known."""
-    asked = []
+    asked, keys = [], []
 
-    def measure_all(cases, dataset):
+    def measure_all(cases, dataset, secret):
+        keys.append(secret)
         assert len({sum(case.recipe.workers) for case in cases}) == 1
         asked.extend(cases)
         return [known_run(case, dataset) for case in cases]
 
     monkeypatch.setattr(dds.dds_data_parallel, "measure_all", measure_all)
     small = dict(batch=4, images=16, epochs=2, evaluate_every=2, checked_steps=2, simulated=[])
+    small |= dict(judged_steps=6)
     dgc = {"name": "dgc", "ratio": 0.1, "warmup": 1, "lower_bound": 0}
     cases = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc})
     small |= dict(cases=cases | {"centralised": {"codec": {"name": "identity"}}})
     table = run(recipe, "ddp", "ddp", **small)
-    assert [case.steps for case in asked] == [8, 2, 8, 2, 8, 2] and all(c.ordered for c in asked)
+    # No run that counts is the first on its processes. What is repeated of DGC is an epoch more.
+    assert [case.steps for case in asked] == [2, 8, 6, 8, 2, 8] and all(c.ordered for c in asked)
+    assert len(set(keys)) == 2 and all(len(key) >= 16 for key in keys)
     main = table[table["experiment"] == "ddp"]
     # Step s sends 10 (s + 1) bytes: 8 steps on the mean 45, after 4 of warm-up 65.
     assert value(main, "bytes_per_step", case="baseline") == 45
@@ -221,11 +277,13 @@ def test_data_parallel_cases(recipe, images, monkeypatch):
     assert value(main, "bytes_per_step", case="centralised") == 0
     assert value(main, "max_wait", case="DGC") == 7
     assert value(main, "mean_wait", case="DGC") == 3.5
+    assert value(main, "received_bytes", case="DGC") == 65 + 1
     assert value(main, "final_accuracy", case="DGC") == 90
+    assert value(main, "judged_accuracy", case="DGC") == 85
     for label in cases:
         assert value(table, "live_difference", case=label) == 0
         # What is not simulated is one more seed.
-        assert value(table, "final_accuracy", case=label, experiment="ddp_seeds") == 90
+        assert value(table, "final_accuracy", case=label, experiment="ddp_seeds") == 85
 
 
 def known_run(case, dataset):
@@ -235,9 +293,12 @@ def known_run(case, dataset):
     ranks, steps = sum(recipe.workers), np.arange(float(case.steps))
     each = np.tile(steps, (ranks, 1))
     nbytes = 10 * (each + 1).astype(np.int64)
-    parameters = dict(enumerate(simulated(recipe, groups, min(case.steps, 2), dataset)))
+    # Of whole runs nobody asks for the parameters.
+    short = not case.evaluate
+    parameters = dict(enumerate(simulated(recipe, groups, short * case.steps, dataset)))
     known = dict(parameters=parameters, payload_bytes=nbytes[..., None], frame_bytes=nbytes + 1)
-    known |= dict(groups=groups, tests=[(4, 1.0, 80.0), (case.steps, 2.0, 90.0)])
+    known |= dict(received_bytes=(ranks - 1) * (nbytes + 1))
+    known |= dict(groups=groups, tests=[(4, 1.0, 80.0), (6, 1.5, 85.0), (8, 2.0, 90.0)])
     return data_parallel.Run(
         **known, **dict.fromkeys(data_parallel.TIMES, each),
         launched_early=0.0, finished_early=0.0,

@@ -34,3 +34,11 @@ def simulated(
 def difference(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:
     """The largest absolute difference between parameters."""
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def same(ours: Iterable[Tensor], theirs: Iterable[Tensor], what: str) -> float:
+    """Their difference, 0, where they must be equal. Raises RuntimeError if they are not."""
+    apart = difference(ours, theirs)
+    if apart != 0:  # nan, too
+        raise RuntimeError(f"{what}: real processes and one process are {apart:g} apart, not 0")
+    return apart

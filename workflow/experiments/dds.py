@@ -6,6 +6,7 @@ import random
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -32,7 +33,7 @@ from testbed.live.dds.federated.training import Examiner
 from testbed.results import Row, Scale
 from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Part
-from workflow.experiments._simulated import difference, simulated
+from workflow.experiments._simulated import same, simulated
 from workflow.recipes.dds import DENSE, DdsRecipe, FederatedSeeds
 
 Say = Callable[[str], None]
@@ -43,10 +44,14 @@ SIZES = {
     "frame_bytes": "frame_bytes",
     "link_bytes": "link_bytes",
 }
-"""Of what a client sends in a round: the fields of :class:`Sent`, and their metrics."""
+"""Of what a client sends in a round: the fields of :class:`Sent`, and their metrics. All but the
+first are counted by the formats, whether anything was sent or not."""
 
 FEW = 100
 """Test images where the accuracy is of no interest."""
+
+UNTIMED = 2
+"""Live runs at the same time where nobody times them: they mostly start and wait."""
 
 START_S = 60.0
 """Allowed for processes to start and to find each other."""
@@ -91,12 +96,12 @@ def rows(recipe: DdsRecipe, scale: Scale, experiment: str, say: Say = print) -> 
 
 
 def _settings(bench: _Bench, label: str, codec: Part, seed: int, **changed) -> ControllerSettings:
-    """Of a mode's training; ``changed``: ``rounds``, ``subset``, ``test_limit`` and ``split``."""
+    """Of a mode's training; ``changed``: ``model``, ``rounds``, ``subset``, ``test_limit`` and
+    ``split``."""
     chosen = bench.recipe.federated
-    weights = label in chosen.weights
     test_limit = changed.get("test_limit", chosen.round_test_limit)
     task = Task(
-        model=chosen.model,
+        model=changed.get("model") or chosen.model,
         data=Data(name=chosen.dataset, test_limit=test_limit),
         clients=chosen.clients,
         split=changed.get("split", Part(name="anew")),
@@ -104,8 +109,8 @@ def _settings(bench: _Bench, label: str, codec: Part, seed: int, **changed) -> C
         batch=chosen.batch,
         momentum=chosen.momentum,
         codec=codec,
-        sends="weights" if weights else "delta",
-        first_baseline="zero" if chosen.from_zero and not weights else "model",
+        sends="weights" if label in chosen.weights else "delta",
+        first_baseline="zero" if label in chosen.from_zero else "model",
         torch_threads=bench.recipe.threads,
     )
     return ControllerSettings(
@@ -127,9 +132,11 @@ def _bytes(bench: _Bench) -> Iterator[Row]:
     encoded."""
     chosen = bench.recipe.federated
     short = dict(rounds=1, subset=chosen.batch, test_limit=FEW)
+    # Neither feedback nor what changes start from alters the bytes of the modes that run live.
+    modes = {label: chosen.modes[label] for label in chosen.live}
     settings = {
         label: _settings(bench, label, codec, chosen.seed, **short)
-        for label, codec in (chosen.modes | chosen.variants).items()
+        for label, codec in (modes | chosen.variants).items()
     }
     data = settings[DENSE].task.data.load()
     done = {}
@@ -158,20 +165,27 @@ def _bytes(bench: _Bench) -> Iterator[Row]:
 def _sizes(row: Callable[..., Row], sent: Sent) -> Iterator[Row]:
     """Bytes, which no seed changes."""
     for name, metric in SIZES.items():
-        yield row(metric, getattr(sent, name), "B", seed=-1)
+        counted = {} if name == "payload_bytes" else {"evidence": "computed"}
+        yield row(metric, getattr(sent, name), "B", **({"seed": -1} | counted))
 
 
 def _federated(bench: _Bench) -> Iterator[Row]:
     """Modes on real processes; and a few short rounds of each, beside one process."""
     chosen = bench.recipe.federated
-    timeout_s = START_S + chosen.rounds * chosen.timeout_s
+    settings = {
+        label: _settings(bench, label, chosen.modes[label], chosen.seed) for label in chosen.live
+    }
+    few = dict(rounds=chosen.checked_rounds, subset=chosen.checked_subset)
+    alike = few == dict(rounds=chosen.rounds, subset=chosen.subset)
+    short = {
+        label: _settings(bench, label, chosen.modes[label], chosen.seed, test_limit=FEW, **few)
+        for label in chosen.live
+    }
+    done = _all_live(bench, settings, 1 if chosen.timed else UNTIMED)
+    again = done if alike else _all_live(bench, short, UNTIMED)
     tests = Data(name=chosen.dataset, test_limit=chosen.test_limit).load()
-    for label in chosen.live:
-        codec = chosen.modes[label]
-        bench.say(f"federated: {label} on {chosen.clients} clients")
-        settings = _settings(bench, label, codec, chosen.seed)
-        rounds, weights = _live(settings, timeout_s)
-        row = _row(bench, label, settings, evidence="measured")
+    for label, (rounds, weights) in done.items():
+        row = _row(bench, label, settings[label], evidence="measured")
         sent = [[one.sent[client] for one in rounds] for client in range(chosen.clients)]
         sizes = {tuple(getattr(s, name) for name in SIZES) for client in sent for s in client}
         if len(sizes) > 1:
@@ -180,25 +194,40 @@ def _federated(bench: _Bench) -> Iterator[Row]:
         for client, its in enumerate(sent):
             seconds = mean(one.communication_s for one in its)
             yield row("communication_time", seconds, "s", variant=f"client{client}")
+        yield row("authenticated", 1, "1", seed=-1)
         yield row("round_time", mean(one.round_s for one in rounds), "s")
         yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s")
         yield row("train_time", mean(one.train_s for client in sent for one in client), "s")
-        final = Examiner(settings.task, tests).accuracy(weights)
+        final = Examiner(settings[label].task, tests).accuracy(weights)
         yield from _accuracies(row, rounds, final)
         bench.say(f"federated: {label}, against one process")
-        if (chosen.checked_rounds, chosen.checked_subset) != (chosen.rounds, chosen.subset):
-            few = dict(rounds=chosen.checked_rounds, subset=chosen.checked_subset)
-            settings = _settings(bench, label, codec, chosen.seed, test_limit=FEW, **few)
-            _, weights = _live(settings, timeout_s)
-        apart = difference([weights], [simulate(settings)[1]])
+        one_process = simulate((settings if alike else short)[label])[1]
+        apart = same([again[label][1]], [one_process], label)
         fields = dict(experiment="federated_seeds", round=chosen.checked_rounds)
         yield row("live_difference", apart, "1", **fields)
 
 
+def _all_live(
+    bench: _Bench, settings: dict[str, ControllerSettings], at_once: int
+) -> dict[str, tuple[list[Round], Tensor]]:
+    chosen = bench.recipe.federated
+
+    def run(label: str) -> tuple[list[Round], Tensor]:
+        of = settings[label]
+        bench.say(f"federated: {label} on {of.task.clients} clients, {of.rounds} rounds")
+        return _live(of, START_S + of.rounds * chosen.timeout_s)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(settings, pool.map(run, settings), strict=True))
+
+
 def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
+    """On real processes that share a fresh secret."""
     with tempfile.TemporaryDirectory() as folder:
-        state = Path(folder) / settings.state
-        return run_live(settings.model_copy(update=dict(state=state)), timeout_s)
+        secret = Path(folder) / "secret"
+        secret.write_text(secrets.token_hex())
+        here = dict(state=Path(folder) / settings.state, secret_file=secret)
+        return run_live(settings.model_copy(update=here), timeout_s)
 
 
 def _row(bench: _Bench, label: str, settings: ControllerSettings, **fields) -> Callable[..., Row]:
@@ -245,7 +274,7 @@ def _simulated(
     bench: _Bench, label: str, seed: int, chosen: FederatedSeeds, variant: str = "", **changed
 ) -> Iterator[Row]:
     codec = bench.recipe.federated.modes[label]
-    changed |= dict(subset=chosen.subset, test_limit=chosen.test_limit)
+    changed |= dict(model=chosen.model, subset=chosen.subset, test_limit=chosen.test_limit)
     settings = _settings(bench, label, codec, seed, **changed)
     bench.say(f"{bench.experiment}: {label} {variant}, seed {seed}")
     rounds, _ = simulate(settings)
@@ -257,7 +286,8 @@ def _simulated(
 
 
 def _ddp(bench: _Bench) -> Iterator[Row]:
-    """Every case on real processes, and the first steps once more, beside one process.
+    """Every case on real processes that share a fresh secret; before it its first steps alone,
+    beside one process, so that no run pays for the start of its processes.
 
     A run is the simulated one of its seed, too, where that is not simulated.
     """
@@ -267,12 +297,13 @@ def _ddp(bench: _Bench) -> Iterator[Row]:
         bench.say(f"ddp: {', '.join(labels)}")
         runs = {label: recipe.run(label, ddp.seed, bench.scale) for label in labels}
         cases = [
-            data_parallel.Case(run, steps, ordered=True, evaluate=steps == ddp.steps)
-            for run in runs.values()
-            for steps in (ddp.steps, ddp.checked_steps)
+            data_parallel.Case(run, steps, ordered=True, evaluate=evaluate)
+            for label, run in runs.items()
+            for steps, evaluate in ((ddp.checked(label), False), (ddp.steps, True))
         ]
-        done = dds_data_parallel.measure_all(cases, dataset=dataset)
-        for (label, run), live, short in zip(runs.items(), done[::2], done[1::2], strict=True):
+        secret = secrets.token_bytes(32)
+        done = dds_data_parallel.measure_all(cases, dataset=dataset, secret=secret)
+        for (label, run), short, live in zip(runs.items(), done[::2], done[1::2], strict=True):
             row = partial(
                 bench.row,
                 label,
@@ -285,39 +316,43 @@ def _ddp(bench: _Bench) -> Iterator[Row]:
                 seed=run.seed,
                 evidence="measured",
             )
-            yield from _tests(row, live)
+            yield from _tests(row, live.tests)
+            judged = [test for test in live.tests if test[0] <= ddp.judged_steps]
+            yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
             if label not in ddp.simulated or ddp.seed not in ddp.seeds:
-                yield from _tests(partial(row, experiment="ddp_seeds"), live)
-            warmup = run.levels[0].up.parameters.get("warmup", 0) * ddp.steps_per_epoch
-            yield from _profile(row, live, warmup)
-            alone = simulated(run, short.groups, ddp.checked_steps, dataset)
-            apart = difference(short.parameters.values(), alone)
-            fields = dict(experiment="ddp_seeds", round=ddp.checked_steps)
-            yield row("live_difference", apart, "1", **fields)
+                yield from _tests(partial(row, experiment="ddp_seeds"), judged)
+            yield row("authenticated", 1, "1", seed=-1)
+            yield from _profile(row, live, ddp.warmup_steps(label))
+            steps = ddp.checked(label)
+            alone = simulated(run, short.groups, steps, dataset)
+            apart = same(short.parameters.values(), alone, label)
+            yield row("live_difference", apart, "1", experiment="ddp_seeds", round=steps)
 
 
-def _tests(row: Callable[..., Row], live: data_parallel.Run) -> Iterator[Row]:
-    for step, seconds, accuracy in live.tests:
+def _tests(row: Callable[..., Row], tests: Sequence[tuple[int, float, float]]) -> Iterator[Row]:
+    for step, seconds, accuracy in tests:
         yield row("test_accuracy", accuracy, "%", round=step, time_s=seconds)
-    yield row("final_accuracy", live.tests[-1][2], "%")
+    yield row("final_accuracy", tests[-1][2], "%")
 
 
 def _profile(row: Callable[..., Row], live: data_parallel.Run, warmup: int) -> Iterator[Row]:
     """What a run sent, and how long it took.
 
-    Bytes are those after the codec's warm-up, and of no seed: what changes them is the codec. Times
-    are over all steps and ranks.
+    Bytes are those after the codec's warm-up, and of no seed: what changes them is the codec; those
+    received are in the frames of the wire. Times are over all steps and ranks.
     """
-    sent, framed = live.payload_bytes.sum(axis=2), live.frame_bytes
+    sent, framed, received = live.payload_bytes.sum(axis=2), live.frame_bytes, live.received_bytes
     ranks, steps = sent.shape
     if ranks == 1:  # whose payloads reach nobody
         sent, framed = np.zeros_like(sent), np.zeros_like(framed)
+    counted = dict(seed=-1, evidence="computed")
     for end, since in {"": min(warmup, steps - 1), "_with_warm_up": 0}.items():
         each = sent[:, since:].mean()
         yield row(f"bytes_per_step{end}", each, "B", seed=-1)
         # What every rank receives there includes its own payload.
-        yield row(f"bytes_counted_as_printed{end}", (1 + ranks) * each, "B", seed=-1)
-        yield row(f"frame_bytes{end}", framed[:, since:].mean(), "B", seed=-1)
+        yield row(f"bytes_counted_as_printed{end}", (1 + ranks) * each, "B", **counted)
+        yield row(f"frame_bytes{end}", framed[:, since:].mean(), "B", **counted)
+        yield row(f"received_bytes{end}", received[:, since:].mean(), "B", seed=-1)
     for start, since in {"": 0, "warm_": min(WARM, steps - 1)}.items():
         yield row(f"{start}max_wait", live.wait_s[:, since:].max(), "s")
         yield row(f"{start}mean_wait", live.wait_s[:, since:].mean(), "s")

@@ -22,10 +22,11 @@ class Federated(Strict):
     """``subset`` samples of each client a round; ``lr`` and ``momentum`` of a client's own SGD.
 
     Of the test images, ``round_test_limit`` are looked at after each round of a live run.
-    ``weights``: the modes that send weights, where the others send their change in the round, in
-    round 1 from zero if ``from_zero``. ``variants``: codecs of which bytes alone are counted.
-    ``live``: the modes that run on real processes; ``checked_rounds`` of ``checked_subset`` samples
-    are repeated in one.
+    ``weights``: the modes that send weights, where the others send their change in the round; those
+    ``from_zero``, in round 1, their change from zero and not from the model. ``variants``: codecs
+    of which bytes alone are counted. ``live``: the modes that run on real processes, one after the
+    other if they are ``timed``; ``checked_rounds`` of ``checked_subset`` samples are repeated in
+    one process.
     """
 
     dataset: str
@@ -44,18 +45,21 @@ class Federated(Strict):
     seed: int
     modes: dict[str, Part]
     weights: list[str]
-    from_zero: bool
+    from_zero: list[str]
     variants: dict[str, Part]
     live: list[str]
+    timed: bool
     checked_rounds: PositiveInt
     checked_subset: PositiveInt
 
 
 class FederatedSeeds(Strict):
-    """Modes repeated in one process on other seeds, with ``subset`` samples if that is given."""
+    """Modes repeated in one process on other seeds; with another ``model`` and with ``subset``
+    samples, if they are given."""
 
     modes: list[str]
     seeds: Seeds
+    model: Part | None
     subset: PositiveInt | None
     test_limit: PositiveInt | None
 
@@ -78,7 +82,9 @@ class DataParallel(Strict):
     many as one worker alone would take. ``centralised``: the case that trains in one process.
 
     ``seed`` is that of the live runs; ``seeds`` are simulated, of ``simulated`` cases.
-    ``checked_steps`` of each live run are repeated in one process.
+    ``judged_steps``: after how many the document gives its accuracy, which is where the simulated
+    runs end. ``checked_steps`` of each live run are repeated in one process, and an epoch more
+    where a codec warms up by epochs.
     """
 
     dataset: str
@@ -101,6 +107,7 @@ class DataParallel(Strict):
     seed: int
     seeds: Seeds
     simulated: list[str]
+    judged_steps: PositiveInt
     checked_steps: PositiveInt
 
     @property
@@ -110,6 +117,13 @@ class DataParallel(Strict):
     @property
     def steps(self) -> int:
         return self.epochs * self.steps_per_epoch
+
+    def warmup_steps(self, label: str) -> int:
+        return self.cases[label].codec.parameters.get("warmup", 0) * self.steps_per_epoch
+
+    def checked(self, label: str) -> int:
+        """How many steps of a case are repeated."""
+        return self.checked_steps + bool(self.warmup_steps(label)) * self.steps_per_epoch
 
 
 class Transport(Strict):
@@ -144,8 +158,8 @@ class DdsRecipe(PaperRecipe):
             for seed in self.ddp.seeds
         }
 
-    def run(self, label: str, seed: int, scale: Scale, experiment: str = "ddp_seeds") -> Recipe:
-        """The data-parallel training of a case."""
+    def run(self, label: str, seed: int, scale: Scale) -> Recipe:
+        """The data-parallel training of a case, up to where the document gives its accuracy."""
         ddp, case = self.ddp, self.ddp.cases[label]
         alone = label == ddp.centralised
         codec = case.codec.parameters
@@ -153,7 +167,7 @@ class DdsRecipe(PaperRecipe):
             codec |= dict(steps_per_epoch=ddp.steps_per_epoch)
         return Recipe(
             paper=self.paper,
-            experiment=experiment,
+            experiment="ddp_seeds",
             system=label,
             exchange=Part(name="allgather"),
             levels=(Level(up=Part(name=case.codec.name, **codec)),),
@@ -168,7 +182,7 @@ class DdsRecipe(PaperRecipe):
             batch=ddp.batch * (ddp.workers if alone else 1),
             lr=ddp.lr,
             momentum=ddp.momentum if case.momentum is None else case.momentum,
-            rounds=ddp.steps,
+            rounds=ddp.judged_steps,
             evaluate_every=ddp.evaluate_every,
             seed=seed,
             scale=scale,
@@ -196,7 +210,8 @@ class DdsRecipe(PaperRecipe):
         for key, part in parts.items():
             check.need(f"{key}.name", part.name, compression.names())
             check.make(key, compression.load, part.name, **part.parameters)
-        named = {"federated.live": federated.live, "federated.weights": federated.weights}
+        names = ("live", "weights", "from_zero")
+        named = {f"federated.{name}": getattr(federated, name) for name in names}
         named["federated_seeds.modes"] = self.federated_seeds.modes
         named["non_iid.modes"] = self.non_iid.modes
         for key, labels in named.items():
@@ -205,11 +220,22 @@ class DdsRecipe(PaperRecipe):
         for label in ddp.simulated:
             check.need("ddp.simulated", label, ddp.cases)
         check.need("ddp.device", ddp.device, device.profiles())
-        for name in ("federated", "ddp"):
-            check.need(f"{name}.model.name", getattr(self, name).model.name, models.MODELS)
+        for name in ("federated", "ddp", "federated_seeds", "non_iid"):
+            if (model := getattr(self, name).model) is not None:
+                check.need(f"{name}.model.name", model.name, models.MODELS)
+        for label in federated.from_zero:
+            if label in federated.weights:
+                check.fail("federated.from_zero", f"{label} sends weights, not changes")
         for label, split in self.non_iid.splits.items():
             check.make(f"non_iid.splits.{label}", splits.check, split.name, split.parameters)
         if federated.min_clients > federated.clients:
             check.fail("federated.min_clients", f"there are {federated.clients} clients")
-        if ddp.checked_steps > ddp.steps:
-            check.fail("ddp.checked_steps", f"there are {ddp.steps} steps")
+        for label in ddp.cases:
+            if ddp.checked(label) > ddp.steps:
+                check.fail("ddp.checked_steps", f"there are {ddp.steps} steps")
+        tested = ddp.judged_steps % ddp.evaluate_every == 0 or ddp.judged_steps == ddp.steps
+        if ddp.judged_steps > ddp.steps or not tested:
+            check.fail(
+                "ddp.judged_steps",
+                f"of {ddp.steps} steps, every {ddp.evaluate_every}th is tested, and the last",
+            )

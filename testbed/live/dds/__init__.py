@@ -8,7 +8,7 @@ From the bottom:
   topic to all others, who may come and go;
 - :mod:`~testbed.live.dds.collectives`: :class:`Group`, ranks that all do the same::
 
-    with Group(rank, size, run="a name used once", domain=7, secret=load_secret()) as group:
+    with Group(rank, size, run="a name of its own", domain=7, secret=load_secret()) as group:
         handles = [group.all_gather(payload, label) for label, payload in payloads]
         ...  # compute meanwhile
         for handle in handles:
@@ -20,8 +20,13 @@ From the bottom:
 - :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group;
 - :mod:`~testbed.live.dds.launch`: the same as a command with a JSON file.
 
-Delivery is reliable and slow readers hold writers up. Whoever dies is noticed after
+Delivery is reliable and slow readers hold writers up, to a limit. Whoever dies is noticed after
 ``Network.lease_s``; a shorter pause or partition only delays.
+
+Where there is a shared secret, strangers can neither pass for a member, in what is sent and in what
+is discovered, nor repeat to a group what was sent to an earlier one. They can still get in the way:
+read along, hold writers up to that limit by not reading, and forge the protocol under DDS (RTPS),
+which only DDS Security would prevent.
 """
 
 from testbed.live.dds.channel import Channel, Message

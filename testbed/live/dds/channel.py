@@ -7,8 +7,11 @@ its own choice and is held up when a reader is slow.
 from __future__ import annotations
 
 import contextlib
+import hmac
+import struct
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,8 +38,14 @@ from testbed.live.dds.segments import Refused, Segment
 TICK_S = 0.05
 """How often the receiving thread looks who is there when nothing arrives."""
 
+SEND_S = 60.0
+"""How long a message may take to send, unless told otherwise."""
+
 BATCH = 32
-MEMBER = b"slowlink member "
+MEMBER = struct.Struct("<16sIQ32s")
+"""What a member lets others discover: a mark, its number, its life and a signature of these."""
+
+MARK = b"slowlink member\0"
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Message:
     number: counted by the sender within its life, from 0.
     label: what the sender calls it.
     payload: its bytes, read only; a view where it came in several segments.
-    frame_bytes: bytes of its segments on the wire, without those of DDS and UDP.
+    frame_bytes: bytes of its segments, tags included, without those of DDS and UDP.
     """
 
     sender: int
@@ -137,13 +146,17 @@ class Channel:
     participant: see :func:`testbed.live.dds.domain.connect`.
     topic: its name, alike for all members.
     member: number of this one, unique on the topic.
-    key: see :func:`testbed.live.dds.segments.run_key`.
+    key: see :func:`testbed.live.dds.segments.run_key`; the topic's own.
     deliver: is handed each message on the receiving thread, those of one sender in order; it
-        should be quick. Bring them elsewhere with ``queue.Queue().put``.
+        should be quick, and may raise :class:`segments.Refused`. Bring them elsewhere with
+        ``queue.Queue().put``.
     left: is told, on the same thread, of each member that closed or died, once everything that it
         sent and that arrived has been delivered.
     limit: longest message taken, bytes.
     kept: latest segments that members receive that come later than they were sent.
+
+    failed: is told, on the same thread, of what ended it: of an error of ``deliver``, for instance.
+        The member is then gone for the others, and its operations raise ConnectionError.
 
     Attributes
     ----------
@@ -158,21 +171,28 @@ class Channel:
         key: segments.Key,
         deliver: Callable[[Message], object],
         left: Callable[[int], object] = lambda member: None,
+        failed: Callable[[ConnectionError], object] = lambda error: None,
         *,
         limit: int = segments.LIMIT,
         kept: int = 0,
     ) -> None:
         self.member = member
         self.refused: Counter[str] = Counter()
-        self._key, self._deliver, self._left, self._limit = key, deliver, left, limit
+        self._key, self._limit = key, limit
+        self._deliver, self._left, self._failed = deliver, left, failed
+        self._error: ConnectionError | None = None
         self._life, self._number = time.time_ns(), 0
         self._assembly = Assembly(key, limit)
-        self._writers: dict[int, int] = {}
-        self._readers: dict[int, int] = {}
+        # The member behind each matched endpoint; None for a stranger's.
+        self._writers: dict[int, int | None] = {}
+        self._readers: dict[int, int | None] = {}
         self._closed = False
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        qos = domain.qos(MEMBER + str(member).encode(), kept)
+        self._topic = topic
+        place = self._place(participant.guid, member, self._life)
+        card = MEMBER.pack(MARK, member, self._life, key.sign(place))
+        qos = domain.qos(card, kept)
         described = Topic(participant, topic, Segment)
         self._reader = DataReader(participant, described, qos)
         self._writer = DataWriter(participant, described, qos)
@@ -183,17 +203,31 @@ class Channel:
         self._thread = threading.Thread(target=self._receive, name=f"{topic} receiver", daemon=True)
         self._thread.start()
 
-    def send(self, payload: bytes | bytearray | memoryview, label: str = "") -> None:
+    def send(
+        self,
+        payload: bytes | bytearray | memoryview,
+        label: str = "",
+        timeout_s: float = SEND_S,
+    ) -> None:
         """Send a message to all who are there.
 
-        Blocks while a reader that is alive takes no more.
+        Blocks while a reader that is alive takes no more, be it a stranger's: DDS lets everybody
+        on the network read along, and Cyclone's Python layer offers no means to turn them away.
+
+        Parameters
+        ----------
+        timeout_s: how long nothing of it may go out, give or take :data:`domain.BLOCK_S`; so a slow
+            link has its time. Later messages may go through.
 
         Raises
         ------
         ValueError
             A label or payload that does not fit.
+        TimeoutError
+            Some reader does not take the message, which is then lost to those that miss a part;
+            names the members that may be to blame, and says how many strangers are.
         ConnectionError
-            The channel was closed meanwhile.
+            The channel was closed meanwhile, or receives no more.
         """
         view = memoryview(payload).cast("B")
         if len(view) > self._limit:
@@ -202,15 +236,20 @@ class Channel:
             parts = segments.cut(self._key, self.member, self._life, self._number, view, label)
             self._number += 1
             for segment in parts:
-                self._write(segment)
+                self._write(segment, timeout_s)
 
     def members(self) -> set[int]:
-        """Other members that hear this one and are heard."""
+        """Other members that hear this one and are heard; raises as :meth:`wait_for`."""
         with self._changed:
-            return set(self._writers.values()) & set(self._readers.values())
+            if self._error is not None:
+                raise self._error
+            return (set(self._writers.values()) & set(self._readers.values())) - {None}
 
     def wait_for(self, members: set[int], timeout_s: float) -> set[int]:
-        """Wait until ``members`` hear this one and are heard; returns those that are missing."""
+        """Wait until ``members`` hear this one and are heard; returns those that are missing.
+
+        Raises ConnectionError if this one receives no more.
+        """
         with self._changed:
             self._changed.wait_for(lambda: members <= self.members(), timeout_s)
             return members - self.members()
@@ -219,24 +258,53 @@ class Channel:
         """Leave, after waiting up to ``linger_s`` for the others to have what was sent."""
         if self._closed:
             return
-        with contextlib.suppress(DDSException):
-            self._writer.wait_for_acks(duration(seconds=linger_s))
+        # Cyclone's wrapper means to return False when time is up and trips over a wrong name.
+        with contextlib.suppress(DDSException, AttributeError):
+            if self._error is None:
+                self._writer.wait_for_acks(duration(seconds=linger_s))
         self._closed = True
         self._thread.join()
         with self._sending:
             # Cyclone's objects end when they are collected; the order matters.
             self._arrived = self._writer = self._reader = None
 
-    def _write(self, segment: Segment) -> None:
+    def _write(self, segment: Segment, timeout_s: float = SEND_S) -> None:
+        deadline = time.monotonic() + timeout_s
         while not self._closed:
+            if self._error is not None:
+                raise self._error
             try:
                 return self._writer.write(segment)
             except DDSException as error:
                 if error.code != DDSException.DDS_RETCODE_TIMEOUT:
                     raise ConnectionError(f"cannot send: {error}") from error
+            if time.monotonic() > deadline:
+                why = f"nothing of message {segment.label!r} went out for {timeout_s:g} s"
+                raise TimeoutError(f"{why}, held up by {self._suspects()}")
         raise ConnectionError("cannot send: the channel is closed")
 
+    def _suspects(self) -> str:
+        with self._changed:
+            readers = Counter(self._readers.values())
+        strangers = readers.pop(None, 0)
+        who = [f"member {member}" for member in sorted(readers)]
+        who += [f"a reader that is not a member ({strangers} here)"] if strangers else []
+        return " or ".join(who) or "a reader that is gone now"
+
     def _receive(self) -> None:
+        try:
+            self._receive_until_closed()
+        except BaseException as error:
+            why = f"member {self.member} of {self._topic} receives no more: "
+            self._error = ConnectionError(f"{why}{type(error).__name__}: {error}")
+            self._error.__cause__ = error
+            # A reader that nobody empties would hold up everybody.
+            self._arrived = self._reader = None
+            with self._changed:
+                self._changed.notify_all()
+            self._failed(self._error)
+
+    def _receive_until_closed(self) -> None:
         seen, gone = 0.0, set()
         while not self._closed:
             self._arrived.wait(duration(seconds=TICK_S))
@@ -255,11 +323,10 @@ class Channel:
                 continue
             try:
                 message = self._assembly.add(sample)
+                if message is not None:
+                    self._deliver(message)
             except Refused as error:
                 self.refused[error.kind] += 1
-                continue
-            if message is not None:
-                self._deliver(message)
         return len(samples) == BATCH
 
     def _observe(self) -> set[int]:
@@ -276,32 +343,39 @@ class Channel:
         with self._changed:
             gone = set(self._writers.values()) - set(writers.values())
             gone |= set(self._readers.values()) - set(readers.values())
+            gone.discard(None)
             if (writers, readers) != (self._writers, self._readers):
                 self._writers, self._readers = writers, readers
                 self._changed.notify_all()
         return gone
 
-    @staticmethod
-    def _matched(handles, describe, known: dict[int, int]) -> dict[int, int]:
-        """Member behind each endpoint; endpoints of strangers are left out."""
+    def _matched(self, handles, describe, known: dict[int, int | None]) -> dict[int, int | None]:
+        """Member behind each endpoint; None of a stranger's."""
         try:
             now = handles()
         except IndexError:  # Cyclone's wrapper trips over one more that comes while it counts
             return known
         found = {}
         for handle in now:
-            member = known.get(handle)
-            if member is None:
-                member = _member(describe(handle))
-            if member is not None:
-                found[handle] = member
+            found[handle] = known.get(handle)
+            if found[handle] is None:  # looked at again: Cyclone may not have known it yet
+                found[handle] = self._member(describe, handle)
         return found
 
+    def _member(self, describe, handle: int) -> int | None:
+        """Who an endpoint says it is, if it can prove that."""
+        try:
+            endpoint = describe(handle)
+        except Exception:  # a stranger may describe itself so that Cyclone's wrapper trips
+            return None
+        policy = endpoint and endpoint.qos[domain.Policy.Userdata]  # None: gone meanwhile
+        if not policy or len(policy.data) != MEMBER.size:
+            return None
+        mark, member, life, signature = MEMBER.unpack(policy.data)
+        signed = self._key.sign(self._place(endpoint.participant_key, member, life))
+        proven = mark == MARK and hmac.compare_digest(signature, signed)
+        return member if proven else None
 
-def _member(endpoint) -> int | None:
-    if endpoint is None:  # gone meanwhile
-        return None
-    policy = endpoint.qos[domain.Policy.Userdata]
-    data = policy.data if policy else b""
-    digits = data.removeprefix(MEMBER)
-    return int(digits) if data.startswith(MEMBER) and digits.isdigit() else None
+    def _place(self, participant: uuid.UUID, member: int, life: int) -> bytes:
+        """What a member signs; by the participant, who copies it elsewhere gains nothing."""
+        return participant.bytes + struct.pack("<IQ", member, life) + self._topic.encode()

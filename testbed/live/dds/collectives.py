@@ -3,11 +3,16 @@
 Source: DDS document, the part on data-parallel training (all-gather with handles, barrier), with
 one change: its receiver takes a payload for complete when one segment of every rank is there,
 this one when every segment of every rank is.
+
+Ranks first tell each other numbers drawn afresh, and their messages are then tagged with a key that
+all of these went into: nothing that was recorded before this rank came is taken, not even from a
+run of the same name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections import Counter, deque
@@ -20,6 +25,11 @@ import numpy as np
 from testbed.live.dds import segments
 from testbed.live.dds.channel import Channel, Message
 from testbed.live.dds.domain import Network, connect
+
+TOPIC = "slowlink_group"
+POLL_S = 0.05
+NONCE = 32
+"""Bytes that each rank brings to the key of a session."""
 
 IN_FLIGHT = 256
 """All-gathers that one rank may have under way; what bounds the memory of the others."""
@@ -42,8 +52,9 @@ class Handle:
     number: of the all-gather, counted from 0.
     label: what the caller calls it.
     payload_bytes: length of this rank's payload.
-    sent_bytes: bytes of this rank's segments, once however many ranks receive them.
-    received_bytes: bytes of the other ranks' segments, of those that are complete.
+    sent_bytes: bytes of this rank's segments, once however many ranks receive them; without those
+        of DDS and UDP.
+    received_bytes: the same of the other ranks' payloads that are complete.
     wait_s: seconds spent in :meth:`wait`.
     """
 
@@ -77,6 +88,10 @@ class Handle:
         ------
         RankLost
             Ranks died, closed, are out of step, or did not deliver within ``timeout_s``.
+        TimeoutError
+            This rank's payload finds no room at a reader for half the group's timeout.
+        ConnectionError
+            This rank receives no more, or the group was closed.
         """
         start = time.perf_counter()
         self._ended.wait(timeout_s)
@@ -156,12 +171,13 @@ class Group:
     Parameters
     ----------
     rank, size: this one and how many there are.
-    run: name that no other run has had; all ranks of the run know it.
+    run: name that no other run has meanwhile; all ranks of the run know it.
     domain: DDS domain, 0 to 232; runs in different domains never meet.
     network: where to look for the others; by default as the environment says.
     secret: see :func:`testbed.live.dds.segments.load_secret`; ranks without it are not heard.
     limit: longest payload taken, bytes.
-    timeout_s: how long to wait for the others to come, and for room in :meth:`all_gather`.
+    timeout_s: how long to wait for the others to come, for room in :meth:`all_gather`, and, half
+        of it, for readers to take anything.
 
     Raises
     ------
@@ -190,6 +206,7 @@ class Group:
         self.rank, self.size = rank, size
         self.limit, self.timeout_s = limit, timeout_s
         self.network = network or Network.from_environment()
+        self._others = set(range(size)) - {rank}
         self._changed = threading.Condition()
         self._pending: deque[Handle] = deque()
         self._next = 0
@@ -197,18 +214,66 @@ class Group:
         self._early: list[deque[Message]] = [deque() for _ in range(size)]
         self._lives: dict[int, int] = {}
         self._lost: dict[int, str] = {}
-        key = segments.run_key(run, secret)
+        self._broken: ConnectionError | None = None
         self._participant = connect(domain, self.network)
-        topic = "slowlink_group"
-        self._channel = Channel(
-            self._participant, topic, rank, key, self._deliver, self._left, limit=limit
-        )
+        try:
+            self._channel = self._meet(segments.run_key(run, secret))
+        except BaseException:
+            self._participant = None  # so that this process may enter the domain again
+            raise
         self._sender = ThreadPoolExecutor(1, "group sender")
         try:
             self.barrier(timeout_s)
         except BaseException:
             self.close(0.0)
             raise
+
+    def _meet(self, key: segments.Key) -> Channel:
+        """A channel under a key of this session's own, with every rank on it."""
+        deadline = time.monotonic() + self.timeout_s
+        nonces = {self.rank: secrets.token_bytes(NONCE)}
+        heard = threading.Event()
+
+        def hear(message: Message) -> None:
+            if message.sender in self._others:
+                nonces[message.sender] = bytes(message.payload)
+                heard.set()
+
+        topic = TOPIC + "_hello"
+        hello = Channel(self._participant, topic, self.rank, key, hear, limit=NONCE, kept=1)
+        try:
+            hello.send(nonces[self.rank], timeout_s=self.timeout_s)
+            while True:
+                heard.clear()
+                missing = self._others - nonces.keys()
+                if not missing:
+                    session = key.derive(nonces[rank] for rank in range(self.size))
+                    channel = self._enter(session)
+                    while missing := channel.wait_for(self._others, POLL_S):
+                        if heard.is_set() or time.monotonic() > deadline:
+                            break
+                    else:
+                        return channel
+                    channel.close(0.0)
+                    self._lost.clear()
+                # A rank that started anew has a new number; what came before was the number of the
+                # one that died, or repeated by somebody.
+                if not heard.wait(max(0.0, deadline - time.monotonic())):
+                    raise self._not_found(missing, self.timeout_s, hello.refused)
+        finally:
+            hello.close(0.0)
+
+    def _enter(self, session: segments.Key) -> Channel:
+        return Channel(
+            self._participant,
+            TOPIC,
+            self.rank,
+            session,
+            self._deliver,
+            self._left,
+            self._fail,
+            limit=self.limit,
+        )
 
     @property
     def refused(self) -> Counter[str]:
@@ -231,6 +296,8 @@ class Group:
             A payload longer than the limit, or a label that does not fit.
         RankLost
             Earlier ones do not end in time. A rank that is gone shows in the handle.
+        ConnectionError
+            This rank receives no more.
         """
         if len(payload) > self.limit:
             raise ValueError(f"payload {label!r}: {len(payload)} bytes, at most {self.limit} fit")
@@ -239,6 +306,8 @@ class Group:
             if not self._changed.wait_for(self._room, self.timeout_s):
                 first = self._pending[0]
                 raise RankLost(first.missing, f"nothing for {first} within {self.timeout_s:g} s")
+            if self._broken is not None:
+                raise self._broken
             handle = Handle(self._next, label, payload, self.rank, self.size)
             self._next += 1
             self._pending.append(handle)
@@ -266,17 +335,16 @@ class Group:
             Names the ranks that did not come within ``timeout_s``, or died.
         """
         deadline = time.monotonic() + timeout_s
-        others = set(range(self.size)) - {self.rank}
-        missing = self._channel.wait_for(others - self._lost.keys(), timeout_s)
+        missing = self._channel.wait_for(self._others - self._lost.keys(), timeout_s)
         if missing:
-            raise RankLost(missing, f"not found in the domain within {timeout_s:g} s{self._note()}")
+            raise self._not_found(missing, timeout_s, self.refused)
         handle = self.all_gather(b"", "barrier")
         try:
             handle.wait(max(0.0, deadline - time.monotonic()))
         except RankLost as error:
             if handle.done:
                 raise
-            late = f"not at the barrier within {timeout_s:g} s{self._note()}"
+            late = f"not at the barrier within {timeout_s:g} s{_note(self.refused)}"
             raise RankLost(error.ranks, late) from None
 
     def close(self, linger_s: float | None = None) -> None:
@@ -305,7 +373,8 @@ class Group:
 
     def _send(self, handle: Handle, payload: bytes) -> None:
         try:
-            self._channel.send(payload, handle.label)
+            # Half, so that the reason is known before those who wait lose patience.
+            self._channel.send(payload, handle.label, self.timeout_s / 2)
         except BaseException as error:
             with self._changed:
                 handle._fail(error)
@@ -316,9 +385,8 @@ class Group:
     def _deliver(self, message: Message) -> None:
         rank = message.sender
         with self._changed:
-            if rank >= self.size or rank == self.rank:
-                self._channel.refused["rank"] += 1
-                return
+            if rank not in self._others:
+                raise segments.Refused("rank", f"rank {rank} of {self.size}")
             number, self._heard[rank] = self._heard[rank], self._heard[rank] + 1
             life = self._lives.setdefault(rank, message.life)
             if message.number != number or message.life != life:
@@ -339,6 +407,13 @@ class Group:
             if rank < self.size:
                 self._lose(rank, "died or left")
                 self._retire()
+
+    def _fail(self, error: ConnectionError) -> None:
+        with self._changed:
+            self._broken = error
+            for handle in self._pending:
+                handle._fail(error)
+            self._retire()
 
     # With the lock held -----------------------------------------------------------------------
 
@@ -363,6 +438,11 @@ class Group:
             self._pending.popleft()
         self._changed.notify_all()
 
-    def _note(self) -> str:
-        refused = self.refused["tag"]
-        return f"; {refused} segments with another secret or run were refused" if refused else ""
+    @staticmethod
+    def _not_found(ranks: Iterable[int], timeout_s: float, refused: Counter[str]) -> RankLost:
+        return RankLost(ranks, f"not found in the domain within {timeout_s:g} s{_note(refused)}")
+
+
+def _note(refused: Counter[str]) -> str:
+    count = refused["tag"]
+    return f"; {count} segments with another secret or run were refused" if count else ""

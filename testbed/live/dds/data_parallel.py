@@ -31,6 +31,7 @@ class Dds:
 
     def __init__(self, group: Group, timeout_s: float) -> None:
         self.rank, self.size = group.rank, group.size
+        self.received_bytes = 0
         self.group, self.timeout_s = group, timeout_s
 
     def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
@@ -39,6 +40,7 @@ class Dds:
 
         def finish() -> list[Payload]:
             handle.wait(self.timeout_s)
+            self.received_bytes += handle.received_bytes
             return [replace(payload, body=bytes(body)) for body in handle.collect()]
 
         return finish

@@ -7,6 +7,7 @@ reference. What the DDS document leaves to the defaults of its middleware is exp
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
@@ -21,7 +22,9 @@ from testbed.live.dds.segments import CUT, HEADS
 LAST_DOMAIN = 232
 """Ports of higher domains would lie above 65535."""
 
-LOOPBACK = "lo"
+LOOPBACK = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "127.0.0.1")
+"""The loopback interface: ``lo`` on Linux, ``lo0`` on BSD and macOS; elsewhere by address."""
+
 UNREAD = 1024
 """Segments a reader holds before its writers must wait.
 

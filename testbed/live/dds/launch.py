@@ -53,7 +53,7 @@ class Settings(BaseModel):
 
     Attributes
     ----------
-    run: a name that no other run has had; alike for all ranks.
+    run: a name that no other run in the domain has meanwhile; alike for all ranks.
     domain: DDS domain, which no other run on the network uses.
     training: a :class:`testbed.training.recipe.Recipe`, which needs no more than ``model``,
         ``dataset``, ``levels`` (the codec), ``batch``, ``lr`` and ``rounds`` (the steps). The
@@ -183,7 +183,7 @@ def save(report: dict, rank: int, folder: Path) -> None:
     """Write ``rank-R.json``, what was measured by step, and of rank 0 ``model.pt``, parameters by
     name."""
     folder.mkdir(parents=True, exist_ok=True)
-    profile = {name: report[name] for name in ("tests", "sent", "framed", "times")}
+    profile = {name: report[name] for name in ("tests", "sent", "framed", "received", "times")}
     part = folder / f"rank-{rank}.part"
     part.write_text(json.dumps(profile) + "\n")
     part.replace(folder / f"rank-{rank}.json")
@@ -203,7 +203,7 @@ def launch(settings: Settings, workers: int) -> None:
         A rank failed, died or hung; names it.
     """
     settings.case(workers)
-    # The same file may be launched again; what was recorded of one run is nothing in the next.
+    # The same file may be launched twice at once.
     once = settings.model_copy(update=dict(run=f"{settings.run} {secrets.token_hex()}"))
     patience = settings.timeout_s + data_parallel.GRACE_S
     run_ranks(partial(run_rank, once, workers), workers, timeout_s=patience)

@@ -14,11 +14,12 @@ Commands::
     python -m testbed.live.dds.federated client client.json
 
 When rounds end is the policy's affair (:mod:`methods.synchronization.fedavg`), what an update looks
-like the codec's (:mod:`methods.compression`). Whoever dies is left out and may come back; a
-controller that dies goes on, when it is started again, after the last round that it completed.
+like the codec's (:mod:`methods.compression`). Whoever dies, or takes nothing of what is sent to it,
+is left out and may come back; a controller that dies goes on, when it is started again, after the
+last round that it completed.
 
 Two things differ from the DDS document: the round waits for all who were asked until its time-out,
-not for the first ``min_clients``; and its topic of updates is one a client.
+not for the first ``min_clients``; and each client has a topic of its own.
 """
 
 from testbed.live.dds.federated.live import Failed, run_live

@@ -8,7 +8,9 @@ status 2 where the configuration is refused, 1 where the training fails.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 
 from testbed.live.dds.federated import client, controller
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
@@ -21,22 +23,36 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m testbed.live.dds.federated")
     parser.add_argument("role", choices=["controller", "client"])
     parser.add_argument("file", help="configuration, JSON")
+    tied = "end when standard input does: give it a pipe, to end with whoever holds the other end"
+    parser.add_argument("--tied", action="store_true", help=tied)
     given = parser.parse_args(arguments)
+    if given.tied:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     kind, run = {
         "controller": (ControllerSettings, controller.run),
         "client": (ClientSettings, client.run),
     }[given.role]
     try:
         settings = read(given.file, kind)
+        secret = settings.secret
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    if secret is None:
+        why = "neither secret_file nor SLOWLINK_KEY is set: anybody on the network can take part"
+        print(f"{given.role}: {why}", file=sys.stderr, flush=True)
     try:
         run(settings)
     except (ValueError, OSError, Diverged, DataUnavailable) as error:
         print(f"{given.role}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 1 << 16):
+        pass
+    os._exit(1)
 
 
 if __name__ == "__main__":

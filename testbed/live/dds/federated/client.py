@@ -8,12 +8,12 @@ import time
 
 import torch
 from cyclonedds.domain import DomainParticipant
+from cyclonedds.idl import IdlStruct
 
-from testbed.live.dds import segments
 from testbed.live.dds.channel import Channel, Message
 from testbed.live.dds.domain import connect
 from testbed.live.dds.federated import messages, store
-from testbed.live.dds.federated.messages import COMMANDS, CONTROLLER, MODELS, UPDATES
+from testbed.live.dds.federated.messages import CONTROLLER, TOPIC
 from testbed.live.dds.federated.settings import ClientSettings, load_script
 from testbed.live.dds.federated.training import Participant
 from testbed.training.datasets import Dataset
@@ -43,7 +43,7 @@ def run(settings: ClientSettings, data: Dataset | None = None) -> None:
 
 
 class Client:
-    """Trains on the thread that serves; channels put what they hear into ``heard``."""
+    """Trains on the thread that serves; the channel puts what it hears into ``heard``."""
 
     def __init__(
         self, settings: ClientSettings, participant: Participant, entered: DomainParticipant
@@ -52,43 +52,34 @@ class Client:
         self.heard: queue.Queue[Message | None] = queue.Queue()
         self.round, self.weights = -1, torch.empty(0)
         """The latest model, and the round that made it."""
-        self.life = self.greeted = 0
-        """Of the controller that was heard last, and of the one that knows of this client."""
-        self.hello = 0
+        self.session = self.hello = 0
+        """Of the controller that announced itself last, and what was said to it last."""
+        self.greeted = False
         self.command: messages.Command | None = None
         if settings.init_path is not None:
             self.round, self.weights = store.load(settings.init_path, self.task)
-            self.greeted = -1  # no need to hear a model first
-        number, topic = settings.client + 1, UPDATES.format(settings.client)
-        limit = messages.longest(self.task.values, 0)
-        put = self.heard.put
-        self.updates = Channel(
+        topic = TOPIC.format(settings.client)
+        most = self.task.make_codec().payload_bytes((self.task.values,))
+        self.channel = Channel(
             entered,
             topic,
-            number,
+            settings.client + 1,
             settings.key(topic),
-            lambda message: None,
-            lambda member: put(None),
-            limit=segments.LIMIT,
+            self.heard.put,
+            lambda member: self.heard.put(None),
+            limit=messages.longest(self.task.values, *most),
             kept=1,
-        )
-        self.models = Channel(
-            entered, MODELS, number, settings.key(MODELS), put, limit=limit, kept=1
-        )
-        self.commands = Channel(
-            entered, COMMANDS, number, settings.key(COMMANDS), put, limit=limit, kept=1
         )
 
     def close(self) -> None:
-        for channel in (self.updates, self.models, self.commands):
-            channel.close(self.settings.lease_s)
+        self.channel.close(self.settings.lease_s)
 
     def serve(self) -> None:
         alone = time.monotonic()
         while True:
-            if CONTROLLER in self.updates.members():
+            if CONTROLLER in self.channel.members():
                 alone = time.monotonic()
-                if self.life != self.greeted:
+                if not self.greeted:
                     self._greet()
             elif time.monotonic() - alone > self.settings.wait_s:
                 raise ConnectionError(f"no controller for {self.settings.wait_s:g} s")
@@ -97,7 +88,7 @@ class Client:
             except queue.Empty:
                 continue
             if message is None:
-                self.greeted = 0  # if it only seems dead, it will have to hear that we are here
+                self.greeted = False  # if it only seems dead, it will have to hear that we are here
             elif message.sender == CONTROLLER and self._take(message):
                 return
             if self.command is not None and self.round == self.command.round - 1:
@@ -105,29 +96,35 @@ class Client:
 
     def _greet(self) -> None:
         self.hello = max(self.hello + 1, time.time_ns())
-        hello = messages.Hello(self.settings.client, self.hello, self.task.fingerprint)
-        self.updates.send(messages.pack(hello), "hello")
-        self.greeted = self.life
+        has = store.digest(self.round, self.weights)
+        whose = (self.settings.client, self.hello, self.session, self.task.fingerprint)
+        self._send(messages.Hello(*whose, has))
+        self.greeted = True
 
     def _take(self, message: Message) -> bool:
         """Whether this is the end."""
         if message.label == "model":
-            number, weights = store.decode(message.payload, self.task)
-            if self.hello and not self.life:
-                self.greeted = message.life
-            if message.life > self.life or number >= self.round:
-                self.life = message.life
-                self.round, self.weights = number, weights
-                if self.settings.model_path is not None:
-                    self.settings.model_path.parent.mkdir(parents=True, exist_ok=True)
-                    store.save(self.settings.model_path, bytes(message.payload))
-        elif message.label == "command":
-            head, _ = messages.unpack("command", message.payload)
+            self.round, self.weights = store.decode(message.payload, self.task)
+            if self.settings.model_path is not None:
+                self.settings.model_path.parent.mkdir(parents=True, exist_ok=True)
+                store.save(self.settings.model_path, bytes(message.payload))
+            return False
+        head, _ = messages.unpack(message.label, message.payload)
+        if isinstance(head, messages.Announcement):
+            if head.task != self.task.fingerprint:
+                raise ValueError("the controller's task is another one: both need the same")
+            if head.session != self.session or head.hello == self.hello:
+                self.session = head.session
+                self._greet()
+        elif isinstance(head, messages.Command) and head.hello == self.hello:
             if head.end:
                 return True
-            if (self.settings.client, self.hello) in zip(head.clients, head.hellos, strict=True):
-                self.command = head
+            self.command = head
         return False
+
+    def _send(self, head: IdlStruct, body: bytes = b"") -> None:
+        data = messages.pack(head, body)
+        self.channel.send(data, messages.label(head), timeout_s=self.settings.wait_s)
 
     def _train(self) -> None:
         command, self.command = self.command, None
@@ -135,7 +132,7 @@ class Client:
         for head, frame in self.participant.updates(command, self.weights):
             body = frame.to_bytes()
             head.published = time.monotonic()
-            self.updates.send(messages.pack(head, body), "update")
+            self._send(head, body)
 
     def _say(self, what: str) -> None:
         print(f"client {self.settings.client}: {what}", file=sys.stderr, flush=True)

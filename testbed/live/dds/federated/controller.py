@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import heapq
 import json
+import math
 import queue
+import secrets
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
 import torch
+from cyclonedds.idl import IdlStruct
 
 from methods.synchronization import (
     Continue,
@@ -27,11 +31,18 @@ from methods.synchronization import (
     Timer,
 )
 from methods.synchronization import load as load_policy
-from testbed.live.dds import segments
 from testbed.live.dds.channel import Channel, Message
 from testbed.live.dds.domain import connect
 from testbed.live.dds.federated import messages, store, training
-from testbed.live.dds.federated.messages import COMMANDS, CONTROLLER, MODELS, UPDATES, Command
+from testbed.live.dds.federated.messages import (
+    CONTROLLER,
+    TOPIC,
+    Announcement,
+    Command,
+    Hello,
+    Model,
+    Update,
+)
 from testbed.live.dds.federated.settings import ControllerSettings
 from testbed.live.dds.federated.training import Contribution, Round, Sent
 from testbed.training.datasets import Dataset
@@ -59,7 +70,10 @@ def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tens
 
 
 class _Controller:
-    """All on one thread; channels put what they hear into ``events``."""
+    """Thinks on one thread; what channels hear is put into ``events`` as what is to be done then.
+
+    Sends on a thread for each client, so that one that takes nothing delays nobody else.
+    """
 
     def __init__(self, settings: ControllerSettings, data: Dataset) -> None:
         self.settings, self.task = settings, settings.task
@@ -75,7 +89,8 @@ class _Controller:
             timeout_s=float("inf") if settings.timeout_s is None else settings.timeout_s,
             late=settings.late,
         )
-        self.events: queue.Queue = queue.Queue()
+        self.events: queue.Queue[Callable[[], object]] = queue.Queue()
+        self.session = secrets.randbits(64)
         self.present: dict[int, int] = {}
         """The latest hello of each client that is here."""
         self.barred: set[int] = set()
@@ -91,47 +106,46 @@ class _Controller:
     def _connect(self) -> None:
         settings, task = self.settings, self.task
         participant = connect(settings.domain, settings.network)
-        [most] = task.make_codec().payload_bytes((task.values,))
-        limit = messages.longest(task.values, most)
-        make = partial(Channel, participant, member=CONTROLLER, limit=limit)
-
-        def ignore(message: Message) -> None:
-            """Clients have nothing to say on these."""
-
-        published = len(store.encode(0, task, self.weights))
-        self.models = make(
-            MODELS, key=settings.key(MODELS), deliver=ignore, kept=-(-published // segments.CUT)
-        )
-        self.commands = make(
-            COMMANDS, key=settings.key(COMMANDS), deliver=ignore, kept=task.clients
-        )
-        self.updates = {}
+        most = task.make_codec().payload_bytes((task.values,))
+        limit = messages.longest(task.values, *most)
+        self.channels: dict[int, Channel] = {}
+        self.senders: dict[int, ThreadPoolExecutor] = {}
+        self.latest: dict[int, Future] = {}
         for client in range(task.clients):
-            topic = UPDATES.format(client)
-            self.updates[client] = make(
+            topic = TOPIC.format(client)
+            self.channels[client] = Channel(
+                participant,
                 topic,
-                key=settings.key(topic),
-                deliver=partial(self._put, client),
-                left=lambda member, client=client: self.events.put((client, None, 0.0)),
+                CONTROLLER,
+                settings.key(topic),
+                lambda message, client=client: self._put(
+                    self._take, client, message, time.monotonic()
+                ),
+                lambda member, client=client: self._put(self._leave, client),
+                lambda error: self._put(_raise, error),
+                limit=limit,
                 kept=1,
             )
+            self.senders[client] = ThreadPoolExecutor(1, f"sender {client}")
+            self._announce(client)
 
-    def _put(self, client: int, message: Message) -> None:
-        self.events.put((client, message, time.monotonic()))
+    def _put(self, do: Callable, *arguments) -> None:
+        self.events.put(partial(do, *arguments))
 
     def __enter__(self) -> _Controller:
         return self
 
     def __exit__(self, kind, *_) -> None:
         linger_s = self.settings.lease_s if kind is None else 0.0
-        for channel in (self.commands, self.models, *self.updates.values()):
+        wait(self.latest.values(), linger_s)
+        for client, channel in self.channels.items():
             channel.close(linger_s)
+            self.senders[client].shutdown(cancel_futures=True)
 
     # The course of things -----------------------------------------------------------------------
 
     def train(self) -> torch.Tensor:
         self._say(f"round {self.done} of {self.settings.rounds} is done")
-        self._publish()
         everyone = set(range(self.task.clients))
         until = time.monotonic() + self.settings.wait_s
         while self.present.keys() != everyone and time.monotonic() < until:
@@ -148,8 +162,22 @@ class _Controller:
             self._hear(TICK_S)
             self._ring()
             self._check_enough()
-        self._send(Command(self.done, [], [], 0, 0, 0.0, 0, zero=False, end=True))
+        self._end()
         return self.weights
+
+    def _end(self) -> None:
+        """Tell all who are here, and who are about to say hello."""
+        until = time.monotonic() + self.settings.lease_s
+        told: set[int] = set()
+        while True:
+            for client in self.present.keys() - told:
+                hello = self.present[client]
+                self._send(client, Command(self.done, hello, 0, 0, 0.0, 0, zero=False, end=True))
+                told.add(client)
+            here = {client for client, channel in self.channels.items() if channel.members()}
+            if here <= told or time.monotonic() > until:
+                return
+            self._hear(TICK_S)
 
     def _check_enough(self) -> None:
         missing = sorted(set(range(self.task.clients)) - self.present.keys())
@@ -167,24 +195,23 @@ class _Controller:
     # What is heard ------------------------------------------------------------------------------
 
     def _hear(self, timeout_s: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            client, message, arrived = self.events.get(timeout=timeout_s)
-            if message is None:
-                self._leave(client)
-            else:
-                self._take(client, message, arrived)
+        try:
+            do = self.events.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        do()
 
     def _take(self, client: int, message: Message, arrived: float) -> None:
         try:
             if message.sender != client + 1:
                 raise ValueError(f"member {message.sender} on the topic of client {client}")
             head, frame = messages.unpack(message.label, message.payload)
-            if not isinstance(head, messages.Hello | messages.Update) or head.client != client:
+            if not isinstance(head, Hello | Update) or head.client != client:
                 raise ValueError(f"{message.label} that is not of this client")
-            if isinstance(head, messages.Hello):
+            if isinstance(head, Hello):
                 if head.task != self.task.fingerprint:
                     raise ValueError("its task differs from the controller's")
-                return self._join(client, head.hello)
+                return self._greet(client, head)
             asked = self.asked.get(client)
             if asked is None or (head.round, head.hello) != (asked.round, self.present[client]):
                 return self._refuse(client, f"update of round {head.round}, not asked for (now)")
@@ -198,19 +225,29 @@ class _Controller:
             del self.asked[client]
             self._tell(Finished(client, head.round, self._now()))
 
-    def _join(self, client: int, hello: int) -> None:
+    def _greet(self, client: int, head: Hello) -> None:
+        """Let the client join; one that has another session in mind first has to hear of this."""
+        if head.session != self.session:
+            return self._announce(client, head.hello)
         if client in self.present:
-            self._leave(client)
+            self._drop(client)
         self._say(f"client {client} is here")
-        self.present[client] = hello
+        self.present[client] = head.hello
         self.barred.discard(client)
+        if head.has != store.digest(self.done, self.weights):
+            self._send(client, *self._model())
         if self.begun:
             self._tell(Joined(client, self._now()))
 
-    def _leave(self, client: int) -> None:
-        if client not in self.present:
-            return
-        self._say(f"client {client} is gone")
+    def _leave(self, client: int, why: str = "is gone") -> None:
+        """Go on without ``client``, which should say hello if it is there after all."""
+        if client in self.present:
+            hello = self.present[client]
+            self._drop(client, why)
+            self._announce(client, hello)
+
+    def _drop(self, client: int, why: str = "is gone") -> None:
+        self._say(f"client {client} {why}")
         del self.present[client]
         self.asked.pop(client, None)
         self.brought.pop(client, None)
@@ -255,14 +292,11 @@ class _Controller:
         for decision in decisions:
             if isinstance(decision, SetTimer):
                 heapq.heappush(self.timers, (decision.t, decision.name))
-        if asked:
-            command = training.command(
-                self.settings, self.done + 1, {client: self.present[client] for client in asked}
-            )
-            for client in asked:
-                self.asked[client] = command
-                self.brought[client] = Contribution(self.task)
-            self._send(command)
+        for client in asked:
+            command = training.command(self.settings, self.done + 1, self.present[client])
+            self.asked[client] = command
+            self.brought[client] = Contribution(self.task)
+            self._send(client, command)
         for decision in decisions:
             if isinstance(decision, Sync):
                 self._synchronize(decision)
@@ -274,12 +308,14 @@ class _Controller:
             for client, weight in zip(sync.members, weights, strict=True)
             if weight > 0
         }
-        zero = training.command(self.settings, self.done + 1, {}).zero
+        zero = training.command(self.settings, self.done + 1).zero
         self.weights = training.aggregate(self.task, self.weights, brought, zero)
         self.done += 1
-        model = self._publish()
+        model = self._model()
+        for client in sorted(self.present):
+            self._send(client, *model)
         seconds = time.monotonic() - self.round_start
-        store.save(self.settings.state, model)
+        store.save(self.settings.state, messages.pack(*model))
         self._log({client: its.sent for client, its in brought.items()}, seconds)
         for client in sync.members:
             self.brought.pop(client, None)
@@ -290,13 +326,30 @@ class _Controller:
         for client in sorted(self.barred):
             self._readmit(client)
 
-    def _publish(self) -> bytes:
-        message = store.encode(self.done, self.task, self.weights)
-        self.models.send(message, "model")
-        return message
+    def _model(self) -> tuple[Model, bytes]:
+        return store.message(self.done, self.task, self.weights)
 
-    def _send(self, command: Command) -> None:
-        self.commands.send(messages.pack(command), "command")
+    def _announce(self, client: int, hello: int = 0) -> None:
+        """Waits, where nobody else has to, until the client takes it."""
+        announcement = Announcement(self.session, hello, self.task.fingerprint)
+        self._send(client, announcement, timeout_s=math.inf)
+
+    def _send(
+        self, client: int, head: IdlStruct, body: bytes = b"", timeout_s: float | None = None
+    ) -> None:
+        """Send in the background; who takes nothing for ``wait_s`` unless told counts as gone."""
+        limit_s = self.settings.wait_s if timeout_s is None else timeout_s
+
+        def send() -> None:
+            message, label = messages.pack(head, body), messages.label(head)
+            try:
+                self.channels[client].send(message, label, timeout_s=limit_s)
+            except TimeoutError as error:
+                self._put(self._leave, client, f"counts as gone: {error}")
+            except Exception as error:
+                self._put(_raise, error)
+
+        self.latest[client] = self.senders[client].submit(send)
 
     def _log(self, sent: dict[int, Sent], seconds: float) -> None:
         accuracy = self.examiner.accuracy(self.weights)
@@ -309,6 +362,10 @@ class _Controller:
 
     def _say(self, what: str) -> None:
         print(f"controller: {what}", file=sys.stderr, flush=True)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def read_log(path: Path) -> list[Round]:

@@ -44,7 +44,9 @@ def run_live(
     Raises
     ------
     Failed
-        See there; nothing is left running.
+        See there.
+
+    Nothing is left running, however this ends, and be it that this process is killed.
     """
     if settings.state.exists():
         raise ValueError(f"{settings.state} exists: a new training needs a place of its own")
@@ -68,7 +70,7 @@ def run_live(
 @contextlib.contextmanager
 def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
     """A controller or client with its configuration and what it says (``*.txt``) in ``folder``;
-    killed at the end."""
+    killed at the end, and gone, too, when this process is killed."""
     is_client = isinstance(settings, ClientSettings)
     role = "client" if is_client else "controller"
     name = f"client {settings.client}" if is_client else role
@@ -77,8 +79,8 @@ def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
     paths = os.pathsep.join(path for path in sys.path if path)
     with (folder / f"{name}.txt").open("ab") as said:
         running = subprocess.Popen(
-            [sys.executable, "-m", "testbed.live.dds.federated", role, str(file)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "testbed.live.dds.federated", role, str(file), "--tied"],
+            stdin=subprocess.PIPE,
             stdout=said,
             stderr=said,
             env={**os.environ, "PYTHONPATH": paths},
@@ -88,6 +90,7 @@ def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
     finally:
         running.kill()
         running.wait()
+        running.stdin.close()
 
 
 def _check(processes: dict[str, subprocess.Popen], folder: Path, late: bool) -> None:

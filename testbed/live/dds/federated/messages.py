@@ -1,9 +1,15 @@
 """What controller and clients say to each other: typed heads, and tensors behind them.
 
-Topics: ``slowlink_command`` and ``slowlink_model`` from the controller to all clients, and
-``slowlink_update_N`` from client N to the controller alone (the DDS document has one for all,
-on which every client hears the others' updates too). Every message is signed and numbered by
-:mod:`testbed.live.dds.channel`, so strangers and replays never get here.
+Client N and the controller talk on a topic of their own, ``slowlink_client_N``, so that a client
+that takes nothing holds nobody else up (the DDS document has one topic for the updates of all and
+one for commands, on which every client hears the others' too). Every message is checked and
+numbered by :mod:`testbed.live.dds.channel`. With a shared secret those of strangers never get here,
+and without one only damaged ones and those of other runs are kept out.
+
+What a process has heard is refused when it comes again, but one that has just started has heard
+nothing yet. So both sides name a number of their own that the other repeats: the controller the
+``session``, in every :class:`Hello`; a client its ``hello``, in every :class:`Command` and
+:class:`Update`. A recorded message has an old one.
 
 A message is the length of its head (uint32), the head (CDR of an IDL struct), and a body: a
 :class:`methods.compression.Frame` or nothing. The channel's label names the kind.
@@ -13,11 +19,11 @@ import struct
 from dataclasses import dataclass
 
 from cyclonedds.idl import IdlStruct, annotations
-from cyclonedds.idl.types import float64, sequence, uint32, uint64
+from cyclonedds.idl.types import float64, uint32, uint64
 
 from methods.compression import Frame
 
-COMMANDS, MODELS, UPDATES = "slowlink_command", "slowlink_model", "slowlink_update_{}"
+TOPIC = "slowlink_client_{}"
 CONTROLLER = 0
 """The controller's number on each topic; client N is number N + 1."""
 
@@ -29,23 +35,38 @@ MOST = 2**32 - 1
 
 @dataclass
 @annotations.final
+class Announcement(IdlStruct, typename="slowlink.federated.Announcement"):
+    """Controller to a client that it does not count on: say hello, in this session.
+
+    Attributes
+    ----------
+    session: that this process of the controller drew.
+    hello: the latest that was heard, which counts no more; 0 for none.
+    task: fingerprint of the task.
+    """
+
+    session: uint64
+    hello: uint64
+    task: str
+
+
+@dataclass
+@annotations.final
 class Command(IdlStruct, typename="slowlink.federated.Command"):
-    """Controller to clients: train.
+    """Controller to client: train.
 
     Attributes
     ----------
     round: counted from 1.
-    clients: whom it asks.
-    hellos: the latest hello of each of them; what an earlier process of it was asked is void.
+    hello: the client's latest; what an earlier process of it was asked is void.
     subset: samples of each, 0 for its whole share.
     epochs, lr, seed: of this round.
     zero: whether changes are changes from zero, see ``Task.first_baseline``.
-    end: there is nothing more to do, for anybody.
+    end: there is nothing more to do.
     """
 
     round: uint32
-    clients: sequence[uint32]
-    hellos: sequence[uint64]
+    hello: uint64
     subset: uint32
     epochs: uint32
     lr: float64
@@ -63,12 +84,16 @@ class Hello(IdlStruct, typename="slowlink.federated.Hello"):
     ----------
     client: its number.
     hello: higher than in any earlier one.
+    session: of the controller that it answers; 0 before it has heard of one.
     task: fingerprint of its task.
+    has: digest of the model that it holds, see :func:`testbed.live.dds.federated.store.digest`.
     """
 
     client: uint32
     hello: uint64
+    session: uint64
     task: str
+    has: str
 
 
 @dataclass
@@ -78,7 +103,7 @@ class Update(IdlStruct, typename="slowlink.federated.Update"):
 
     Attributes
     ----------
-    client, hello, round: whose, and of which command.
+    client, hello, round: whose, and of which command; a hello counts in one session only.
     packet: counted from 0 within the round.
     last: whether the round's update is complete with it.
     samples: that the client trained on.
@@ -100,7 +125,7 @@ class Update(IdlStruct, typename="slowlink.federated.Update"):
 @dataclass
 @annotations.final
 class Model(IdlStruct, typename="slowlink.federated.Model"):
-    """Controller to clients: the model, float32, after ``round`` (0: initial); so on disk, too.
+    """Controller to client: the model, float32, after ``round`` (0: initial); so on disk, too.
 
     Attributes
     ----------
@@ -113,7 +138,7 @@ class Model(IdlStruct, typename="slowlink.federated.Model"):
 
 
 KINDS: dict[str, type[IdlStruct]] = {
-    kind.__name__.lower(): kind for kind in (Command, Hello, Update, Model)
+    kind.__name__.lower(): kind for kind in (Announcement, Command, Hello, Update, Model)
 }
 
 

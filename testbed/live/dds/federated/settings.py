@@ -203,7 +203,8 @@ class _Connection(_Settings):
     secret_file: holds the shared secret; null takes ``SLOWLINK_KEY`` from the environment, and
         without that nothing is authenticated.
     interface, peers, lease_s: see :class:`testbed.live.dds.domain.Network`.
-    wait_s: how long to wait for others when too few are there.
+    wait_s: how long to wait for others when too few are there, and for a client that takes nothing
+        of what is sent to it, before it counts as gone.
     """
 
     task: Task
@@ -219,10 +220,14 @@ class _Connection(_Settings):
     def network(self) -> Network:
         return Network(self.interface, self.peers, self.lease_s)
 
+    @property
+    def secret(self) -> bytes | None:
+        """See :func:`testbed.live.dds.segments.load_secret`, as which it raises."""
+        return segments.load_secret(self.secret_file)
+
     def key(self, topic: str) -> segments.Key:
-        """One a topic, so that nothing can be replayed on another; raises as
-        :func:`testbed.live.dds.segments.load_secret`."""
-        return segments.run_key(f"{self.run}/{topic}", segments.load_secret(self.secret_file))
+        """One a topic, so that nothing can be replayed on another; raises as :attr:`secret`."""
+        return segments.run_key(f"{self.run}/{topic}", self.secret)
 
 
 class ControllerSettings(_Connection):
@@ -233,8 +238,12 @@ class ControllerSettings(_Connection):
     rounds: after how many it ends.
     subset: samples of each client in a round; null for its whole share.
     epochs, lr: of a client's round.
-    min_clients, timeout_s, late: see :class:`methods.synchronization.fedavg.FedAvg`; a time-out of
-        null waits for all who are asked.
+    min_clients, timeout_s, late: see :class:`methods.synchronization.fedavg.FedAvg`. A time-out of
+        null waits for all who are asked, as long as they are there: who dies is gone after
+        ``lease_s`` and who takes nothing after ``wait_s``, so only one that goes on training for
+        ever holds the round up. Null, because any number would on a slower machine leave clients
+        out, and so change the result, without being asked to; where clients may hang, set several
+        times what a round takes.
     state: file of the latest model, replaced whole after every round. Where it exists, training
         goes on from there.
     init_path: such a file of an earlier training, to start from in round 1; null for none.
@@ -267,8 +276,7 @@ class ClientSettings(_Connection):
     client: its number, from 0.
     script: ``module:function`` that trains, see :func:`.training.sgd`.
     model_path: file that always holds the latest model that came; null for none.
-    init_path: such a file; its model serves without waiting for the controller's if it is what
-        the first round asked for starts from.
+    init_path: such a file; if it is the controller's latest model, that is not sent again.
     """
 
     client: NonNegativeInt

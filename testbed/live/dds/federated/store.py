@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from testbed.live.dds.federated.messages import Model
 from testbed.live.dds.federated.settings import Task
 
 
-def encode(number: int, task: Task, weights: Tensor) -> bytes:
-    """The message that holds the model after round ``number``."""
+def message(number: int, task: Task, weights: Tensor) -> tuple[Model, bytes]:
+    """Head and body of the message that holds the model after round ``number``."""
     payload = compression.load("identity").compress(weights, "model")
-    return messages.pack(Model(number, task.fingerprint), Frame(payload).to_bytes())
+    return Model(number, task.fingerprint), Frame(payload).to_bytes()
 
 
 def decode(data: bytes | memoryview, task: Task, other_task: bool = False) -> tuple[int, Tensor]:
@@ -45,14 +46,26 @@ def decode(data: bytes | memoryview, task: Task, other_task: bool = False) -> tu
     return head.round, weights
 
 
+def digest(number: int, weights: Tensor) -> str:
+    """The same for the same (n,) ``weights`` after the same round, and hardly ever for others."""
+    text = f"{number} ".encode() + weights.numpy().tobytes()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
 def save(path: Path, data: bytes) -> None:
-    """Replace the file at once: whoever reads it, or kills this process, finds old or new."""
+    """Replace the file at once: whoever reads it finds old or new, and new once this returns, even
+    if the machine stops."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, path)
+    folder = os.open(path.parent, os.O_RDONLY)  # where the name is kept
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def load(path: Path, task: Task, other_task: bool = False) -> tuple[int, Tensor]:

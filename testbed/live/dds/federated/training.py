@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -40,7 +40,8 @@ class Sent:
     samples: that it trained on.
     payload_bytes: of the codec's own format, as documents print it.
     message_bytes: with the frame around it and the head of the message.
-    frame_bytes: with those of the segments, each checked and signed; without DDS and UDP.
+    frame_bytes: with the heads and tags of the segments, as long without a secret as with one;
+        without DDS and UDP.
     link_bytes: with the heads of DDS, UDP, IP and Ethernet, see :func:`link_bytes`.
     train_s: training and encoding.
     communication_s: from publishing until the controller had it all, summed over packets.
@@ -65,7 +66,7 @@ class Round:
     accuracy: of the new model on the test set, %.
     sent: by client, of those that count.
     downlink_bytes: payload of the model that every client gets.
-    round_s: from the round's start until the new model is published.
+    round_s: from the round's start until the new model is on its way.
     refused: what was refused in it and of whom.
     """
 
@@ -115,16 +116,15 @@ def steps(samples: int, batch: int, epochs: int) -> int:
     return epochs * math.ceil(samples / batch)
 
 
-def command(settings: ControllerSettings, number: int, hellos: Mapping[int, int]) -> Command:
-    """What round ``number`` asks of clients, given the latest hello of each."""
+def command(settings: ControllerSettings, number: int, hello: int = 0) -> Command:
+    """What round ``number`` asks of a client, given its latest hello."""
     task = settings.task
     from_zero = number == 1 and task.first_baseline == "zero" and settings.init_path is None
     seed = fan_out(task.seed, f"round {number}")
     subset = settings.subset or 0
     return Command(
         number,
-        list(hellos),
-        list(hellos.values()),
+        hello,
         subset,
         settings.epochs,
         settings.lr,
@@ -144,7 +144,8 @@ def initial(settings: ControllerSettings) -> Tensor:
 class Participant:
     """A client's part in every round; keeps what its codec remembers from round to round.
 
-    A round that is asked for once more, of a controller that lost it, gives the same again.
+    A round that is asked for once more, of a controller that lost it, gives the same again. Who has
+    no samples does not train and sends an update of no weight.
     """
 
     def __init__(self, task: Task, client: int, data: Dataset, script: Callable = sgd) -> None:
@@ -179,8 +180,7 @@ class Participant:
             payload, base = self._codec.compress(sent, "model"), now
             spent += time.perf_counter() - since
             packet += 1
-            hello = asked.hellos[asked.clients.index(self.client)]
-            whose = (self.client, hello, asked.round, packet - 1)
+            whose = (self.client, asked.hello, asked.round, packet - 1)
             return Update(*whose, last, len(index), spent, time.monotonic()), Frame(payload)
 
         for done, _ in enumerate(self._train(asked, index), 1):
@@ -190,6 +190,8 @@ class Participant:
         yield make(last=True)
 
     def _train(self, asked: Command, index: Tensor) -> Iterator[None]:
+        if not len(index):
+            return iter(())
         return self.script(
             self._model,
             self.data,
@@ -235,7 +237,7 @@ class Contribution:
         if self.complete or head.packet != self.packets or head.packet >= self._task.packets:
             raise ValueError(f"packet {head.packet} where {self.packets} is due")
         most = asked.subset or messages.MOST
-        if not 1 <= head.samples <= most:
+        if head.samples > most:
             raise ValueError(f"{head.samples} samples, of at most {most}")
         got = Frame.from_bytes(frame, limit=messages.longest(self._task.values, len(frame)))
         payload = got.payload
@@ -266,9 +268,12 @@ class Contribution:
 def aggregate(task: Task, start: Tensor, brought: dict[int, Contribution], zero: bool) -> Tensor:
     """The new (n,) weights: the mean of what clients bring, weighted by their samples.
 
-    Added in the order of the clients, so that the result is the same whoever came first.
+    Added in the order of the clients, so that the result is the same whoever came first. Who has no
+    samples changes nothing; if nobody has, the weights stay as they are.
     """
     total = sum(contribution.sent.samples for contribution in brought.values())
+    if total == 0:
+        return start
     mean = torch.zeros_like(start)
     for client in sorted(brought):
         mean.add_(brought[client].values, alpha=brought[client].sent.samples / total)
@@ -315,7 +320,7 @@ def simulate(
     examiner, weights = Examiner(task, data), initial(settings)
     rounds = []
     for number in range(1, settings.rounds + 1):
-        asked = command(settings, number, dict.fromkeys(clients, 0))
+        asked = command(settings, number)
         brought = {client: Contribution(task) for client in clients}
         for client in clients:
             for head, frame in participants[client].updates(asked, weights):
