@@ -1,0 +1,303 @@
+"""A plan on real processes: its fourth executor, beside arrays, fluid and packets.
+
+Every node that takes part is a process, in its own network namespace where links are emulated.
+Pieces travel over TCP connections that ZeroMQ keeps, opened before the clock starts: a plan's
+window is the number of connections from one node to another, each of which carries pieces whole,
+one after the other; without a window every transfer has its own. Nodes tell the parent, past the
+network, which phases are over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from methods.exchange import Plan, Topology
+from testbed.live.plan_node import Job, Outcome, run_node
+from testbed.live.processes import run_ranks
+from testbed.network.counting import Sizes, transfer_bytes
+from testbed.network.execution import verify
+from testbed.network.fluid import TIMELINE
+
+if TYPE_CHECKING:
+    from testbed.network.emulated import Emulated
+
+LOOPBACK = "127.0.0.1"
+BLOCK = 65_521
+"""Elements drawn for a node; repeated, they are its vector. A prime: no shift goes unseen."""
+LARGEST = 8
+"""Values drawn are whole numbers up to this, so that sums are exact in every order."""
+MARGIN_S = 0.05
+"""From when all are told of the common start until it: so that it reaches them in time."""
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    # What a frame needed is kept for the next one.
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """One run of a plan on real processes; all times from the common start on.
+
+    Attributes
+    ----------
+    completion_s: when the last transfer arrived.
+    transfers: a record a transfer, as :class:`testbed.network.fluid.Result` has: ``nbytes`` is
+        payload; ``start_s`` is when its first byte was handed to its connection, ``end_s`` when
+        its last had arrived and was added or copied.
+    sent_bytes: payload that each node sent, by node id.
+    cpu_s: processor time of all nodes, kernel included as far as it is charged to them.
+    """
+
+    completion_s: float
+    transfers: np.ndarray
+    sent_bytes: dict[int, int]
+    cpu_s: float
+
+
+def run_plan(
+    plan: Plan,
+    topology: Topology,
+    nbytes: Sizes | None,
+    links: Emulated | None,
+    *,
+    values: Sequence[np.ndarray] | None = None,
+    bodies: Mapping[str, Mapping[int, bytes]] | None = None,
+    repeats: int = 1,
+    timeout_s: float = 60.0,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Ran]:
+    """Run ``plan`` alone, ``repeats`` times by the same processes, and check what arrives.
+
+    Give one of ``nbytes``, ``values`` and ``bodies``. Where all messages have the size of one
+    vector, float32 vectors are really added up and copied, and every receiver must end with
+    exactly the sum. Where sizes differ, opaque bytes travel and each transfer must arrive
+    unchanged.
+
+    Parameters
+    ----------
+    nbytes: payload as for :func:`testbed.network.fluid.simulate`; contents are drawn. A vector is
+        rounded up to whole elements.
+    links: emulated links of ``topology``; without them all nodes share the loopback interface, as
+        fast as it is.
+    values: vectors of the contributors, in their order: float32, whole numbers, so that sums are
+        exact in every order.
+    bodies: by slot and sending node, the bytes that stand for the whole vector.
+    timeout_s: longest time without any progress.
+    say: called with a line for each run.
+
+    Raises
+    ------
+    ValueError
+        A plan that is none, or contents that do not fit it.
+    RankFailed
+        A node died, fell silent or ended with something else; names it, and what it waited for.
+    """
+    if sum(given is not None for given in (nbytes, values, bodies)) != 1:
+        raise ValueError(f"{plan.name}: give one of nbytes, values and bodies")
+    if repeats < 1:
+        raise ValueError(f"{plan.name}: repeats must be at least 1, not {repeats}")
+    if links is not None and links.topology is not topology:
+        raise ValueError(f"{plan.name}: links emulate another topology than {topology.name}")
+    verify(plan)
+    taking_part = np.unique(np.concatenate([plan.src, plan.dst, plan.contributors, plan.receivers]))
+    nodes = tuple(taking_part.tolist())
+    if nodes[-1] >= topology.n_nodes:
+        raise ValueError(f"{plan.name}: {topology.name} has no node {nodes[-1]}")
+    job = partial(
+        Job,
+        plan,
+        nodes,
+        tuple(topology.node_names[node] for node in nodes),
+        tuple(links.address(node) if links else LOOPBACK for node in nodes),
+        repeats,
+    )
+    size = None if nbytes is None else _vector_bytes(plan, nbytes)
+    if bodies is None and nbytes is not None and size is None:
+        bodies = _drawn_bodies(plan, nbytes)
+    if bodies is None:
+        blocks = _checked(plan, values) if values else _drawn(plan)
+        count = len(blocks[0]) if values else math.ceil(size / 4)
+        job, each = job(size=count), _shares(plan, nodes, blocks, count)
+    else:
+        ranges = _ranges(plan, bodies)
+        job, each = job(ranges=ranges), _parcels(plan, nodes, bodies, ranges)
+    results = run_ranks(
+        run_node,
+        len(nodes),
+        job,
+        timeout_s=timeout_s,
+        environment=ENVIRONMENT,
+        command=lambda rank, argv: links.command(nodes[rank], argv) if links else argv,
+        each=each,
+        hear=_Meetings(job, say),
+    )
+    return [_ran(job, outcomes) for outcomes in zip(*results, strict=True)]
+
+
+class _Meetings:
+    """Answers the nodes: when all of them are somewhere, and which phases are over everywhere."""
+
+    def __init__(self, job: Job, say: Callable[[str], None]) -> None:
+        self.job, self.say = job, say
+        self.ranks = range(len(job.nodes))
+        self.here: dict[int, Any] = {}
+        self.over = [0 for _ in self.ranks]
+        self.told = self.met = 0
+
+    def __call__(self, rank: int, message: tuple[str, Any]) -> dict[int, Any]:
+        kind, value = message
+        return self._phase(rank, value) if kind == "phase" else self._meet(rank, value)
+
+    def _meet(self, rank: int, value: Any) -> dict[int, Any]:
+        self.here[rank] = value
+        if len(self.here) < len(self.ranks):
+            return {}
+        values = [self.here[rank] for rank in self.ranks]
+        self.here, self.over, self.told = {}, [0 for _ in self.ranks], 0
+        # They meet to exchange addresses, then before and after each run, and at the end.
+        run, after = divmod(self.met, 2)
+        if run and not after:
+            self.say(
+                f"{self.job.plan.name}, {len(self.ranks)} nodes: run {run} of "
+                f"{self.job.repeats} took {max(values):.3f} s"
+            )
+        self.met += 1
+        answer = ("all here", values, time.monotonic() + MARGIN_S)
+        return dict.fromkeys(self.ranks, answer)
+
+    def _phase(self, rank: int, over: int) -> dict[int, Any]:
+        self.over[rank] = over
+        everywhere = min(self.over)
+        if everywhere <= self.told:
+            return {}
+        self.told = everywhere
+        return dict.fromkeys(self.ranks, ("phase", everywhere))
+
+
+def _vector_bytes(plan: Plan, nbytes: Sizes) -> float | None:
+    """The size of the whole vector, or None where messages differ in it."""
+    moves = plan.src != plan.dst
+    share = ((plan.hi - plan.lo) / plan.units)[moves]
+    whole = transfer_bytes(plan, nbytes)[moves] / share
+    if not len(whole):
+        return 0.0
+    return float(whole[0]) if np.allclose(whole, whole[0], rtol=1e-12, atol=0) else None
+
+
+def _drawn(plan: Plan) -> list[np.ndarray]:
+    """A block of whole numbers for each contributor, by its node id."""
+    return [
+        np.random.default_rng(node).integers(-LARGEST, LARGEST + 1, BLOCK).astype(np.float32)
+        for node in plan.contributors.tolist()
+    ]
+
+
+def _checked(plan: Plan, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if len(values) != len(plan.contributors):
+        raise ValueError(
+            f"{plan.name}: {len(values)} values for {len(plan.contributors)} contributors"
+        )
+    values = [np.asarray(value) for value in values]
+    for node, value in zip(plan.contributors.tolist(), values, strict=True):
+        if value.dtype != np.float32 or value.ndim != 1 or len(value) != len(values[0]):
+            raise ValueError(
+                f"{plan.name}: values must be float32 vectors of one length; node {node}'s is "
+                f"{value.dtype} {value.shape}"
+            )
+        limit = 2**24 / len(values)
+        if np.any(value != np.rint(value)) or np.abs(value).max(initial=0) > limit:
+            raise ValueError(
+                f"{plan.name}: values of node {node} must be whole numbers up to {limit:.0f}, so "
+                f"that sums are exact in every order"
+            )
+    return values
+
+
+def _shares(
+    plan: Plan, nodes: tuple[int, ...], blocks: Sequence[np.ndarray], count: int
+) -> list[tuple[np.ndarray | None, list[int] | None]]:
+    """For each node its own vector (or the block that it repeats) and the check sums of parts."""
+    own = dict(zip(plan.contributors.tolist(), blocks, strict=True))
+    total = np.resize(np.sum(blocks, axis=0, dtype=np.float32), count)
+    cuts = np.arange(plan.units + 1) * count // plan.units
+    sums = [zlib.crc32(total[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [(own.get(node), sums if node in plan.receivers else None) for node in nodes]
+
+
+def _drawn_bodies(plan: Plan, nbytes: Sizes) -> dict[str, dict[int, bytes]]:
+    """Random bytes for each slot and sender, of whole bytes."""
+    sizes = transfer_bytes(plan, nbytes) * plan.units / (plan.hi - plan.lo)
+    bodies: dict[str, dict[int, bytes]] = {}
+    for t in np.flatnonzero(plan.src != plan.dst).tolist():
+        by_sender, node = bodies.setdefault(plan.slots[plan.slot[t]], {}), int(plan.src[t])
+        if node not in by_sender:
+            random = np.random.default_rng([node, int(plan.slot[t])])
+            by_sender[node] = random.bytes(round(sizes[t]))
+    return bodies
+
+
+def _ranges(plan: Plan, bodies: Mapping[str, Mapping[int, bytes]]) -> np.ndarray:
+    """(n, 2) bytes of its sender's body that each transfer carries."""
+    sizes = {
+        slot: {node: len(body) for node, body in by_sender.items()}
+        for slot, by_sender in bodies.items()
+    }
+    share = (plan.hi - plan.lo) / plan.units
+    whole = np.rint(transfer_bytes(plan, sizes) / share).astype(np.int64)
+    return np.stack([plan.lo * whole // plan.units, plan.hi * whole // plan.units], axis=1)
+
+
+def _parcels(
+    plan: Plan,
+    nodes: tuple[int, ...],
+    bodies: Mapping[str, Mapping[int, bytes]],
+    ranges: np.ndarray,
+) -> list[tuple[dict[int, bytes], dict[tuple[int, int], int]]]:
+    """For each node its own bodies by slot number, and the check sum of each piece it gets."""
+    own: dict[int, dict[int, bytes]] = {node: {} for node in nodes}
+    due: dict[int, dict[tuple[int, int], int]] = {node: {} for node in nodes}
+    known: dict[tuple[int, int, int, int], int] = {}
+    for t in np.flatnonzero(plan.src != plan.dst).tolist():
+        slot, src = int(plan.slot[t]), int(plan.src[t])
+        body = own[src][slot] = bodies[plan.slots[slot]][src]
+        begin, end = ranges[t].tolist()
+        ends = [begin + c * (end - begin) // plan.chunks for c in range(plan.chunks + 1)]
+        for chunk, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+            if (slot, src, a, b) not in known:
+                known[slot, src, a, b] = zlib.crc32(memoryview(body)[a:b])
+            due[int(plan.dst[t])][t, chunk] = known[slot, src, a, b]
+    return [(own[node], due[node]) for node in nodes]
+
+
+def _ran(job: Job, outcomes: Sequence[Outcome]) -> Ran:
+    plan = job.plan
+    transfers = np.zeros(len(plan), TIMELINE)
+    for column in ("src", "dst", "slot"):
+        transfers[column] = getattr(plan, column)
+    for outcome in outcomes:
+        for column, seen in [
+            ("end_s", outcome.ends),
+            ("start_s", outcome.starts),
+            ("nbytes", outcome.received),
+        ]:
+            transfers[column][list(seen)] = list(seen.values())
+    local = plan.src == plan.dst
+    transfers["start_s"][local] = transfers["end_s"][local]
+    return Ran(
+        completion_s=float(transfers["end_s"].max(initial=0.0)),
+        transfers=transfers,
+        sent_bytes={
+            node: outcome.sent_bytes for node, outcome in zip(job.nodes, outcomes, strict=True)
+        },
+        cpu_s=sum(outcome.cpu_s for outcome in outcomes),
+    )

@@ -1,0 +1,281 @@
+"""Plans on real processes end with what exact execution ends with, and take the time that the
+fluid simulator says over emulated links."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from methods import exchange
+from methods.exchange import REDUCE, PlanBuilder
+from testbed.live import plan_node, plan_runner, processes
+from testbed.live.plan_runner import run_plan
+from testbed.live.processes import RankFailed
+from testbed.network import execute, geo_sites, simulate, star, tcp_efficiency, transfer_bytes
+
+SITES = geo_sites([2, 2], lan=200e6, wan=50e6)
+FLAT = star(4, 100e6)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Processes that a test started; none of them is alive afterwards."""
+    found = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            found.append(self)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Recorded)
+    yield found
+    assert found
+    for process in found:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pid, 0)
+
+
+def stepped(plan, job_size, arrays):
+    """Every node's :class:`plan_node.Values` after ``plan``, piece by piece in one process, in a
+    random order of what may come next; frames of odd sizes, sent late."""
+    random = np.random.default_rng(0)
+    nodes = sorted({*plan.src.tolist(), *plan.dst.tolist(), *plan.receivers.tolist()})
+    job = plan_node.Job(plan, tuple(nodes), (), (), 1, job_size)
+    own = dict(zip(plan.contributors.tolist(), arrays, strict=True))
+    works = {node: plan_node.Values(job, node, own.get(node)) for node in nodes}
+    for work in works.values():
+        work.reset()
+    done, flying = set(), []
+    pieces = [(t, chunk) for t in range(len(plan)) for chunk in range(plan.chunks)]
+    waiting = set(pieces)
+    while waiting or flying:
+        able = [
+            (t, chunk)
+            for t, chunk in sorted(waiting)
+            if all((d, chunk) in done for d in plan.dependencies(t).tolist())
+        ]
+        if able and (not flying or random.random() < 0.6):
+            t, chunk = able[random.integers(len(able))]
+            waiting.remove((t, chunk))
+            sender = works[int(plan.src[t])]
+            if plan.src[t] == plan.dst[t]:
+                sender.local(t, chunk)
+                done.add((t, chunk))
+            else:
+                views = list(sender.views(t, chunk))
+                assert sum(len(view) for _, view in views) == sender.nbytes(t, chunk)
+                flying.append((t, chunk, views))
+        else:
+            # What is on its way is read only now: it must not have changed since it left.
+            t, chunk, views = flying.pop(random.integers(len(flying)))
+            for offset, view in views:
+                for begin in range(0, len(view), 12):
+                    frame = view[begin : begin + 12]
+                    works[int(plan.dst[t])].arrive(t, chunk, offset + begin, frame)
+            done.add((t, chunk))
+    return works
+
+
+def ended(work):
+    return np.concatenate(
+        [work.stores[s][work.cuts[p] : work.cuts[p + 1]] for p, s in enumerate(work.final)]
+    )
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("name", exchange.names())
+def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
+    """Sums of whole numbers: the bits of :func:`execute`, whatever came first."""
+    topology = geo_sites([4, 4])
+    plan = exchange.load(name, chunks=chunks)(topology)
+    random = np.random.default_rng(1)
+    arrays = [
+        random.integers(-99, 99, 101).astype(np.float32) for _ in range(len(plan.contributors))
+    ]
+    works = stepped(plan, 101, arrays)
+    for node, expected in execute(plan, arrays).items():
+        np.testing.assert_array_equal(ended(works[node]), expected)
+
+
+PLANS = [
+    ("ring", FLAT, dict(chunks=3)),
+    ("rat", FLAT, dict()),
+    ("parameter_server", FLAT, dict(shards="colocated", overlap=False)),
+    ("hips", SITES, dict(chunks=2, overlap=False)),
+    ("halving_doubling", FLAT, dict(chunks=2)),
+    ("k_nomial_tree", FLAT, dict()),
+]
+
+
+@pytest.mark.parametrize(("name", "topology", "parameters"), PLANS, ids=[p[0] for p in PLANS])
+def test_processes_do_what_the_plan_says(started, name, topology, parameters):
+    plan = exchange.load(name, **parameters)(topology)
+    size = 300_001  # some frames and a remainder
+    lines = []
+    runs = run_plan(plan, topology, 4.0 * size, None, repeats=2, timeout_s=30, say=lines.append)
+    assert len(runs) == len(lines) == 2
+    for ran in runs:
+        transfers = ran.transfers
+        moves = plan.src != plan.dst
+        expected = transfer_bytes(plan, 4.0 * size)
+        # Parts end at whole elements.
+        np.testing.assert_allclose(transfers["nbytes"], expected, atol=4 * moves.max())
+        assert not transfers["nbytes"][~moves].any()
+        sent = np.bincount(plan.src, transfers["nbytes"], minlength=topology.n_nodes)
+        assert ran.sent_bytes == {node: sent[node] for node in ran.sent_bytes}
+        assert sum(ran.sent_bytes.values()) == transfers["nbytes"].sum()
+        assert ran.completion_s == transfers["end_s"].max() and ran.cpu_s > 0
+        assert np.all(transfers["start_s"] >= 0) and np.all(
+            transfers["end_s"] >= transfers["start_s"]
+        )
+        assert_in_order(plan, transfers)
+
+
+def assert_in_order(plan, transfers):
+    """Nothing ends before what it needs; where it is sent whole, it does not begin before either;
+    phases that do not overlap wait for all of the earlier ones."""
+    when = "start_s" if plan.chunks == 1 else "end_s"
+    for t in range(len(plan)):
+        needed = plan.dependencies(t)
+        assert np.all(transfers["end_s"][needed] <= transfers[when][t])
+        if not plan.overlap:
+            earlier = plan.phase < plan.phase[t]
+            assert np.all(transfers["end_s"][earlier] <= transfers["start_s"][t])
+
+
+def test_given_values_and_bodies(started):
+    plan = exchange.load("hips")(SITES)
+    random = np.random.default_rng(2)
+    values = [random.integers(-9, 9, 1000).astype(np.float32) for _ in plan.contributors]
+    (ran,) = run_plan(plan, SITES, None, None, values=values, timeout_s=30)
+    assert ran.transfers["nbytes"].max() == 4000
+
+    bodies = {}
+    for t in np.flatnonzero(plan.src != plan.dst).tolist():
+        slot = bodies.setdefault(plan.slots[plan.slot[t]], {})
+        slot.setdefault(int(plan.src[t]), random.bytes(int(random.integers(0, 5000))))
+    bodies["push/1"] = dict.fromkeys(bodies["push/1"], b"")
+    (ran,) = run_plan(plan, SITES, None, None, bodies=bodies, timeout_s=30)
+    for t, row in enumerate(ran.transfers):
+        if plan.src[t] != plan.dst[t]:
+            assert row["nbytes"] == len(bodies[plan.slots[plan.slot[t]]][int(plan.src[t])])
+
+
+def test_sizes_that_differ_move_bytes(started):
+    """In pieces, over two connections a pair."""
+    plan = dataclasses.replace(exchange.load("ring", chunks=2)(FLAT), window=2)
+    sizes = {"push/0": 2e6, "pull/0": 1e5}
+    for ran in run_plan(plan, FLAT, sizes, None, repeats=2, timeout_s=30):
+        np.testing.assert_array_equal(ran.transfers["nbytes"], transfer_bytes(plan, sizes))
+
+
+def test_what_arrives_changed_is_found():
+    plan = exchange.load("parameter_server", chunks=2)(FLAT)
+    bodies = {"push/0": {n: bytes(range(9)) for n in range(4)}, "pull/0": {4: b"sum"}}
+    ranges = plan_runner._ranges(plan, bodies)
+    nodes = tuple(range(5))
+    job = plan_node.Job(plan, nodes, (), (), 1, ranges=ranges)
+    _, expected = plan_runner._parcels(plan, nodes, bodies, ranges)[4]
+    for spoilt in (None, 6):
+        server = plan_node.Bodies(job, {})
+        for t in range(4):
+            for chunk in range(2):
+                for offset, view in plan_node.Bodies(job, {0: bytes(range(9))}).views(t, chunk):
+                    frame = bytearray(view)
+                    if t == 2 and spoilt is not None and offset <= spoilt < offset + len(frame):
+                        frame[spoilt - offset] ^= 1
+                    server.arrive(t, chunk, offset, memoryview(frame))
+        if spoilt is None:
+            server.check(expected)
+        else:
+            with pytest.raises(ValueError, match="transfer 2 from node 2 arrived changed"):
+                server.check(expected)
+
+
+def test_a_wrong_sum_is_found(started, monkeypatch):
+    plan = exchange.load("k_nomial_tree")(FLAT)
+    monkeypatch.setattr(plan_runner, "_shares", spoilt := _Spoilt(plan_runner._shares))
+    with pytest.raises(
+        RankFailed, match=r"node 3 \(worker3\).*another sum than expected in part 0"
+    ):
+        run_plan(plan, FLAT, 4e4, None, timeout_s=30)
+    assert spoilt.called
+
+
+class _Spoilt:
+    """What node 3 should end with is another number."""
+
+    def __init__(self, shares):
+        self.shares, self.called = shares, False
+
+    def __call__(self, plan, nodes, blocks, count):
+        self.called = True
+        shares = self.shares(plan, nodes, blocks, count)
+        shares[3] = (shares[3][0], [0])
+        return shares
+
+
+def test_a_killed_node_is_named(started):
+    plan = exchange.load("ring")(FLAT)
+    runs = []
+
+    def kill(line):
+        runs.append(line)
+        if len(runs) == 2:
+            threading.Timer(0.02, os.kill, (started[2].pid, signal.SIGKILL)).start()
+
+    pattern = r"rank 2 died with exit code -9 \(node 2 \(worker2\), "
+    with pytest.raises(RankFailed, match=pattern):
+        run_plan(plan, FLAT, 4e7, None, repeats=500, timeout_s=30, say=kill)
+
+
+def test_a_silent_node_is_named(started):
+    plan = exchange.load("ring")(FLAT)
+    stopped = []
+
+    def stop(line):
+        if not stopped:
+            stopped.append(os.kill(started[1].pid, signal.SIGSTOP))
+
+    pattern = r"said anything for 2 s; .*waiting for \d+ more bytes of transfer \d+ from node"
+    with pytest.raises(RankFailed, match=pattern):
+        run_plan(plan, FLAT, 4e7, None, repeats=500, timeout_s=2, say=stop)
+
+
+def test_refused():
+    plan = exchange.load("ring")(FLAT)
+    ones = [np.ones(5, np.float32)] * 4
+    for keywords, message in [
+        (dict(nbytes=None), "give one of nbytes, values and bodies"),
+        (dict(nbytes=1.0, values=ones), "give one of nbytes, values and bodies"),
+        (dict(nbytes=1.0, repeats=0), "repeats must be at least 1"),
+        (dict(nbytes=-1.0), "must be bytes"),
+        (dict(nbytes=None, values=ones[:3]), "3 values for 4 contributors"),
+        (dict(nbytes=None, values=[*ones[:3], np.ones(5)]), "node 3's is float64"),
+        (dict(nbytes=None, values=[*ones[:3], ones[0] / 2]), "values of node 3 must be whole"),
+        (dict(nbytes=None, bodies={"push/0": {0: b"1"}}), "has no size for sender 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run_plan(plan, FLAT, links=None, **keywords)
+    with pytest.raises(ValueError, match="star has no node"):
+        run_plan(exchange.load("ring")(star(9, 1e9)), FLAT, 1.0, None)
+    builder = PlanBuilder("half", 1, ("push/0",))
+    builder.add(0, 1, "push/0", REDUCE)
+    with pytest.raises(ValueError, match="receiver 0 has 0 times"):
+        run_plan(builder.build([0, 1], [0, 1]), FLAT, 1.0, None)
+
+
+def test_emulated_links_take_the_simulated_time():
+    emulated = pytest.importorskip("testbed.network.emulated")
+    if emulated.available():
+        pytest.skip(emulated.available())
+    plan = exchange.load("hips")(SITES)
+    nbytes = 2e6
+    with emulated.Emulated(SITES) as links:
+        ran = min(run_plan(plan, SITES, nbytes, links, repeats=2), key=lambda r: r.completion_s)
+    simulated = simulate(plan, SITES, nbytes, efficiency=tcp_efficiency())
+    assert ran.completion_s == pytest.approx(simulated.completion_s, rel=0.1)
