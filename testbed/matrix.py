@@ -17,6 +17,7 @@ from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
+import torch
 
 from methods import compression, exchange, fusion, synchronization
 from methods.compression import Compressor
@@ -28,8 +29,8 @@ from testbed.training.device import Device
 from testbed.training.learner import check_pair, default_down
 from testbed.training.pipeline import Layers, single_gpu_s
 from testbed.training.recipe import Level, Part
-from testbed.training.stragglers import Fixed, uniform
-from testbed.training.virtual_time import OnNetwork, Phase, play
+from testbed.training.stragglers import Fixed, Jitter, Stragglers
+from testbed.training.virtual_time import Meeting, OnNetwork, Phase, play
 
 STEP = 64.0
 """Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more
@@ -40,8 +41,15 @@ BENT = 1e-3
 RATE = 1e9
 """bit/s at which flat clusters are simulated: at others, time is that of more or fewer bytes."""
 
-ROUNDS = 20
-"""Rounds for which a policy is played."""
+WARM, ROUNDS = 15, 25
+"""Rounds for which a policy is played before it is timed, and those that are timed."""
+
+JITTER = 0.1
+"""Share by which iterations of asynchronous policies vary: workers that never do can stay in step
+for ever, as real ones do not."""
+
+MERGED = 1 << 16
+"""Values of the tensors on which merging is tried."""
 
 DENSE = Part(name="identity")
 
@@ -72,7 +80,8 @@ class Cluster:
     bandwidth: bit/s of every card (flat), or of every site's wide-area link each way (sites).
     lan: bit/s of the cards inside of sites.
     latency, wan_latency: seconds on each card, and on each wide-area link.
-    uneven: a worker's iterations take 1 to so many times the least, drawn by ``draw``.
+    uneven: iterations take workers from 1 to so many times the least, in equal steps, dealt out
+        over the workers by chance, always alike.
     efficiency: share of the links' rates that payload gets.
     overhead_s: seconds of each message besides its transfers.
     """
@@ -85,7 +94,6 @@ class Cluster:
     latency: float = 0.0
     wan_latency: float = 0.0
     uneven: float = 1.0
-    draw: int = 0
     efficiency: float = 1.0
     overhead_s: float = 0.0
 
@@ -108,9 +116,9 @@ class Cluster:
 
     def seconds(self, compute_s: float) -> tuple[float, ...]:
         """What an iteration takes each worker, if the fastest takes ``compute_s``."""
-        if self.uneven == 1:
-            return (compute_s,) * self.workers
-        return uniform(self.workers, compute_s, self.uneven, self.draw).times
+        steps = (np.arange(self.workers) + 0.5) / self.workers
+        factors = 1 + (self.uneven - 1) * np.random.default_rng(0).permutation(steps)
+        return tuple((compute_s * factors).tolist())
 
 
 @dataclass(frozen=True)
@@ -239,9 +247,10 @@ class _System:
                 f"the method codecs for {len(levels)}"
             )
         levels += levels[-1:] * (depth - len(levels))
-        self.up = [_codec(level.up) for level in levels]
-        self.down = [_codec(level.down or default_down(level)) for level in levels[:-1]]
-        self.model_down = [_codec(level.down or DENSE) for level in levels]
+        self.up = [load_codec(level.up, self.parties) for level in levels]
+        self.outer = levels[-1].up.model_dump_json()
+        self.down = [load_codec(level.down or default_down(level)) for level in levels[:-1]]
+        self.model_down = [load_codec(level.down or DENSE) for level in levels]
         check_pair(self.exchange, self.up[-1])
         # Payloads that add, in one codec all the way, are decoded by the workers only.
         self.passes = self.up[-1].combine == "sum" and all(c == self.up[-1] for c in self.up)
@@ -251,18 +260,21 @@ class _System:
     @cached_property
     def transfers(self) -> _Transfers:
         rate = RATE if self.cluster.kind == "flat" else self.cluster.bandwidth
-        alike = replace(self.cluster, bandwidth=rate, uneven=1.0, draw=0, overhead_s=0.0)
+        alike = replace(self.cluster, bandwidth=rate, uneven=1.0, overhead_s=0.0)
         return _transfers(self.part, alike)
 
     @property
     def plan(self) -> Plan:
         return self.transfers.plan
 
+    @cached_property
+    def _pulled(self) -> bool:
+        return any(self.plan.slots[slot].startswith("pull") for slot in set(self.plan.slot))
+
     def sizes(self, shape: Sequence[int]) -> list[Sizes]:
         """Bytes by slot of the message for a tensor, a mapping a round of communication."""
         outer, last = self.up[-1], f"pull/{len(self.up) - 1}"
-        # What comes back holds every party's payload, merged at most that; sums do not grow.
-        grown = 1 if outer.combine == "sum" or not outer.adds else self.parties
+        grown = _growth(self.outer, self.parties) if self._pulled else 1.0
         rounds = []
         for nbytes in outer.payload_bytes(shape):
             sizes = {slot: float(nbytes) for slot in self.plan.slots}
@@ -287,8 +299,7 @@ class _System:
         shapes = {tensor.values: tensor.shape for tensor in layers.tensors}
         backward_s = [tensor.backward * compute_s for tensor in layers.tensors]
         front, back = self.up[0], self.up[0] if self.passes else ([*self.down, self.up[-1]])[0]
-        pulled = any(self.plan.slots[slot].startswith("pull") for slot in set(self.plan.slot))
-        gathers = front.combine == "gather" or (front.combine == "merge" and not pulled)
+        gathers = front.combine == "gather" or (front.combine == "merge" and not self._pulled)
         payloads = self.parties if gathers and len(self.up) == 1 else 1
 
         def communicate(values: int) -> float:
@@ -306,12 +317,15 @@ class _System:
 
     def server_s(self, device: Device, nbytes: float) -> float:
         """Seconds of coding on the way: between two levels, a server decodes what its group sent,
-        encodes the sum, decodes the answer and encodes it for its group."""
-        total = 0.0
+        encodes the sum, decodes the answer and encodes it for its group; the last one merges."""
+        outer = self.up[-1]
+        # Who merges for all decodes every party's payload.
+        merged = outer.combine != "sum" and self._pulled
+        total = self.parties * device.decode_s(outer.name, nbytes) if merged else 0.0
         for level, down in enumerate(self.down if not self.passes else ()):
-            inner, outer = self.up[level].name, self.up[level + 1].name
+            inner, above = self.up[level].name, self.up[level + 1].name
             total += max(map(len, self.groups[level])) * device.decode_s(inner, nbytes)
-            total += device.encode_s(outer, nbytes) + device.decode_s(outer, nbytes)
+            total += device.encode_s(above, nbytes) + device.decode_s(above, nbytes)
             total += device.encode_s(down.name, nbytes)
         return total
 
@@ -322,6 +336,19 @@ class _System:
         if topology.layers:
             wan = region_traffic(plan, topology, sizes)[topology.layers[0]].egress.sum()
         return np.array([(nodes.egress + nodes.ingress)[topology.workers].sum(), wan])
+
+
+@cache
+def _growth(codec_part: str, parties: int) -> float:
+    """How many times one party's payload comes back where those of so many are merged: of payloads
+    of different random tensors, for how much sparse ones overlap depends on the data."""
+    part = Part.model_validate_json(codec_part)
+    tensors = torch.randn(parties, MERGED, generator=torch.Generator().manual_seed(0))
+    codecs = [load_codec(part, parties) for _ in range(parties)]
+    if codecs[0].combine != "merge":
+        return 1.0 if codecs[0].combine == "sum" else float(parties)
+    payloads = [codec.compress(x, 0) for codec, x in zip(codecs, tensors, strict=True)]
+    return codecs[0].merge(payloads, 0).nbytes / payloads[0].nbytes
 
 
 def _lockstep(
@@ -348,70 +375,86 @@ def _lockstep(
 def _played(
     system: _System, policy: Policy, layers: Layers, device: Device, times: Sequence[float]
 ) -> tuple[float, ...]:
-    """The same of a policy that looks at the clock, in the mean over :data:`ROUNDS` rounds. The
-    server keeps the model, which comes back dense unless the method names a codec for it."""
-    workers, topology = len(times), system.cluster.topology
-    ranks = {int(node): rank for rank, node in enumerate(topology.workers)}
-    site = {ranks[n]: g for g, group in enumerate(system.groups[0]) for n in group}
-    push: Counter[str] = Counter()
+    """The same of a policy that looks at the clock or sends changes, in the mean over a stretch in
+    which work reaches the server. Whole models travel, coded tensor by tensor; they come back dense
+    unless the method names a codec for that."""
+    cluster, topology = system.cluster, system.cluster.topology
+    speeds: Stragglers = Fixed(tuple(times))
+    if policy.asynchronous:
+        speeds = Jitter(speeds, JITTER)
+    sizes: dict[str, Counter[str]] = {"push": Counter(), "pull": Counter()}
     coding_s = 0.0
     for tensor in layers.tensors:
         for level, codec in enumerate(system.up):
-            push[f"push/{level}"] += sum(codec.payload_bytes(tensor.shape))
+            sizes["push"][f"push/{level}"] += sum(codec.payload_bytes(tensor.shape))
             coding_s += device.compression_s(codec.name, 4 * tensor.values)
-    pull = {
-        f"pull/{level}": sum(sum(codec.payload_bytes(t.shape)) for t in layers.tensors)
-        for level, codec in enumerate(system.model_down)
-    }
-    sizes = {"push": push, "pull": pull}
-    moved = np.zeros(2)
+        for level, codec in enumerate(system.model_down):
+            sizes["pull"][f"pull/{level}"] += sum(codec.payload_bytes(tensor.shape))
 
     @cache
     def plan(members: tuple[int, ...], phase: Phase) -> Plan:
         return system.exchange(topology, [int(topology.workers[m]) for m in members], phase)
 
+    def bound(members: Sequence[int], phase: Phase) -> tuple[Plan, Sizes]:
+        sent = plan(tuple(members), phase)
+        return sent, {slot: float(sizes[phase][slot]) for slot in sent.slots}
+
     @cache
     def traffic(members: tuple[int, ...], phase: Phase) -> np.ndarray:
-        return system.traffic(plan(members, phase), bound(plan(members, phase), phase))
-
-    def bound(plan: Plan, phase: Phase) -> Sizes:
-        return {slot: float(sizes[phase].get(slot, 0.0)) for slot in plan.slots}
+        return system.traffic(*bound(members, phase)) if members else np.zeros(2)
 
     class Coded(OnNetwork):
         def start(self, phase: Phase, sync: Sync, t: float) -> Hashable:
-            nonlocal moved
-            members = sync.bringing if phase == "push" else sync.members
-            moved = moved + traffic(tuple(members), phase)
-            return super().start(phase, sync, t + coding_s if phase == "push" else t)
+            coded = coding_s if phase == "push" else 0.0
+            return super().start(phase, sync, t + coded + cluster.overhead_s)
 
-    network = Network(topology, efficiency=system.cluster.efficiency)
     carrier = Coded(
-        network,
-        lambda members, phase: plan(tuple(members), phase),
-        lambda sync, phase: bound(
-            plan(tuple(sync.bringing if phase == "push" else sync.members), phase), phase
-        ),
+        Network(topology, efficiency=cluster.efficiency),
+        plan,
+        lambda sync, phase: bound(sync.bringing if phase == "push" else sync.members, phase)[1],
     )
+    ranks = {int(node): rank for rank, node in enumerate(topology.workers)}
+    site = {ranks[n]: number for number, group in enumerate(system.groups[0]) for n in group}
     log = play(
         policy,
-        Fixed(tuple(times)),
+        speeds,
         carrier,
-        groups=[site[rank] for rank in range(workers)],
-        iterations=ROUNDS * workers,
+        groups=[site[rank] for rank in sorted(site)],
+        iterations=(WARM + ROUNDS) * len(times),
     )
-    done = sum(log.iterations)
+    applied = sorted((m for m in log.meetings if m.applied <= log.end), key=lambda m: m.applied)
+    work = np.cumsum([_brought(meeting) for meeting in applied])
+    first = int(np.searchsorted(work, WARM * len(times)))
+    begin, end, done = applied[first].applied, applied[-1].applied, work[-1] - work[first]
+    timed = applied[first + 1 :]
     spent: Counter[str] = Counter()
     for span in log.spans:
-        spent[span.kind] += span.end - span.start
-    coded = coding_s * sum(len(m.sync.bringing) for m in log.meetings)
-    parts = np.array([coded, spent["push"] + spent["pull"] - coded, spent["wait"]])
-    # Workers differ in what they do in a round; what is computed in one is what they do together.
-    return (spent["compute"] / done, *(parts / done), *(moved * [1, workers] / done))
+        spent[span.kind] += max(0.0, min(span.end, end) - max(span.start, begin))
+    coded = coding_s * sum(len(meeting.sync.bringing) for meeting in timed)
+    moved = sum(
+        (
+            traffic(meeting.sync.bringing, "push") + traffic(meeting.sync.members, "pull")
+            for meeting in timed
+        ),
+        start=np.zeros(2),
+    )
+    parts = (spent["compute"], coded, spent["push"] + spent["pull"] - coded, spent["wait"])
+    return (*(part / done for part in parts), moved[0] / done, moved[1] * len(times) / done)
+
+
+def _brought(meeting: Meeting) -> int:
+    """Iterations that count: who brings nothing loses its own."""
+    work = dict(zip(meeting.sync.members, meeting.work, strict=True))
+    return sum(len(work[member]) for member in meeting.sync.bringing)
 
 
 def _exchange(part: Part) -> Exchange:
     return exchange.load(part.name, **part.parameters)
 
 
-def _codec(part: Part) -> Compressor:
-    return compression.load(part.name, **part.parameters)
+def load_codec(part: Part, parties: int | None = None) -> Compressor:
+    """The codec ``part``; one that must know how many parties merge is told."""
+    codec = compression.load(part.name, **part.parameters)
+    if parties is None or "parties" in part.parameters or not hasattr(codec, "parties"):
+        return codec
+    return compression.load(part.name, **part.parameters, parties=parties)

@@ -7,11 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+if TYPE_CHECKING:  # slow to import, and most processes only make rows
+    import pandas as pd
 
 Evidence = Literal["computed", "simulated", "packet", "emulated", "measured", "recorded"]
 Scale = Literal["smoke", "desk", "paper"]
@@ -67,6 +69,8 @@ COLUMNS = list(Row.model_fields)
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Rows as a table, one column a field, in the schema's order."""
+    import pandas as pd
+
     return pd.DataFrame([row.model_dump() for row in rows], columns=COLUMNS)
 
 
@@ -95,6 +99,8 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
     ValueError
         A file that is not parquet, lacks a column or holds an invalid row; names the file.
     """
+    import pandas as pd
+
     tables = []
     for path in paths:
         try:

@@ -9,6 +9,7 @@ from testbed.network import simulate
 from testbed.training import device, pipeline
 from testbed.training.recipe import Level, Part
 
+ASYNCHRONOUS = ("asp", "ssp", "gssp")
 V100 = device.profile("v100_document")
 LAYERS = {name: pipeline.layers(Part(name=name)) for name in ("lenet5", "resnet20")}
 
@@ -75,7 +76,8 @@ def test_servers_on_the_way_code_and_the_answer_holds_what_every_site_sent():
     (up,) = compression.load(**codec.model_dump()).payload_bytes((values,))
     plan = exchange.load("hips")(cluster.topology)
     sizes = {"push/0": 4.0 * values, "push/1": up, "pull/1": 4 * up, "pull/0": 4.0 * values}
-    coding = V100.encode_s("bisparse", 4 * values) + V100.decode_s("bisparse", 4 * values)
+    coding = V100.encode_s("bisparse", 4 * values)
+    coding += (4 + 1) * V100.decode_s("bisparse", 4 * values)  # all sites' to merge, then theirs
     sent = simulate(plan, cluster.topology, sizes).completion_s
     assert got.exchange_s == pytest.approx(sent + coding, rel=1e-3)
     assert got.compress_s == 0
@@ -100,7 +102,8 @@ def test_policies_play_as_many_iterations_as_workers_a_round(policy):
     alike = time_round(made, layers, free, V100, 512)
     alone = pipeline.single_gpu_s(V100, layers, 64)
     if policy != "lpsp":  # which lets those wait who find its candidates at their limit
-        assert alike.round_s == pytest.approx(alone, rel=1e-3)  # even workers, and sending is free
+        # Even workers, and sending is free; those who never wait vary by a tenth.
+        assert alike.round_s == pytest.approx(alone, rel=0.02 if policy in ASYNCHRONOUS else 1e-3)
     slow = time_round(made, layers, flat(uneven=2.0), V100, 512)
     assert slow.round_s == pytest.approx(
         slow.compute_s + slow.compress_s + slow.exchange_s + slow.wait_s
@@ -115,8 +118,25 @@ def test_asp_never_waits_and_sends_each_iteration_both_ways():
         method("parameter_server", synchronization=part("asp")), layers, cluster, V100, 512
     )
     assert got.wait_s == pytest.approx(0, abs=1e-9)
-    # The last pushes are under way at the end.
-    assert got.sent_bytes == pytest.approx(2 * 4 * sum(layers.sizes), rel=0.05)
+    assert got.sent_bytes == pytest.approx(2 * 4 * sum(layers.sizes))
+
+
+@pytest.mark.parametrize("uneven", [1.0, 2.0])
+def test_a_policy_that_meets_in_lockstep_takes_computing_and_both_ways(uneven):
+    layers, cluster = LAYERS["lenet5"], flat(uneven=uneven)
+    codec = part("fp16")
+    made = method("parameter_server", codec, synchronization=part("fedavg"))
+    got = time_round(made, layers, cluster, V100, 512)
+    values = sum(layers.sizes)
+    plan = exchange.load("parameter_server")(cluster.topology)
+    sizes = {"push/0": 2.0 * values, "pull/0": 4.0 * values}  # the model comes back dense
+    sent = simulate(plan, cluster.topology, sizes, efficiency=cluster.efficiency).completion_s
+    coding = sum(V100.compression_s("fp16", 4 * n) for n in layers.sizes)
+    slowest = max(cluster.seconds(pipeline.single_gpu_s(V100, layers, 64)))
+    whole = slowest + coding + sent + 2 * cluster.overhead_s
+    assert got.round_s == pytest.approx(whole, rel=1e-6)
+    assert got.compress_s == pytest.approx(coding, rel=1e-6)
+    assert got.sent_bytes == pytest.approx(6 * values)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,16 @@ only receives, weights for the pipelined bound can be slower than even ones.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from scipy import sparse
-from scipy.optimize import linprog, nnls
 
 from methods.exchange import Plan, Topology
 from testbed.network.counting import plan_routes
 from testbed.network.routing import Paths
+
+if TYPE_CHECKING:  # SciPy is slow to import, and few processes balance anything
+    from scipy import sparse
 
 SLACK = 1e-9
 """By how much, of the optimum, the evenest shares may miss it: solvers round."""
@@ -66,6 +69,8 @@ def tree_weights(plan: Plan, topology: Topology, paths: Paths = Paths()) -> np.n
     seconds /= seconds.max()
     # Variables: the shares, and for each phase the time of its most loaded link.
     in_phase = np.eye(n_phases)[used // topology.n_links]
+    from scipy.optimize import linprog
+
     solution = linprog(
         np.append(np.zeros(n), np.ones(n_phases)),
         A_ub=np.column_stack([seconds, -in_phase]),
@@ -97,6 +102,8 @@ def _loads(
     units = np.repeat(first - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
     crossings = np.ones(len(units)), (np.repeat(rows, count), units)
     shape = n_phases * topology.n_links, plan.units
+    from scipy import sparse
+
     return sparse.coo_array(crossings, shape=shape).tocsr()
 
 
@@ -111,6 +118,8 @@ def _evenest(seconds: np.ndarray, most: np.ndarray) -> np.ndarray:
     h = np.concatenate([seconds.mean(axis=1) - most, np.full(n, -1 / n)])
     G -= G.mean(axis=1, keepdims=True)  # deviations sum to 0
     E, f = np.vstack([G.T, h]), np.append(np.zeros(n), 1.0)
+    from scipy.optimize import nnls
+
     residual = E @ nnls(E, f)[0] - f
     shares = np.maximum(1 / n - residual[:n] / residual[n], 0.0)
     return shares / shares.sum()

@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from testbed.training.recipe import Part
+
 
 class SettingsError(ValueError):
     """A setting that does not fit: names the file, the key and what is allowed."""
@@ -75,6 +77,19 @@ def distinct(values: list[int]) -> list[int]:
     if len(set(values)) < len(values):
         raise ValueError(f"must differ from each other, not {values}")
     return values
+
+
+def kept_momentum(part: Part, momentum: float) -> tuple[Part, float]:
+    """A codec with a momentum that keeps what it does not send, and what is left to the optimizer.
+
+    Momentum is kept where what is not sent is kept, so that it is corrected for the delay.
+    """
+    from methods import compression
+
+    codec = compression.load(part.name, **part.parameters)
+    if hasattr(codec, "momentum") and getattr(codec, "error_feedback", True):
+        return Part(name=part.name, **(part.parameters | {"momentum": momentum})), 0.0
+    return part, momentum
 
 
 def slug(text: str) -> str:

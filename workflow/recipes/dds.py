@@ -23,10 +23,10 @@ class Federated(Strict):
 
     Of the test images, ``round_test_limit`` are looked at after each round of a live run.
     ``weights``: the modes that send weights, where the others send their change in the round; those
-    ``from_zero``, in round 1, their change from zero and not from the model. ``variants``: codecs
-    of which bytes alone are counted. ``live``: the modes that run on real processes, one after the
-    other if they are ``timed``; ``checked_rounds`` of ``checked_subset`` samples are repeated in
-    one process.
+    ``from_zero``, in round 1, their change from zero and not from the model. ``variants``: modes
+    (by their names' first word) with other codecs, of which bytes alone matter. ``live``: the modes
+    that run on real processes, one after the other if they are ``timed``; ``checked_rounds`` of
+    ``checked_subset`` samples, also of variants, are repeated in one process.
     """
 
     dataset: str

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, slug
+
+if TYPE_CHECKING:
+    from methods.exchange import Topology
+
+NETWORKS = ("star", "tree", "geo_sites")
+"""Networks that may be emulated: those without loops."""
+
+
+def network_of(part: Part) -> Topology:
+    """A network by name, from ``testbed.network.topology``."""
+    from testbed.network import topology
+
+    return getattr(topology, part.name)(**part.parameters)
 
 
 class Cluster(Strict):
@@ -67,6 +81,52 @@ class Sensitivity(Strict):
     compute_s: list[Annotated[float, Field(ge=0)]]
 
 
+class Cells(Strict):
+    """Which cells of a table: ``models`` and ``cases`` by name, null for all of them."""
+
+    models: list[str] | None = None
+    cases: list[str] | None = None
+
+
+class Emulated(Strict):
+    """Rounds on real processes: each pair of nodes is measured for ``measured_s`` before, and a
+    round in which nothing happens for ``timeout_s`` has failed."""
+
+    measured_s: PositiveFloat
+    timeout_s: PositiveFloat
+    table1: Cells = Cells()
+    table2: Cells = Cells()
+
+
+class Compared(Strict):
+    exchange: Part
+    network: Part
+    nbytes: PositiveFloat
+
+
+class Agreement(Strict):
+    repeats: PositiveInt
+    chosen: list[str] | None = None
+    cases: dict[str, Compared]
+
+
+class Live(Strict):
+    """The system itself: processes that train one model over emulated links."""
+
+    systems: list[str]
+    workers: list[PositiveInt]
+    wan: PositiveFloat
+    model: Part
+    batch: PositiveInt
+    lr: PositiveFloat
+    rounds: PositiveInt
+    evaluate_every: PositiveInt
+    limit: PositiveInt | None
+    test_limit: PositiveInt | None
+    seed: int
+    timeout_s: PositiveFloat
+
+
 class GeoMX(PaperRecipe):
     """The recipe ``papers/geomx.yaml``."""
 
@@ -93,6 +153,24 @@ class GeoMX(PaperRecipe):
     table2: Experiment
     mixed: Experiment
     sensitivity: Sensitivity
+    emulated: Emulated
+    agreement: Agreement
+    live: Live
+
+    def networks(self, table: Literal["table1", "table2"]) -> list[Part]:
+        """The models of a table."""
+        experiment = getattr(self, table)
+        if experiment.model:
+            return [experiment.model]
+        return [Part(name=name, **options) for name, options in experiment.models.items()]
+
+    def cells(self, table: Literal["table1", "table2"]) -> Iterator[tuple[Part, dict[str, Case]]]:
+        """By model, the cases of ``table`` that are emulated at this scale."""
+        chosen, cases = getattr(self.emulated, table), getattr(self, table).cases
+        wanted = {n: c for n, c in cases.items() if chosen.cases is None or n in chosen.cases}
+        for network in self.networks(table):
+            if wanted and (chosen.models is None or network.name in chosen.models):
+                yield network, wanted
 
     def colocated(self, workers: list[int]) -> int:
         """Workers that share a host with their site's server: what each machine has at least."""
@@ -151,6 +229,32 @@ class GeoMX(PaperRecipe):
                     )
         return found
 
+    def live_run(self, system_name: str, scale: Scale) -> Recipe:
+        """What ``system`` trains for real, and the trainer in virtual time."""
+        live, system = self.live, self.systems[system_name]
+        return Recipe(
+            paper=self.paper,
+            experiment="system",
+            system=system_name,
+            exchange=Part(name=system.exchange),
+            levels=self.levels(system, live.workers),
+            synchronization=Part(name="bsp"),
+            model=live.model,
+            dataset=self.dataset,
+            limit=live.limit,
+            test_limit=live.test_limit,
+            workers=tuple(live.workers),
+            batch=live.batch,
+            lr=live.lr,
+            rounds=live.rounds,
+            evaluate_every=live.evaluate_every,
+            seed=live.seed,
+            scale=scale,
+            device=self.cluster.device,
+            networks={system_name: Link(lan=self.cluster.lan, wan=live.wan)},
+            accelerator="cpu",
+        )
+
     def _recipe(self, name, experiment, system_name, policy, networks, seed, scale) -> Recipe:
         system = self.systems[system_name]
         levels = self.levels(system, experiment.workers)
@@ -182,6 +286,7 @@ class GeoMX(PaperRecipe):
         )
 
     def check(self, check: Check) -> None:
+        self._check_links(check)
         from methods import compression, exchange, synchronization
         from testbed.network import geo_sites
         from testbed.training import device, models
@@ -216,3 +321,28 @@ class GeoMX(PaperRecipe):
                 key = f"{experiment}.cases.{name}"
                 check.need(f"{key}.system", case.system, self.systems)
                 check.need(f"{key}.synchronization", case.synchronization, synchronization.names())
+
+    def _check_links(self, check: Check) -> None:
+        from methods import exchange
+        from testbed.training import models
+
+        for table in ("table1", "table2"):
+            chosen = getattr(self.emulated, table)
+            for name in chosen.models or ():
+                known = [network.name for network in self.networks(table)]
+                check.need(f"emulated.{table}.models", name, known)
+            for name in chosen.cases or ():
+                check.need(f"emulated.{table}.cases", name, getattr(self, table).cases)
+        for name in self.live.systems:
+            check.need("live.systems", name, self.systems)
+        check.need("live.model.name", self.live.model.name, models.MODELS)
+        for name in self.agreement.chosen or ():
+            check.need("agreement.chosen", name, self.agreement.cases)
+        for name, case in self.agreement.cases.items():
+            key = f"agreement.cases.{name}"
+            check.need(f"{key}.exchange.name", case.exchange.name, exchange.names())
+            check.need(f"{key}.network.name", case.network.name, NETWORKS)
+            made = check.make(f"{key}.network", network_of, case.network)
+            options = case.exchange.parameters
+            system = check.make(f"{key}.exchange", exchange.load, case.exchange.name, **options)
+            check.make(key, system, made)

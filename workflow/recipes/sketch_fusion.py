@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe
-from workflow.recipes import Check, PaperRecipe, Strict, distinct, slug
+from workflow.recipes import Check, PaperRecipe, Strict, distinct, kept_momentum, slug
 
 Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
 Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
@@ -147,18 +147,10 @@ class SketchFusion(PaperRecipe):
         return self.model_dump(mode="json", exclude=optional - set(sections))
 
     def codec(self, training: Training, case: Case) -> tuple[Part, float]:
-        """The codec of a case, and the momentum that is left to the optimizer.
-
-        Momentum is kept where what is not sent is kept, so that it is corrected for the delay.
-        """
-        from methods import compression
-
+        """The codec of a case, and the momentum that is left to the optimizer."""
         method = self.methods[case.method]
         part = Part(name=method.codec.name, **(method.codec.parameters | case.options))
-        codec = compression.load(part.name, **part.parameters)
-        if hasattr(codec, "momentum") and getattr(codec, "error_feedback", True):
-            return Part(name=part.name, **part.parameters, momentum=training.momentum), 0.0
-        return part, training.momentum
+        return kept_momentum(part, training.momentum)
 
     def runs(self, scale: Scale) -> dict[str, Recipe]:
         """Every training run by its id."""

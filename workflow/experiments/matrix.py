@@ -1,0 +1,133 @@
+"""The matrix: what a round costs in every cell, and how many rounds training needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from methods import synchronization
+from testbed import matrix
+from testbed.results import Row, Scale
+from testbed.training import device, train
+from testbed.training.pipeline import layers
+from testbed.training.recipe import Part
+from testbed.training.summary import arrival
+from workflow.recipes.matrix import Matrix
+
+Say = Callable[[str], None]
+
+WINDOW = 3
+"""Evaluations averaged for a final accuracy, and before a curve is held against the target."""
+
+PARTS = {
+    "round_time": ("round_s", "s"),
+    "compute_time": ("compute_s", "s"),
+    "compress_time": ("compress_s", "s"),
+    "exchange_time": ("exchange_s", "s"),
+    "wait_time": ("wait_s", "s"),
+    "bytes_per_round": ("sent_bytes", "B"),
+    "wan_bytes": ("wan_bytes", "B"),
+    "scaling_efficiency": ("scaling_efficiency", "1"),
+}
+
+
+def rows(recipe: Matrix, scale: Scale, experiment: str, say: Say = print) -> Iterator[Row]:
+    """Rows of a job for the one method that ``recipe`` has: ``cells/…`` or ``training/…``."""
+    (label,) = recipe.found()
+    jobs = {"cells": cells, "training": training}
+    yield from jobs[experiment.partition("/")[0]](recipe, label, scale, say)
+
+
+def cells(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterator[Row]:
+    """What a round costs, for every model on every cluster; failed rows where it cannot run."""
+    method, machine = recipe.method(label), device.profile(recipe.device)
+    policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
+    played = not (policy.clock_free and policy.travels == "gradient")
+    tensors = {name: layers(Part(name=name)) for name in recipe.models}
+    for where, cluster in recipe.clusters():
+        say(f"{label}: {cluster.workers} workers, {where}, {cluster.bandwidth / 1e6:g} Mbit/s")
+        for model, batch in recipe.models.items():
+            row = partial(
+                Row,
+                paper=recipe.paper,
+                experiment="cells",
+                case=label,
+                variant=where,
+                exchange=method.exchange.name,
+                compression=method.levels[-1].up.name,
+                synchronization=method.synchronization.name,
+                fusion=method.fusion.name,
+                model=model,
+                workers=cluster.workers,
+                bandwidth=cluster.bandwidth,
+                scale=scale,
+                device=recipe.device,
+                evidence="simulated",
+            )
+            try:
+                if played and cluster.workers > recipe.most_played:
+                    raise ValueError(
+                        f"{method.synchronization.name} looks at the clock, and more than "
+                        f"{recipe.most_played} workers are not played"
+                    )
+                made = matrix.time_round(method, tensors[model], cluster, machine, batch)
+            except ValueError as error:
+                reason = str(error)
+                yield row(metric="round_time", unit="s", status="failed", reason=reason)
+                continue
+            for metric, (name, unit) in PARTS.items():
+                if metric != "wan_bytes" or cluster.kind == "sites":
+                    yield row(metric=metric, value=getattr(made, name), unit=unit)
+
+
+def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterator[Row]:
+    """Curves of the best learning rate of the grid, what they arrive at, and the whole grid."""
+    how = recipe.training
+    tried: dict[float, float] = {}
+    for lr in how.grid:
+        run = recipe.run(label, lr, how.tuning_seed, how.tuning_rounds, scale, "tuning")
+        curve = list(train(run, say))
+        (final,) = (r for r in arrivals(curve, how.target) if r.metric == "final_accuracy")
+        tried[lr] = final.value if final.status == "ok" else -math.inf
+        yield final.model_copy(update=dict(variant=f"lr={lr:g}"))
+    best = max(tried, key=tried.__getitem__)
+    say(f"{label}: learning rate {best:g}")
+    curves: list[Row] = []
+    for seed in how.seeds:
+        curves += train(recipe.run(label, best, seed, how.rounds, scale, "training"), say)
+    yield from curves
+    chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
+    yield _summary(curves[0], **chosen, status="ok", reason="")
+    yield from arrivals(curves, how.target)
+
+
+def arrivals(curves: Sequence[Row], target: float) -> Iterator[Row]:
+    """Final accuracy, and the round at which the target (%) was reached, a row a seed."""
+    by_seed: dict[int, list[Row]] = {}
+    for row in curves:
+        if row.metric == "test_accuracy":
+            by_seed.setdefault(row.seed, []).append(row)
+    for points in by_seed.values():
+        made = partial(_summary, points[-1])
+        if points[-1].status == "failed":
+            for metric, unit in (("final_accuracy", "%"), ("rounds_to_target", "rounds")):
+                yield made(metric=metric, unit=unit)
+            continue
+        values = np.array([point.value for point in points])
+        yield made(metric="final_accuracy", value=float(values[-WINDOW:].mean()), unit="%")
+        yield made(metric="target_accuracy", value=target, unit="%", evidence="computed")
+        at = arrival(values, target, WINDOW)
+        done = dict(metric="rounds_to_target", unit="rounds")
+        if at is None:
+            reason = f"never reached {target:g} % within {points[-1].round} rounds"
+            yield made(**done, status="failed", reason=reason, value=math.nan)
+        else:
+            rounds = [point.round for point in points]
+            yield made(**done, value=float(np.interp(at, np.arange(len(rounds)), rounds)))
+
+
+def _summary(point: Row, **fields) -> Row:
+    return point.model_copy(update=dict(round=-1, time_s=math.nan) | fields)
