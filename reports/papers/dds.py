@@ -42,7 +42,7 @@ _CASES = {
     "DGC momentum": "green",
     "centralised": "purple",
 }
-_WAYS = {"raw dds": "vermillion", "dds": "blue", "dds no secret": "sky", "gloo": "purple"}
+_WAYS = {"raw dds": "vermillion", "dds": "blue", "gloo": "purple"}
 _DOING = {"compute": "sky", "compress": "orange", "wait": "vermillion", "other": "purple"}
 _LAYOUT = {
     "fp32_dense": "4 D",
@@ -59,6 +59,8 @@ _DASHED = (0, (4, 2))
 _FEEDBACK, _CONTROL = " EF", " from model"
 """Ends of the names of modes with error feedback, and of the same modes without it."""
 _MIB, _MS = 2.0**-20, 1e3
+_TARGET = 0.7
+"""Of raw DDS writes' throughput, what ours should reach."""
 
 
 def ddp_figure1(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
@@ -260,6 +262,8 @@ def transport(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
                 one = here[here["variant"] == way].sort_values("mib")
                 ax.plot(one["mib"], one["value"], "o-", color=PALETTE[colour], markersize=4.5,
                         linewidth=1.6)  # fmt: skip
+            raw = here[here["variant"] == "raw dds"].sort_values("mib")
+            ax.plot(raw["mib"], _TARGET * raw["value"], color=INK, linestyle=_DASHED, linewidth=1)
             figures.log_axis(ax, "MiB of each process")
             ax.set_xticks(sorted(here["mib"].unique()))
             ax.xaxis.set_minor_locator(NullLocator())
@@ -271,6 +275,8 @@ def transport(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
             for way, colour in _WAYS.items()
             if way in set(rows["variant"])
         ]
+        target = f"{_TARGET:.0%} of raw"
+        handles.append(Line2D([], [], color=INK, linestyle=_DASHED, linewidth=1, label=target))
         figures.legend(fig, handles, columns=4)
     return fig
 
@@ -597,6 +603,8 @@ def _transport_table(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFr
     table["ms"] = _MS * cells["time"]
     table["GB/s"] = cells["throughput"]
     table["of raw DDS"] = cells["share_of_raw"]
+    reached = np.where(cells["share_of_raw"] >= _TARGET, "reached", "missed")
+    table[f"target, {_TARGET:.0%} of raw"] = np.where(cells["variant"] == "dds", reached, "")
     return table
 
 
@@ -736,9 +744,9 @@ PAGE = (
         "figure",
         "fl_figure3",
         "Federated, Figure 3: round time",
-        _LIVE_RUN + _DOTS + "From the command to train until the next model is published, the mean "
-        "over rounds; squares are the training in it. One run does not tell modes apart that "
-        "differ by less than rounds do.",
+        _LIVE_RUN + _DOTS + "From the command to train until the next model is on disk and handed "
+        "to the senders, the mean over rounds; squares are the training in it. One run does not "
+        "tell modes apart that differ by less than rounds do.",
         _RECOVERED + "10.5, 10.0, 9.4 and 9.6 s. By the logs rounds vary by 0.5 to 0.8 s "
         "(standard deviation), more than most of these differ.",
         "federated",
@@ -750,9 +758,12 @@ PAGE = (
         "MNIST. Lines and squares are the run on real processes; dots are rounds in one process, "
         + _SEEDS
         + "Where these name another model, it is a smaller one with as many samples and rounds, "
-        "and they compare with each other only. EF feeds back what was not sent, which the "
-        "document does not; from model is the same without it. Both send in round 1 what changed "
-        "from the model, where the document's sparse modes send a tenth of the weights themselves.",
+        "and they compare with each other only. One process is a loop without clock, "
+        "network or policy, not the engine on virtual time; its first rounds equal those of the "
+        "real processes to the bit, which each run checks. When a round ends is up to the "
+        "controller's policy (fedavg). EF feeds back what was not sent, which the document does "
+        "not; from model is the same without it. Both send in round 1 what changed from the model, "
+        "where the document's sparse modes send a tenth of the weights themselves.",
         _RECOVERED + "98.31, 98.21, 98.12 and 98.17 % after ten rounds. The log has the 98.12 % of "
         "fp32_sparse after nine, and 98.05 % after ten.",
         "federated_seeds federated",
@@ -785,10 +796,19 @@ PAGE = (
         "The transport beside others",
         "Every process sends the same payload to all others on one machine; medians. Raw DDS is "
         "Cyclone writing samples of the same size, which are counted and dropped. Ours "
-        "authenticates every segment with a shared secret, or checks it by a sum without one. Gloo "
-        "neither authenticates nor finds its peers.",
+        "authenticates every segment with a shared secret; without one it does the same work, with "
+        "a key that everybody can derive. It is to reach 70 % of raw (dashed); the table says "
+        "where it does. Gloo neither authenticates nor finds its peers.",
         "",
         "transport",
     ),
-    Shown("table", "transport", "The transport in numbers", "Medians.", "", "transport"),
+    Shown(
+        "table",
+        "transport",
+        "The transport in numbers",
+        "Medians; shares of raw DDS are of throughput, for ours held against the target of 70 %, "
+        "with a secret or without.",
+        "",
+        "transport",
+    ),
 )

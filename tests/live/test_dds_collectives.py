@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.live.dds import Group, Network, connect
+from testbed.live.dds import Group, Message, Network, collectives, connect
 from testbed.live.dds.domain import configuration
 from testbed.live.dds.segments import wire_bytes
 from testbed.live.processes import run_ranks
@@ -210,3 +210,50 @@ def test_an_error_on_the_receiving_thread_ends_the_rank(domain):
     assert text == later == "member 2 of slowlink_group receives no more: KeyError: 'a mistake'"
     for text, _ in others:
         assert text.startswith("rank 2: died or left")
+
+
+class Told:
+    """Stands for the channels of a rank; on the first of them, hellos come as the test says."""
+
+    def __init__(self, monkeypatch, greet):
+        self.entered, self.polls = 0, 0
+        monkeypatch.setattr(collectives, "connect", lambda domain, network: None)
+        monkeypatch.setattr(collectives, "Channel", self.channel)
+        monkeypatch.setattr(Group, "barrier", lambda self, timeout_s: None)
+        self.greet = greet
+
+    def channel(self, participant, topic, rank, key, deliver, *rest, failed=None, **limits):
+        if topic.endswith("_hello"):
+            self.deliver, self.failed = deliver, failed
+        else:
+            self.entered += 1
+        return self
+
+    def send(self, payload, timeout_s):
+        self.greet(self)
+
+    def hello(self, number):
+        self.deliver(Message(1, 1, 0, "", bytes([number]) * collectives.NONCE, 0))
+
+    def wait_for(self, members, timeout_s):
+        """The other is there after a while, in which its hello comes once more; or a new one."""
+        self.polls += 1
+        self.hello(2 if self.polls > 1 else 1)
+        return members if self.polls < 5 else set()
+
+    def close(self, linger_s):
+        """Nothing to close."""
+
+
+def test_only_a_new_hello_starts_anew(monkeypatch):
+    """Not the same once more: of the hellos 1, 1, 2, 2, ... the third does."""
+    told = Told(monkeypatch, lambda told: told.hello(1))
+    Group(0, 2, "run", 1, network=Network())
+    assert told.entered == 2
+
+
+def test_what_ends_the_meeting_shows_at_once(monkeypatch):
+    """And not as a rank that is missing after the time-out."""
+    Told(monkeypatch, lambda told: told.failed(ConnectionError("receives no more")))
+    with pytest.raises(ConnectionError, match="receives no more"):
+        Group(0, 2, "run", 1, network=Network(), timeout_s=3600.0)

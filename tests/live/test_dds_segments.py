@@ -223,3 +223,8 @@ def test_secrets_come_from_a_file_or_the_environment(tmp_path):
         load_secret(None, {"SLOWLINK_KEY": " "})
     with pytest.raises(ValueError, match="needs a name"):
         run_key("")
+
+
+def test_a_key_does_not_show_its_material():
+    key = segments.run_key("run", b"of at least 16 bytes")
+    assert repr(key) == "Key()" == str(key)

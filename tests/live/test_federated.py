@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from testbed.live.dds.federated import (
     training,
 )
 from testbed.live.dds.federated import __main__ as commands
+from testbed.live.dds.federated import client as client_module
 from testbed.live.dds.federated.client import Client
 from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.live import SHARED
@@ -268,7 +269,7 @@ def test_mutated_messages_are_refused_or_still_messages():
         messages.Announcement(4, 5, "task"),
         messages.Command(1, 5, 60, 1, 0.1, 7, zero=False, end=True),
         messages.Hello(1, 2, 4, "task", "digest"),
-        messages.Model(3, "task"),
+        messages.Model(3, "task", 5),
         messages.Update(0, 5, 1, 0, True, 60, 0.0, 0.0),
     ]
     draw = random.Random(0)
@@ -288,17 +289,18 @@ def test_mutated_messages_are_refused_or_still_messages():
 
 
 class Wire:
-    """Stands for the controller's channel to its only client, which the test plays."""
+    """Stands for the channel of a controller or client to the other, which the test plays."""
 
-    def __init__(self, participant, topic, member, key, deliver, left, failed, **limits):
-        self.hand, self.sent = deliver, queue.Queue()
+    def __init__(self, participant, topic, member, key, deliver, left, *failed, **limits):
+        self.hand, self.gone, self.sent = deliver, left, queue.Queue()
+        self.other = int(topic.rsplit("_", 1)[1]) + 1 if member == 0 else 0
         self.last = -1
 
     def send(self, payload, label, timeout_s):
         self.sent.put((label, bytes(payload)))
 
     def members(self):
-        return {1}
+        return {self.other}
 
     def close(self, linger_s):
         """Nothing to close."""
@@ -306,7 +308,7 @@ class Wire:
     def say(self, head, body=b""):
         self.last += 1
         what = messages.label(head), messages.pack(head, body)
-        self.hand(Message(1, 1, self.last, *what, 0))
+        self.hand(Message(self.other, 1, self.last, *what, 0))
         return what
 
     def hear(self, *labels):
@@ -318,23 +320,165 @@ class Wire:
 
 @pytest.fixture
 def start(monkeypatch):
-    """A controller without a network: its wire, and what its thread ends with."""
+    """A controller without a network: its wires, one a client, and what its thread ends with."""
 
     def start(settings):
         wires = queue.Queue()
 
         def channel(*arguments, **limits):
-            wires.put(Wire(*arguments, **limits))
-            return wires.queue[0]
+            wire = Wire(*arguments, **limits)
+            wires.put(wire)
+            return wire
 
         monkeypatch.setattr(controller, "Channel", channel)
         monkeypatch.setattr(controller, "connect", lambda domain, network: None)
         pool = ThreadPoolExecutor(1)
         ends = pool.submit(controller.run, settings)
         pool.shutdown(wait=False)
-        return wires.get(timeout=WAIT_S), ends
+        return *(wires.get(timeout=WAIT_S) for _ in range(settings.task.clients)), ends
 
     return start
+
+
+@pytest.fixture
+def join(make, monkeypatch):
+    """A client without a network: its wire, whose other end the test plays."""
+    monkeypatch.setattr(client_module, "Channel", Wire)
+
+    def join(settings, data, **own):
+        its = client_settings(settings, 0, **own)
+        one = Client(its, training.Participant(settings.task, 0, data), None)
+        pool = ThreadPoolExecutor(1)
+        ends = pool.submit(one.serve)
+        pool.shutdown(wait=False)
+        return one, one.channel, ends
+
+    return join
+
+
+def test_what_was_recorded_of_a_controller_is_nothing_to_a_restarted_client(make, join):
+    """Its model and its command; what answers the client's own greeting counts, be it older."""
+    settings = make(task={"clients": 1}, min_clients=1)
+    task, data = settings.task, settings.task.data.load()
+    start = training.initial(settings)
+
+    def model(number, hello):
+        return store.message(number, task, start + number, hello)
+
+    first, wire, ends = join(settings, data)
+    [hello] = wire.hear("hello")
+    recorded = [wire.say(*model(2, hello.hello))]
+    recorded.append(wire.say(training.command(settings, 3, hello.hello)))
+    [update] = wire.hear("update")
+    assert update.round == 3 and first.round == 2
+    wire.say(messages.Command(3, hello.hello, 0, 0, 0.0, 0, zero=False, end=True))
+    ends.result(WAIT_S)
+
+    again, wire, ends = join(settings, data)
+    [anew] = wire.hear("hello")
+    assert anew.hello > hello.hello
+    for number, (label, payload) in enumerate(recorded):
+        wire.hand(Message(0, 1, number, label, payload, 0))
+    wire.say(*model(1, anew.hello))
+    wire.say(training.command(settings, 2, anew.hello))
+    [update] = wire.hear("update")
+    assert (update.round, again.round) == (2, 1)
+    assert torch.equal(again.weights, start + 1)
+    wire.say(messages.Command(2, anew.hello, 0, 0, 0.0, 0, zero=False, end=True))
+    ends.result(WAIT_S)
+    assert wire.sent.empty()
+
+
+def test_who_leaves_is_looked_at(make, start, join):
+    """Some other member of the topic that leaves is not the client, nor the controller."""
+    settings = make(task={"clients": 1}, min_clients=1, rounds=1)
+    task, data = settings.task, settings.task.data.load()
+    wire, ends = start(settings)
+    [announced] = wire.hear("announcement")
+    has = store.digest(0, training.initial(settings))
+    wire.say(messages.Hello(0, 7, announced.session, task.fingerprint, has))
+    [asked] = wire.hear("command")
+    wire.gone(5)
+    participant = training.Participant(task, 0, data)
+    [(head, frame)] = participant.updates(asked, training.initial(settings))
+    wire.say(head, frame.to_bytes())
+    wire.hear("model", "command")  # and no announcement before
+    ends.result(WAIT_S)
+
+    _, wire, ends = join(settings, data)
+    [hello] = wire.hear("hello")
+    wire.gone(5)
+    wire.gone(0)
+    [again] = wire.hear("hello")
+    assert again.hello > hello.hello
+    wire.say(messages.Command(0, again.hello, 0, 0, 0.0, 0, zero=False, end=True))
+    ends.result(WAIT_S)
+    assert wire.sent.empty()
+
+
+def test_who_greets_once_more_is_told_of_the_end_once_more(make, start):
+    """A client that starts anew while the controller tells the others that there is no more."""
+    settings = make(task={"clients": 2}, min_clients=1, rounds=1, wait_s=0.5)
+    task, data = settings.task, settings.task.data.load()
+    one, two, ends = start(settings)
+    [announced] = one.hear("announcement")
+    two.hear("announcement")  # and does not greet, so that the controller waits for it at the end
+    weights = training.initial(settings)
+    has = store.digest(0, weights)
+    one.say(messages.Hello(0, 7, announced.session, task.fingerprint, has))
+    [asked] = one.hear("command")
+    [(head, frame)] = training.Participant(task, 0, data).updates(asked, weights)
+    one.say(head, frame.to_bytes())
+    _, end = one.hear("model", "command")
+    assert (end.end, end.hello) == (True, 7)
+    one.say(messages.Hello(0, 8, announced.session, task.fingerprint, ""))
+    model, end = one.hear("model", "command")
+    assert (end.end, end.hello, model.hello) == (True, 8, 8)
+    ends.result(WAIT_S)
+
+
+def test_rubbish_of_who_is_needed_has_a_bound(make, start):
+    """It is asked a few times, and then not before others have ended the round."""
+    settings = make(task={"clients": 3}, min_clients=2, rounds=1)
+    task, data = settings.task, settings.task.data.load()
+    weights = training.initial(settings)
+    *wires, ends = start(settings)
+    honest, rude, _ = wires
+    session = [wire.hear("announcement") for wire in wires][0][0].session
+
+    def greet(client, hello):
+        has = store.digest(0, weights)
+        wires[client].say(messages.Hello(client, hello, session, task.fingerprint, has))
+
+    def answer(client):
+        [asked] = wires[client].hear("command")
+        [(head, frame)] = training.Participant(task, client, data).updates(asked, weights)
+        wires[client].say(head, frame.to_bytes())
+
+    for client in range(3):
+        greet(client, 1)
+    wires[2].hear("command")
+    wires[2].gone(3)
+    wires[2].hear("announcement")
+    for _ in range(controller.TRIES):
+        rude.hear("command")
+        rude.last += 1
+        rude.hand(Message(2, 1, rude.last, "update", bytes(9), 0))
+    greet(1, 2)
+    answer(0)
+    with pytest.raises(queue.Empty):
+        rude.sent.get(timeout=0.5)
+    greet(2, 2)
+    answer(2)
+    [announced] = rude.hear("announcement")
+    assert announced.hello == 2
+    greet(1, 3)
+    _, end = rude.hear("model", "command")
+    assert end.end
+    ends.result(WAIT_S)
+    [done] = read_log(settings.log)
+    assert sorted(done.sent) == [0, 2]
+    assert len(done.refused) == controller.TRIES
 
 
 def test_what_was_recorded_of_one_controller_is_nothing_to_the_next(make, start, capfd):
@@ -617,6 +761,31 @@ def test_strangers_and_other_tasks(make, tmp_path):
         until(lambda: stranger.channel.refused["tag"] and stranger.hello == 0, "a refusal")
     said = (tmp_path / "controller.txt").read_text()
     assert "is here" not in said
+
+
+def test_a_run_may_last_but_not_be_silent(make, monkeypatch, tmp_path):
+    """As long as rounds end it goes on, for longer than the time-out; then that counts."""
+    rounds, timeout_s = 4, 0.8
+    settings = make(task={"clients": 1}, min_clients=1)
+    start = time.monotonic()
+
+    class Slow:
+        def poll(self):
+            done = settings.log.read_text().count("\n") if settings.log.exists() else 0
+            if done < rounds and time.monotonic() - start > timeout_s / 2 * (done + 1):
+                settings.log.write_text("{}\n" * (done + 1))
+
+    @contextmanager
+    def process(its, folder):
+        for role in ("controller", "client 0"):
+            (folder / f"{role}.txt").write_text("busy")
+        yield Slow()
+
+    monkeypatch.setattr(live, "process", process)
+    with pytest.raises(Failed, match="controller is not done, and no round ends: busy"):
+        run_live(settings, timeout_s)
+    assert settings.log.read_text() == "{}\n" * rounds
+    assert time.monotonic() - start > timeout_s / 2 * rounds + timeout_s
 
 
 def test_failure_of_a_client_is_told(make, monkeypatch):

@@ -187,6 +187,15 @@ def test_shares_of_raw_are_quotients_of_throughputs(made):
     raw = table.xs("raw dds", level="over")["GB/s"]
     ours = table.xs("dds", level="over")
     assert np.allclose(ours["GB/s"] / raw, ours["of raw DDS"])
+    assert set(ours["target, 70% of raw"]) == {"reached"}
+    assert set(table.xs("raw dds", level="over")["target, 70% of raw"]) == {""}
+
+
+def test_a_transport_below_its_target_misses_it(dds_rows):
+    slow = dds_rows.copy()
+    slow.loc[(slow["metric"] == "share_of_raw") & (slow["variant"] == "dds"), "value"] = 0.69
+    table = dds.TABLES["transport"](None, slow)
+    assert set(table.loc[table["over"] == "dds", "target, 70% of raw"]) == {"missed"}
 
 
 def test_missing_results_are_named(dds_claims, dds_rows):

@@ -41,7 +41,7 @@ def final(case: str) -> str:
 
 
 def live(mode: str) -> str:
-    return of("federated", mode, "final_accuracy")
+    return of("federated", mode, "judged_accuracy")
 
 
 def under_way(mode: str, client: str) -> str:
@@ -194,13 +194,16 @@ def test_every_picture_s_claim_says_that_it_is_recovered(dds_claims):
 
 def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims):
     results = dds_results.results(live=(1,))
-    table = detail(dds_claims, results, RECIPE, "desk", {}).set_index("id")["verdict"]
+    whole = detail(dds_claims, results, RECIPE, "desk", {}).set_index("id")
+    table = whole["verdict"]
     assert {table[f"DDS-F0{n}"] for n in (3, 4, 6, 7)} == {"undecided"}
     assert {table[f"DDS-F0{n}"] for n in (1, 2, 5, 8)} == {"holds"}  # bytes, and several seeds
     times = [f"DDS-FL-{mode}-{kind}" for mode in MODES for kind in ("c0", "c1", "rt")]
     times += [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
     assert set(table[sorted(set(times) - UNLIKE_THE_LOG)]) == {"not comparable"}
     assert table["DDS-FL-fp32_dense-acc"] == "undecided"
+    reason = whole.loc["DDS-FL-fp32_dense-acc", "reason"]
+    assert "1 of the 3 seeds" in reason and "not a smaller one in its place" in reason
     assert (table[[f"DDS-FL-{mode}-bytes" for mode in MODES]] == "holds").all()
 
 

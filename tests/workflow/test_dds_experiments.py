@@ -131,7 +131,7 @@ def as_live(monkeypatch):
     told = []
 
     def live(settings, timeout_s):
-        assert timeout_s > settings.rounds * settings.timeout_s
+        assert settings.timeout_s < timeout_s < 2 * settings.timeout_s
         told.append(settings)
         done, weights = simulate(settings)
         timed = []
@@ -151,8 +151,10 @@ def test_live_runs_of_the_modes(recipe, as_live):
     """Rounds 1 and 2 take 3 s and 6 s; client c is on its way for c + 1 and c + 2 s."""
     table = run(recipe, "federated", "federated")
     live = table[table["experiment"] == "federated"]
-    assert set(live["case"]) == set(recipe.federated.live)
-    assert {settings.run for settings in as_live} and len(as_live) == len(recipe.federated.live)
+    variants = recipe.federated.variants
+    assert set(live["case"]) == {*recipe.federated.live, *variants}
+    assert len({settings.run for settings in as_live}) == len(as_live)
+    assert len(as_live) == len(recipe.federated.live) + len(variants)
     for label in recipe.federated.live:
         for client in (0, 1):
             seconds = value(live, "communication_time", case=label, variant=f"client{client}")
@@ -168,6 +170,14 @@ def test_live_runs_of_the_modes(recipe, as_live):
     assert sends == dict.fromkeys(dense, "weights") | dict.fromkeys(sparse, "delta")
     baselines = {settings.task.codec.name: settings.task.first_baseline for settings in as_live}
     assert baselines == dict.fromkeys(dense, "model") | dict.fromkeys(sparse, "zero")
+    # With the text's chunk: sent for its bytes alone.
+    for label, nbytes in {
+        "int8_dense C=8192": 20 + VALUES + 4 * math.ceil(VALUES / 8192),
+        "int8_sparse C=8192": 20 + 5 * (VALUES // 10) + 4,
+    }.items():
+        assert value(live, "uplink_bytes", case=label) == nbytes
+        assert set(live[live["case"] == label]["metric"]) == set(dds.SIZES.values())
+        assert value(table, "live_difference", case=label) == 0
     # Only what was sent is measured; what is put around it is counted.
     sizes = live[live["metric"].isin(["uplink_bytes", "frame_bytes", "link_bytes"])]
     evidence = sizes.groupby("metric")["evidence"].unique().map(list).to_dict()
@@ -211,7 +221,8 @@ def test_error_feedback_and_its_control_differ_in_the_feedback_alone(recipe):
 def test_other_rounds_than_those_of_the_run_are_run_once_more(recipe, as_live):
     run(recipe, "federated", "federated", checked_rounds=1)
     modes = len(recipe.federated.live)
-    assert [settings.rounds for settings in as_live] == [2] * modes + [1] * modes
+    again = modes + len(recipe.federated.variants)
+    assert [settings.rounds for settings in as_live] == [2] * modes + [1] * again
 
 
 def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeypatch):
@@ -229,6 +240,9 @@ def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
     live = run(recipe, "federated", "federated")
     again = run(recipe, "federated_seeds-1", "federated", "federated_seeds")
     other = run(recipe, "federated_seeds-2", "federated", "federated_seeds")
+    judged = live[live["metric"] == "judged_accuracy"]
+    finals = live[(live["metric"] == "final_accuracy") & (live["experiment"] == "federated")]
+    assert judged["value"].tolist() == finals["value"].tolist()
     for label in recipe.federated_seeds.modes:
         curves = [
             t[(t["case"] == label) & (t["metric"] == "test_accuracy")]["value"].tolist()
@@ -236,6 +250,26 @@ def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
         ]
         assert curves[0] == curves[1] != curves[2]
     assert set(again["evidence"]) == {"simulated"} and set(other["seed"]) == {2}
+
+
+def test_the_documents_accuracy_is_judged_by_seeds_that_train_as_the_live_run(recipe, as_live):
+    """By one kind of run a mode: further seeds where there are any, else the live run itself."""
+
+    def judged(experiment, **changed):
+        data = recipe.only("federated", "federated_seeds")
+        data["federated"] |= dict(model=MODEL)
+        data["federated_seeds"] |= changed
+        table = results.frame(rows("dds", data, "smoke", experiment, lambda message: None))
+        chosen = table[table["metric"] == "judged_accuracy"]
+        assert set(chosen["experiment"]) <= {"federated"}
+        return list(zip(chosen["case"], chosen["evidence"], strict=True))
+
+    both, live = recipe.federated_seeds.modes, recipe.federated.live
+    measured = [(label, "measured") for label in live]
+    assert judged("federated") == [one for one in measured if one[0] not in both]
+    assert judged("federated_seeds-2") == [(label, "simulated") for label in both if label in live]
+    other = dict(model={"name": "mlp", "hidden": 3})
+    assert judged("federated", **other) == measured and judged("federated_seeds-2", **other) == []
 
 
 def test_unlike_clients(recipe, monkeypatch):

@@ -96,9 +96,10 @@ def rows(recipe: DdsRecipe, scale: Scale, experiment: str, say: Say = print) -> 
 
 
 def _settings(bench: _Bench, label: str, codec: Part, seed: int, **changed) -> ControllerSettings:
-    """Of a mode's training; ``changed``: ``model``, ``rounds``, ``subset``, ``test_limit`` and
-    ``split``."""
+    """Of a mode's training, or a variant's (its name with more behind); ``changed``: ``model``,
+    ``rounds``, ``subset``, ``test_limit`` and ``split``."""
     chosen = bench.recipe.federated
+    mode = label.split(" ")[0] if label in chosen.variants else label
     test_limit = changed.get("test_limit", chosen.round_test_limit)
     task = Task(
         model=changed.get("model") or chosen.model,
@@ -109,8 +110,8 @@ def _settings(bench: _Bench, label: str, codec: Part, seed: int, **changed) -> C
         batch=chosen.batch,
         momentum=chosen.momentum,
         codec=codec,
-        sends="weights" if label in chosen.weights else "delta",
-        first_baseline="zero" if label in chosen.from_zero else "model",
+        sends="weights" if mode in chosen.weights else "delta",
+        first_baseline="zero" if mode in chosen.from_zero else "model",
         torch_threads=bench.recipe.threads,
     )
     return ControllerSettings(
@@ -170,41 +171,51 @@ def _sizes(row: Callable[..., Row], sent: Sent) -> Iterator[Row]:
 
 
 def _federated(bench: _Bench) -> Iterator[Row]:
-    """Modes on real processes; and a few short rounds of each, beside one process."""
+    """Modes on real processes; and a few short rounds of each, and of variants, beside one
+    process."""
     chosen = bench.recipe.federated
-    settings = {
-        label: _settings(bench, label, chosen.modes[label], chosen.seed) for label in chosen.live
-    }
+    modes = {label: chosen.modes[label] for label in chosen.live}
+    settings = {label: _settings(bench, label, part, chosen.seed) for label, part in modes.items()}
     few = dict(rounds=chosen.checked_rounds, subset=chosen.checked_subset)
     alike = few == dict(rounds=chosen.rounds, subset=chosen.subset)
     short = {
-        label: _settings(bench, label, chosen.modes[label], chosen.seed, test_limit=FEW, **few)
-        for label in chosen.live
+        label: _settings(bench, label, part, chosen.seed, test_limit=FEW, **few)
+        for label, part in (({} if alike else modes) | chosen.variants).items()
     }
     done = _all_live(bench, settings, 1 if chosen.timed else UNTIMED)
-    again = done if alike else _all_live(bench, short, UNTIMED)
+    again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
     tests = Data(name=chosen.dataset, test_limit=chosen.test_limit).load()
     for label, (rounds, weights) in done.items():
         row = _row(bench, label, settings[label], evidence="measured")
         sent = [[one.sent[client] for one in rounds] for client in range(chosen.clients)]
-        sizes = {tuple(getattr(s, name) for name in SIZES) for client in sent for s in client}
-        if len(sizes) > 1:
-            raise RuntimeError(f"{label}: updates of different sizes: {sorted(sizes)}")
-        yield from _sizes(row, sent[0][0])
+        yield from _sizes(row, _alike(label, rounds))
         for client, its in enumerate(sent):
             seconds = mean(one.communication_s for one in its)
             yield row("communication_time", seconds, "s", variant=f"client{client}")
-        yield row("authenticated", 1, "1", seed=-1)
         yield row("round_time", mean(one.round_s for one in rounds), "s")
         yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s")
         yield row("train_time", mean(one.train_s for client in sent for one in client), "s")
         final = Examiner(settings[label].task, tests).accuracy(weights)
         yield from _accuracies(row, rounds, final)
+        if not _further_seeds(bench, label):
+            yield row("judged_accuracy", final, "%")
+    for label, (rounds, weights) in again.items():
+        row = _row(bench, label, of := (settings | short)[label], evidence="measured")
+        if label in chosen.variants:
+            yield from _sizes(row, _alike(label, rounds))
         bench.say(f"federated: {label}, against one process")
-        one_process = simulate((settings if alike else short)[label])[1]
-        apart = same([again[label][1]], [one_process], label)
+        apart = same([weights], [simulate(of)[1]], label)
         fields = dict(experiment="federated_seeds", round=chosen.checked_rounds)
         yield row("live_difference", apart, "1", **fields)
+
+
+def _alike(label: str, rounds: Sequence[Round]) -> Sent:
+    """What each client sent in each round. Raises RuntimeError where sizes differ."""
+    every = [sent for one in rounds for sent in one.sent.values()]
+    sizes = {tuple(getattr(sent, name) for name in SIZES) for sent in every}
+    if len(sizes) > 1:
+        raise RuntimeError(f"{label}: updates of different sizes: {sorted(sizes)}")
+    return every[0]
 
 
 def _all_live(
@@ -215,14 +226,14 @@ def _all_live(
     def run(label: str) -> tuple[list[Round], Tensor]:
         of = settings[label]
         bench.say(f"federated: {label} on {of.task.clients} clients, {of.rounds} rounds")
-        return _live(of, START_S + of.rounds * chosen.timeout_s)
+        return _live(of, START_S + chosen.timeout_s)
 
     with ThreadPoolExecutor(at_once) as pool:
         return dict(zip(settings, pool.map(run, settings), strict=True))
 
 
 def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
-    """On real processes that share a fresh secret."""
+    """On real processes that share a fresh secret; fails if no round ends for ``timeout_s``."""
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "secret"
         secret.write_text(secrets.token_hex())
@@ -256,10 +267,27 @@ def _accuracies(
 
 
 def _federated_seeds(bench: _Bench, seed: int) -> Iterator[Row]:
-    """Every mode in one process."""
+    """Every mode in one process; those that train as the live runs are what these are judged by."""
     chosen = bench.recipe.federated_seeds
     for label in chosen.modes:
-        yield from _simulated(bench, label, seed, chosen)
+        for row in _simulated(bench, label, seed, chosen):
+            yield row
+            if row.metric == "final_accuracy" and _further_seeds(bench, label):
+                judged = dict(experiment="federated", metric="judged_accuracy")
+                yield row.model_copy(update=judged)
+
+
+def _further_seeds(bench: _Bench, label: str) -> bool:
+    """Whether the live run of a mode is repeated in one process, as it is, with other seeds."""
+    live, seeds = bench.recipe.federated, bench.recipe.federated_seeds
+    return (
+        seeds is not None
+        and label in live.live
+        and label in seeds.modes
+        and seeds.model in (None, live.model)
+        and seeds.subset in (None, live.subset)
+        and seeds.test_limit == live.test_limit
+    )
 
 
 def _non_iid(bench: _Bench, seed: int) -> Iterator[Row]:
@@ -321,7 +349,6 @@ def _ddp(bench: _Bench) -> Iterator[Row]:
             yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
             if label not in ddp.simulated or ddp.seed not in ddp.seeds:
                 yield from _tests(partial(row, experiment="ddp_seeds"), judged)
-            yield row("authenticated", 1, "1", seed=-1)
             yield from _profile(row, live, ddp.warmup_steps(label))
             steps = ddp.checked(label)
             alone = simulated(run, short.groups, steps, dataset)

@@ -13,7 +13,7 @@ DDS_BY_SEED = {
 DDS_SIMULATED = {"bytes": ["federated"]}
 for name, jobs in DDS_BY_SEED.items():
     DDS_SIMULATED |= dict.fromkeys(jobs, ["federated", name])
-DDS_MEASURED = {"federated": ["federated"], "ddp": ["ddp"], "transport": ["transport"]}
+DDS_MEASURED = {"federated": ["federated", "federated_seeds"], "ddp": ["ddp"], "transport": ["transport"]}
 DDS_CODECS = [part.name for part in DDS.federated.modes.values()]
 DDS_CODECS += [case.codec.name for case in DDS.ddp.cases.values()]
 
@@ -51,6 +51,7 @@ rule dds_simulate:
     threads: 1
     resources:
         mem_mb=2000,
+        runtime=minutes(30),
     params:
         paper="dds",
         recipe=lambda wildcards: DDS.only(*DDS_SIMULATED[wildcards.experiment]),
@@ -76,6 +77,7 @@ rule dds_measure:
     threads: workflow.cores
     resources:
         mem_mb=6000,
+        runtime=minutes(60),
     params:
         paper="dds",
         recipe=lambda wildcards: DDS.only(*DDS_MEASURED[wildcards.experiment]),

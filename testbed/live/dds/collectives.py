@@ -186,7 +186,7 @@ class Group:
     RankLost
         Ranks that did not come in time.
     ConnectionError
-        See :func:`testbed.live.dds.domain.connect`.
+        This rank receives no more; or see :func:`testbed.live.dds.domain.connect`.
     """
 
     def __init__(
@@ -233,24 +233,33 @@ class Group:
         deadline = time.monotonic() + self.timeout_s
         nonces = {self.rank: secrets.token_bytes(NONCE)}
         heard = threading.Event()
+        broken: list[ConnectionError] = []
 
         def hear(message: Message) -> None:
             if message.sender in self._others:
                 nonces[message.sender] = bytes(message.payload)
                 heard.set()
 
+        def fail(error: ConnectionError) -> None:
+            broken.append(error)
+            heard.set()
+
         topic = TOPIC + "_hello"
-        hello = Channel(self._participant, topic, self.rank, key, hear, limit=NONCE, kept=1)
+        told = dict(deliver=hear, failed=fail)
+        hello = Channel(self._participant, topic, self.rank, key, **told, limit=NONCE, kept=1)
         try:
             hello.send(nonces[self.rank], timeout_s=self.timeout_s)
             while True:
                 heard.clear()
-                missing = self._others - nonces.keys()
+                if broken:
+                    raise broken[0]
+                known = dict(nonces)
+                missing = self._others - known.keys()
                 if not missing:
-                    session = key.derive(nonces[rank] for rank in range(self.size))
+                    session = key.derive(known[rank] for rank in range(self.size))
                     channel = self._enter(session)
                     while missing := channel.wait_for(self._others, POLL_S):
-                        if heard.is_set() or time.monotonic() > deadline:
+                        if nonces != known or broken or time.monotonic() > deadline:
                             break
                     else:
                         return channel

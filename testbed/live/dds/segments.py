@@ -16,7 +16,7 @@ import hmac
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -148,6 +148,8 @@ def _decode(data: bytes) -> Segment:
 def load_secret(path: str | Path | None = None, environment: Mapping[str, str] = os.environ):
     """The shared secret, bytes: the file at ``path``, or the text of ``SLOWLINK_KEY``, or None.
 
+    It should be random, such as ``secrets.token_hex()``: who records a run can try words.
+
     Raises
     ------
     ValueError
@@ -168,7 +170,7 @@ def load_secret(path: str | Path | None = None, environment: Mapping[str, str] =
 class Key:
     """What the tags of one run are made with: 32 bytes; see :func:`run_key`."""
 
-    material: bytes
+    material: bytes = field(repr=False)
 
     def derive(self, parts: Iterable[bytes]) -> "Key":
         """The key of a session that all of ``parts``, of one length, went into."""

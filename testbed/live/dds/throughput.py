@@ -24,13 +24,13 @@ from testbed.live.dds.segments import CUT, Segment
 from testbed.live.processes import Tell, run_ranks
 
 HOST = "127.0.0.1"
-RAW, OURS, OPEN, GLOO = WAYS = ("raw dds", "dds", "dds no secret", "gloo")
+RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
 ANY = 127  # of sample, view and instance states
 
 
 def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> dict[str, list]:
     """Seconds of each round, by way: ``raw dds`` (samples as large as our segments, counted and
-    dropped), ``dds`` (authenticated), ``dds no secret``, ``gloo``.
+    dropped), ``dds`` (with a secret; without one the work is the same), ``gloo``.
 
     In a round each of ``ranks`` processes of this machine sends ``nbytes`` to all; it lasts from
     the first one's start to the last one's end. Ways take turns.
@@ -44,7 +44,7 @@ def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> d
     reports = run_ranks(
         _rank,
         ranks,
-        random.SystemRandom().sample(range(1, LAST_DOMAIN + 1), 3),
+        random.SystemRandom().sample(range(1, LAST_DOMAIN + 1), 2),
         ranks,
         nbytes,
         rounds,
@@ -77,20 +77,18 @@ def _rank(
     payload = memoryview(np.random.default_rng(rank).bytes(nbytes))
     raw = _Raw(domains[0], rank, size - 1, timeout_s)
     options = dict(network=Network(), timeout_s=timeout_s)
-    plain = Group(rank, size, "throughput", domains[1], **options)
-    authentic = Group(rank, size, "throughput", domains[2], secret=bytes(32), **options)
+    group = Group(rank, size, "throughput", domains[1], secret=bytes(32), **options)
     ours = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     theirs = [torch.empty_like(ours) for _ in range(size)]
 
-    def gather(group: Group) -> None:
+    def gather() -> None:
         handle = group.all_gather(payload)
         handle.wait(timeout_s)
         handle.collect()
 
     ways: dict[str, Callable[[], object]] = {
         RAW: lambda: raw.exchange(payload),
-        OURS: lambda: gather(authentic),
-        OPEN: lambda: gather(plain),
+        OURS: gather,
         GLOO: lambda: dist.all_gather(theirs, ours),
     }
     spans: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}

@@ -66,7 +66,7 @@ class Client:
             settings.client + 1,
             settings.key(topic),
             self.heard.put,
-            lambda member: self.heard.put(None),
+            lambda member: self.heard.put(None) if member == CONTROLLER else None,
             limit=messages.longest(self.task.values, *most),
             kept=1,
         )
@@ -103,14 +103,17 @@ class Client:
 
     def _take(self, message: Message) -> bool:
         """Whether this is the end."""
-        if message.label == "model":
+        head, _ = messages.unpack(message.label, message.payload)
+        if isinstance(head, messages.Model):
+            # Not that of an earlier hello, which somebody may have recorded. Of one hello the
+            # channel lets no older message through.
+            if head.hello != self.hello:
+                return False
             self.round, self.weights = store.decode(message.payload, self.task)
             if self.settings.model_path is not None:
                 self.settings.model_path.parent.mkdir(parents=True, exist_ok=True)
                 store.save(self.settings.model_path, bytes(message.payload))
-            return False
-        head, _ = messages.unpack(message.label, message.payload)
-        if isinstance(head, messages.Announcement):
+        elif isinstance(head, messages.Announcement):
             if head.task != self.task.fingerprint:
                 raise ValueError("the controller's task is another one: both need the same")
             if head.session != self.session or head.hello == self.hello:

@@ -10,6 +10,7 @@ import queue
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -40,7 +41,6 @@ from testbed.live.dds.federated.messages import (
     Announcement,
     Command,
     Hello,
-    Model,
     Update,
 )
 from testbed.live.dds.federated.settings import ControllerSettings
@@ -48,6 +48,8 @@ from testbed.live.dds.federated.training import Contribution, Round, Sent
 from testbed.training.datasets import Dataset
 
 TICK_S = 0.1
+TRIES = 3
+"""How often a client that is needed may send what is refused, in a round."""
 
 
 def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tensor:
@@ -95,6 +97,10 @@ class _Controller:
         """The latest hello of each client that is here."""
         self.barred: set[int] = set()
         """Whose update was refused in this round; asked again in the next."""
+        self.tries: Counter[int] = Counter()
+        """How often that was in this round, of each."""
+        self.lost: dict[int, int] = {}
+        """Who used up its tries, and its latest hello: not here until the round is over."""
         self.asked: dict[int, Command] = {}
         self.brought: dict[int, Contribution] = {}
         self.timers: list[tuple[float, str]] = []
@@ -121,7 +127,9 @@ class _Controller:
                 lambda message, client=client: self._put(
                     self._take, client, message, time.monotonic()
                 ),
-                lambda member, client=client: self._put(self._leave, client),
+                lambda member, client=client: (
+                    self._put(self._leave, client) if member == client + 1 else None
+                ),
                 lambda error: self._put(_raise, error),
                 limit=limit,
                 kept=1,
@@ -168,14 +176,13 @@ class _Controller:
     def _end(self) -> None:
         """Tell all who are here, and who are about to say hello."""
         until = time.monotonic() + self.settings.lease_s
-        told: set[int] = set()
+        told: dict[int, int] = {}
         while True:
-            for client in self.present.keys() - told:
-                hello = self.present[client]
+            for client, hello in self.present.items() - told.items():
                 self._send(client, Command(self.done, hello, 0, 0, 0.0, 0, zero=False, end=True))
-                told.add(client)
-            here = {client for client, channel in self.channels.items() if channel.members()}
-            if here <= told or time.monotonic() > until:
+                told[client] = hello
+            here = {n for n, channel in self.channels.items() if n + 1 in channel.members()}
+            if here <= self.present.keys() or time.monotonic() > until:
                 return
             self._hear(TICK_S)
 
@@ -229,13 +236,16 @@ class _Controller:
         """Let the client join; one that has another session in mind first has to hear of this."""
         if head.session != self.session:
             return self._announce(client, head.hello)
+        if client in self.lost:
+            self.lost[client] = head.hello
+            return None
         if client in self.present:
             self._drop(client)
         self._say(f"client {client} is here")
         self.present[client] = head.hello
         self.barred.discard(client)
         if head.has != store.digest(self.done, self.weights):
-            self._send(client, *self._model())
+            self._send(client, *store.message(self.done, self.task, self.weights, head.hello))
         if self.begun:
             self._tell(Joined(client, self._now()))
 
@@ -261,9 +271,14 @@ class _Controller:
         self._say(f"refused, {self.refused[-1]}")
 
     def _bar(self, client: int) -> None:
-        """Let the round go on without ``client``, or ask it again if too few are left."""
+        """Let the round go on without ``client``, or ask it again if too few are left, a few
+        times."""
         if client not in self.asked:
             return
+        self.tries[client] += 1
+        if self.tries[client] == TRIES:
+            self.lost[client] = self.present[client]
+            return self._drop(client, f"counts as gone for this round: refused {TRIES} times")
         del self.asked[client], self.brought[client]
         self.barred.add(client)
         few = len(self.present.keys() - self.barred) < self.settings.min_clients
@@ -311,23 +326,25 @@ class _Controller:
         zero = training.command(self.settings, self.done + 1).zero
         self.weights = training.aggregate(self.task, self.weights, brought, zero)
         self.done += 1
-        model = self._model()
-        for client in sorted(self.present):
-            self._send(client, *model)
+        head, body = store.message(self.done, self.task, self.weights)
+        # First: nobody shall have a model that a controller started again does not know.
+        store.save(self.settings.state, messages.pack(head, body))
+        for client, hello in sorted(self.present.items()):
+            self._send(client, dataclasses.replace(head, hello=hello), body)
         seconds = time.monotonic() - self.round_start
-        store.save(self.settings.state, messages.pack(*model))
         self._log({client: its.sent for client, its in brought.items()}, seconds)
         for client in sync.members:
             self.brought.pop(client, None)
+        self.tries.clear()
+        for client, hello in self.lost.items():
+            self._announce(client, hello)
+        self.lost.clear()
         if self.done == self.settings.rounds:
             return
         self.round_start = time.monotonic()
         self._tell(Synced(sync.members, self._now()))
         for client in sorted(self.barred):
             self._readmit(client)
-
-    def _model(self) -> tuple[Model, bytes]:
-        return store.message(self.done, self.task, self.weights)
 
     def _announce(self, client: int, hello: int = 0) -> None:
         """Waits, where nobody else has to, until the client takes it."""

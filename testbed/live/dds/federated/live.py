@@ -24,7 +24,7 @@ SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s
 
 
 class Failed(RuntimeError):
-    """The controller or a client ended with an error, or too late; tells what it said last."""
+    """The controller or a client ended with an error, or no round does; tells what it said last."""
 
 
 def run_live(
@@ -35,6 +35,7 @@ def run_live(
     Parameters
     ----------
     settings: ``state`` must not exist yet; without ``log``, one beside it is written.
+    timeout_s: longest time without a round that ends.
     scripts: of clients that do not train with :func:`.training.sgd`.
 
     Returns
@@ -53,7 +54,7 @@ def run_live(
     if settings.log is None:
         settings = settings.model_copy(update={"log": settings.state.with_suffix(".log")})
     shared = {name: getattr(settings, name) for name in SHARED}
-    deadline = time.monotonic() + timeout_s
+    logged, since = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = {"controller": stack.enter_context(process(settings, Path(folder)))}
         for client in range(settings.task.clients):
@@ -61,7 +62,9 @@ def run_live(
             its = ClientSettings(client=client, **shared, **own)
             processes[f"client {client}"] = stack.enter_context(process(its, Path(folder)))
         while any(its.poll() is None for its in processes.values()):
-            _check(processes, Path(folder), time.monotonic() > deadline)
+            if (length := _length(settings.log)) != logged:
+                logged, since = length, time.monotonic()
+            _check(processes, Path(folder), time.monotonic() - since > timeout_s)
             time.sleep(POLL_S)
         _check(processes, Path(folder), late=False)
     return read_log(settings.log), store.load(settings.state, settings.task)[1]
@@ -93,9 +96,18 @@ def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
         running.stdin.close()
 
 
+def _length(log: Path) -> int:
+    """Bytes, which grow with each round."""
+    return log.stat().st_size if log.exists() else 0
+
+
 def _check(processes: dict[str, subprocess.Popen], folder: Path, late: bool) -> None:
     for name, its in processes.items():
         if its.poll() or late and its.poll() is None:
-            how = f"ended with status {its.poll()}" if its.poll() else "is not done in time"
+            how = (
+                f"ended with status {its.poll()}"
+                if its.poll()
+                else "is not done, and no round ends"
+            )
             said = (folder / f"{name}.txt").read_text(errors="replace").strip()
             raise Failed(f"{name} {how}: {said[-2000:]}")

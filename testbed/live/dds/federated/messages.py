@@ -8,8 +8,8 @@ and without one only damaged ones and those of other runs are kept out.
 
 What a process has heard is refused when it comes again, but one that has just started has heard
 nothing yet. So both sides name a number of their own that the other repeats: the controller the
-``session``, in every :class:`Hello`; a client its ``hello``, in every :class:`Command` and
-:class:`Update`. A recorded message has an old one.
+``session``, in every :class:`Hello`; a client its ``hello``, in every :class:`Command`,
+:class:`Model` and :class:`Update`. A recorded message has an old one.
 
 A message is the length of its head (uint32), the head (CDR of an IDL struct), and a body: a
 :class:`methods.compression.Frame` or nothing. The channel's label names the kind.
@@ -131,10 +131,12 @@ class Model(IdlStruct, typename="slowlink.federated.Model"):
     ----------
     round: that made it.
     task: fingerprint of the task.
+    hello: the client's latest; 0 on disk.
     """
 
     round: uint32
     task: str
+    hello: uint64 = 0
 
 
 KINDS: dict[str, type[IdlStruct]] = {

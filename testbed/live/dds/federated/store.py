@@ -1,4 +1,4 @@
-"""The latest model on disk: the very message that was published, replaced as a whole."""
+"""The latest model on disk: the message that is published, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from testbed.live.dds.federated.messages import Model
 from testbed.live.dds.federated.settings import Task
 
 
-def message(number: int, task: Task, weights: Tensor) -> tuple[Model, bytes]:
-    """Head and body of the message that holds the model after round ``number``."""
+def message(number: int, task: Task, weights: Tensor, hello: int = 0) -> tuple[Model, bytes]:
+    """Head and body of the message that holds the model after round ``number``, to the client that
+    said ``hello`` or to the disk."""
     payload = compression.load("identity").compress(weights, "model")
-    return Model(number, task.fingerprint), Frame(payload).to_bytes()
+    return Model(number, task.fingerprint, hello), Frame(payload).to_bytes()
 
 
 def decode(data: bytes | memoryview, task: Task, other_task: bool = False) -> tuple[int, Tensor]:

@@ -66,7 +66,7 @@ class Round:
     accuracy: of the new model on the test set, %.
     sent: by client, of those that count.
     downlink_bytes: payload of the model that every client gets.
-    round_s: from the round's start until the new model is on its way.
+    round_s: from the round's start until the new model is on disk and handed to the senders.
     refused: what was refused in it and of whom.
     """
 
