@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env reproduce reproduce-ray test lint clean
+.PHONY: help env reproduce reproduce-ray record-links test lint clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -22,12 +22,18 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
 	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
 
-reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
+reproduce-ray: $(VENV)/.installed-extras  ## the policies on real workers, Ray actors; installs extras
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
 
-$(VENV)/.installed-ray: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[ray]'
+$(VENV)/.installed-extras: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[ray,browser]'
 	touch $@
+
+LINKS := results/paper/geomx/links/emulated.parquet
+RECORD := data/recorded/geomx_emulated.json
+record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
+	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
+	$(BIN)/python -c 'from workflow.experiments._links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
 
 lint: env  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
@@ -35,8 +41,9 @@ lint: env  ## formatters, linter and the one-way arrows
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/lint-imports --no-cache
 
-test: lint $(VENV)/.installed-ray  ## checks and tests, those on Ray too
-	$(BIN)/python -m pytest
+test: lint $(VENV)/.installed-extras  ## checks and tests, those on Ray and in a browser too
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 clean:  ## results and reports, not the data
 	rm -rf results logs reports/html .snakemake

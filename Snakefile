@@ -3,6 +3,7 @@
 #   snakemake --cores                         everything, desk scale
 #   snakemake --cores 2 geomx_table2          one table or figure, as results/desk/geomx/…
 #   snakemake --cores --config scale=smoke    smoke | desk | paper
+#   snakemake -n costs --config scale=paper   what a scale is estimated to cost
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/training.smk"
@@ -11,7 +12,20 @@ include: "workflow/rules/rat.smk"
 include: "workflow/rules/sketch_fusion.smk"
 include: "workflow/rules/lpsp.smk"
 include: "workflow/rules/dds.smk"
+include: "workflow/rules/matrix.smk"
+include: "workflow/rules/advice.smk"
 include: "workflow/rules/report.smk"
+
+
+# On a cluster, downloads and what only reads results run where Snakemake does.
+localrules:
+    dataset,
+    summary,
+    csv,
+    svg,
+    verdicts,
+    html,
+    costs,
 
 
 rule all:

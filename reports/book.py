@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from reports.expressions import Interval
 
 MIN_SEEDS = 3
 CONFIDENCE = 0.95
+AGREES = 0.1
+"""Share within which kinds of evidence agree where no claim says how near is near enough."""
 ROUNDING = 1e-9
 """Deterministic values this close, relative to their size, are equal."""
 
@@ -156,13 +158,18 @@ def show(value: Any) -> str:
 class Found:
     """What lookups brought besides values: all that must be said about the rows behind them.
 
-    ``kinds`` counts the kinds of evidence behind the least supported quantity, ``agreement`` says
-    how far a second kind is from the first. ``late`` are failures that only ended before the
+    ``kinds`` counts the kinds of evidence behind the least supported quantity, as far as they are
+    ``near`` each other; ``agreement`` and ``disagreement`` say how far another kind is from the
+    first. ``late`` are failures that only ended before the
     target, ``undefined`` says why there is no value although rows are there.
     """
 
+    near: Callable[[float, float], bool] = lambda one, other: math.isclose(
+        one, other, rel_tol=AGREES
+    )
     evidence: set[str] = field(default_factory=set)
     kinds: int = 99
+    disagreement: list[str] = field(default_factory=list)
     agreement: list[str] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
@@ -175,12 +182,12 @@ class Found:
         self.evidence |= other.evidence
         self.models |= other.models
         self.kinds = min(self.kinds, other.kinds)
-        for name in ("agreement", "failures", "late", "undefined", "missing"):
+        for name in ("agreement", "disagreement", "failures", "late", "undefined", "missing"):
             getattr(self, name).extend(getattr(other, name))
 
 
 # Which kind of evidence speaks where rows of several kinds answer one lookup.
-_PREFERENCE = ["computed", "measured", "recorded", "simulated", "emulated", "packet"]
+_PREFERENCE = ["computed", "measured", "simulated", "emulated", "packet", "recorded"]
 
 
 class Book:
@@ -235,13 +242,18 @@ class Book:
             return None
         first, *others = by_kind
         found.evidence.add(first)
-        found.kinds = min(found.kinds, len(by_kind))
         mean = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
-        found.agreement += [
-            f"{lookup.case or lookup.metric}: {kind} is {number(mean[kind] / mean[first])} times "
-            f"{first}"
-            for kind in others
-        ]
+        apart = set()
+        for kind in others:
+            told = f"{lookup.case or lookup.metric}: {kind} is {number(mean[kind] / mean[first])}"
+            told += f" times {first}"
+            if found.near(mean[first], mean[kind]):
+                found.agreement.append(told)
+            else:
+                found.disagreement.append(f"{told}, kinds disagree")
+                apart.add(_independent(kind, by_kind))
+        kinds = {_independent(kind, by_kind) for kind in by_kind} - apart
+        found.kinds = min(found.kinds, len(kinds | {_independent(first, by_kind)}))
         return by_kind[first]
 
     def lookup(self, claim: Claim, name: str) -> Lookup:
@@ -335,6 +347,12 @@ class Book:
         if claim.bound is None:
             return None
         return Interval.of(expressions.evaluate(claim.bound, values)).low
+
+
+def _independent(kind: str, among: Collection[str]) -> str:
+    """The kind of evidence that rows are: a record of what ran here, too, is not another one."""
+    ran = [one for one in ("measured", "emulated") if one in among]
+    return ran[0] if kind == "recorded" and ran else kind
 
 
 def _by_seed(lookup: Lookup, rows: Sequence[Any]) -> float | pd.Series:

@@ -1,25 +1,42 @@
-"""The report: one folder with one page that opens offline, figures and tables beside it."""
+"""The report: a folder of pages that opens offline, with the figures, tables and rows beside them.
+
+``index.html`` (what held and what did not), ``papers/<name>.html``, ``matrix.html``,
+``methods.html`` with ``methods/<room>-<name>.html``, ``advice.html``, ``claims.html`` and
+``data.html``. Pages of what is not there (no matrix among the results, no form for advice) are left
+out. Links to a claim are ``papers/<name>.html#row-<id>``.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
 import yaml
-from markupsafe import Markup
-from matplotlib.figure import Figure
 
-from reports import book, claims, figures, papers, tables, verdicts
+from reports import book, claims, methods, papers, shown, tables, verdicts
+from reports.claims import Claim
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
+_TEMPLATES = _HERE / "templates"
+MATRIX = "matrix"
+_NAMES = {
+    "dds": "DDS",
+    "geomx": "GeoMX",
+    "lpsp": "LPSP",
+    "rat": "RAT",
+    "sketch_fusion": "Sketch-Fusion",
+}
 
 MEANING = {
     "holds": "our result agrees with what is printed",
@@ -46,6 +63,19 @@ _FINDING = {
     "not comparable": "It cannot be compared",
     "not run here": "It was not run here",
 }
+_ABSTRACTS = {
+    "matrix.html": "every method in every cell, ranked fairly, with ties as ties",
+    "methods.html": "a card each: what it sends, what it costs, how to run it",
+    "advice.html": "predicted round times of all methods for your own numbers",
+    "claims.html": "with verdict, reason and the command that makes the number",
+    "data.html": "data sets, versions, machine, seeds, durations, the recipe as run",
+}
+_OUTCOMES = {
+    "What held": ("holds", "direction only"),
+    "What did not hold": ("fails", "contradicts itself"),
+    "What is physically impossible": ("impossible as printed",),
+    "What stays open": ("undecided", "not comparable", "not run here"),
+}
 
 
 def build(
@@ -55,7 +85,7 @@ def build(
     provenance: Mapping[str, Any],
     out_dir: str | Path,
 ) -> Path:
-    """Write the report and return the path of its page, ``out_dir/index.html``.
+    """Write the report and return the path of its first page, ``out_dir/index.html``.
 
     Parameters
     ----------
@@ -78,13 +108,7 @@ def build(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
     try:
-        documents = [
-            _paper(name, results, verdict_table, fresh)
-            for name in dict.fromkeys(verdict_table["paper"])
-        ]
-        page = _render(documents, results, verdict_table, recipe, provenance)
-        (fresh / "index.html").write_text(page, encoding="utf-8")
-        verdict_table[verdicts.COLUMNS].to_csv(fresh / "verdicts.csv", index=False)
+        _write(fresh, results, verdict_table, recipe, provenance)
         fresh.chmod(0o755)
         if out_dir.exists():
             shutil.rmtree(out_dir)
@@ -95,112 +119,146 @@ def build(
     return out_dir / "index.html"
 
 
+def _write(
+    folder: Path,
+    results: pd.DataFrame,
+    verdict_table: pd.DataFrame,
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> None:
+    shutil.copytree(_HERE / "assets", folder / "assets")
+    verdict_table[verdicts.COLUMNS].to_csv(folder / "verdicts.csv", index=False)
+    documents = {
+        name: _paper(name, results, verdict_table, folder)
+        for name in dict.fromkeys(verdict_table["paper"])
+    }
+    of_matrix = results[results["paper"] == MATRIX]
+    matrix = _matrix(of_matrix, folder)
+    advice = _advice(results)
+    every = [claim for document in documents.values() for claim in document["claims"]]
+    cards = methods.cards()
+    counts = tables.scoreboard(verdict_table)
+    failed = results[(results["status"] == "failed") & (results["paper"] != MATRIX)]
+    menu = {
+        "index.html": "Overview",
+        **{f"papers/{name}.html": document["label"] for name, document in documents.items()},
+        **({"matrix.html": "Matrix"} if matrix else {}),
+        "methods.html": "Methods",
+        **({"advice.html": "Advice"} if advice is not None else {}),
+        "claims.html": "Claims",
+        "data.html": "Data",
+    }
+    common = {
+        "pages": menu,
+        "provenance": provenance,
+        "meaning": MEANING,
+        "matrix": matrix,
+        "papers": documents,
+        "claims": every,
+        "kinds": list(dict.fromkeys(verdict_table["kind"])),
+        "counts": counts.to_dict("index"),
+        "totals": counts.sum().to_dict(),
+    }
+    page = _renderer(folder, common)
+    page("index.html", outcomes=_outcomes(documents), abstracts=_ABSTRACTS)
+    for name, document in documents.items():
+        page(f"papers/{name}.html", "paper.html", paper=document)
+    if matrix:
+        page("matrix.html")
+    page("methods.html", rooms=methods.ROOMS, cards=cards)
+    for card in cards:
+        ours = [claim for claim in every if card.file in claim["reason"]]
+        page(card.page, "method.html", card=card, ranked=_ranked(card, matrix), about=ours)
+    if advice is not None:
+        page("advice.html", **advice)
+    page("claims.html", rules=verdicts.RULES)
+    page(
+        "data.html",
+        recipe=flat(recipe),
+        sources=_sources(),
+        used_data=sorted(set(results["dataset"]) - {""}),
+        failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
+    )
+    found = json.dumps(_search(documents, matrix, cards), ensure_ascii=False)
+    text = f"window.searchIndex = {found};\n"
+    (folder / "assets" / "search.js").write_text(text, encoding="utf-8")
+
+
+def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
+    """A function that writes a page; its template has the page's name if it is not given."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
+    environment.filters["number"] = lambda value: "" if pd.isna(value) else book.number(value)
+    environment.filters["plain"] = shown.plain
+
+    def page(path: str, template: str = "", **context: Any) -> None:
+        root = "../" * path.count("/")
+        told = {**common, **context, "here": path, "root": root}
+        text = environment.get_template(template or path).render(told)
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+
+    return page
+
+
 def _paper(
     name: str, results: pd.DataFrame, verdict_table: pd.DataFrame, folder: Path
 ) -> dict[str, Any]:
-    """Everything the template shows of one document; its figures and tables go to ``folder``."""
+    """Everything the pages show of one document; its figures and tables go to ``folder``."""
     source = _ROOT / "data" / "claims" / f"{name}.yaml"
     printed = claims.load(source)
     mine = results[results["paper"] == name]
     judged = verdict_table[verdict_table["paper"] == name]
-    shown = []
+    items: list[papers.Shown] = []
+    made = []
     if name in papers.names():
-        paper = papers.load(name)
-        for item in paper.PAGE:
-            entry = _described(name, item, mine)
-            try:
-                if item.kind == "table":
-                    entry |= _table(paper.TABLES[item.name](judged, mine), entry["id"], folder)
-                else:
-                    entry |= _figure(paper.FIGURES[item.name](mine, printed), entry["id"], folder)
-            except ValueError as error:
-                entry["missing"] = str(error)
-            shown.append(entry)
+        module = papers.load(name)
+        items = list(module.PAGE)
+        made = [shown.entry(name, item, module, judged, mine, printed, folder) for item in items]
+    again = {claim.id: _command(name, claim, items) for claim in printed}
+    counts = tables.scoreboard(judged)
     return {
         "name": name,
+        "label": _NAMES.get(name, _spaced(name)),
         **claims.about(source),
-        "shown": shown,
+        "shown": made,
+        "claims": [row | {"command": again[row["id"]]} for row in judged.to_dict("records")],
+        "counts": counts.sum().to_dict(),
+        "command": shown.command(name),
         "parameters": tables.parameters(judged).to_dict("records"),
         "algorithms": tables.algorithms(judged).to_dict("records"),
         "findings": [_finding(row) for row in judged[judged["headline"] != ""].itertuples()],
     }
 
 
-def _table(table: pd.DataFrame, name: str, folder: Path) -> dict[str, Any]:
-    """What the template needs of a table; the table itself goes to ``folder``."""
-    path = folder / "tables" / f"{name.replace('-', '_')}.csv"
-    path.parent.mkdir(exist_ok=True)
-    table.to_csv(path, index=False)
-    entry: dict[str, Any] = {"csv": f"tables/{path.name}"}
-    if list(table.columns) == tables.COLUMNS:
-        return entry | {"matrix": _matrix(table), "groups": _groups(table)}
-    return entry | {"plain": _plain(table)}
-
-
-def _figure(figure: Figure, name: str, folder: Path) -> dict[str, Any]:
-    path = figures.save(figure, folder / "figures" / f"{name.replace('-', '_')}.svg")
-    return {"svg": inline(path.read_text(), path.stem), "file": f"figures/{path.name}"}
-
-
-def _described(paper: str, item: papers.Shown, results: pd.DataFrame) -> dict[str, Any]:
-    behind = results["experiment"].isin(item.experiment.split())
-    rows = results[behind & (results["status"] == "ok")]
-    seeds = sorted(set(rows["seed"]) - {-1})
-    data = sorted(set(rows.loc[rows["seed"] >= 0, "dataset"]) - {""})
-    trained = sorted(set(rows.loc[(rows["seed"] >= 0) & (rows["dataset"] != ""), "model"]))
-    basis = []
-    if data:
-        basis.append(f"data: {', '.join(data)}")
-    if trained:
-        basis.append(f"model trained: {', '.join(trained)}")
-    if len(seeds) >= book.MIN_SEEDS:
-        basis.append(f"{len(seeds)} seeds, intervals are 95 % of the mean over seeds (Student's t)")
-    elif seeds:
-        basis.append(f"{len(seeds)} seed{'s' * (len(seeds) > 1)}: too few for intervals")
-    else:
-        basis.append("deterministic: no seeds, no intervals")
-    return {
-        "kind": item.kind,
-        "id": f"{paper}-{item.name}",
-        "title": item.title,
-        "shows": item.shows,
-        "says": item.says,
-        "basis": "; ".join(basis),
-        "evidence": ", ".join(sorted(set(rows["evidence"]))),
-        "command": f"snakemake --cores 2 {paper}_{item.name}",
-    }
-
-
-def _matrix(table: pd.DataFrame) -> dict[str, Any]:
-    """The table in the document's own layout: rows of cells, None where it prints nothing."""
-    cells = {(row.row, row.quantity): row._asdict() for row in table.itertuples()}
-    columns = list(dict.fromkeys(table["quantity"]))
-    return {
-        "columns": [
-            (name, next(c["unit"] for k, c in cells.items() if k[1] == name)) for name in columns
-        ],
-        "rows": [
-            (row, [cells.get((row, column)) for column in columns])
-            for row in dict.fromkeys(table["row"])
-        ],
-    }
-
-
-def _plain(table: pd.DataFrame) -> dict[str, Any]:
-    """Any other table: its columns (name, whether it holds numbers) and its rows of cells."""
-    numeric = [pd.api.types.is_numeric_dtype(table[column]) for column in table]
-    return {
-        "columns": list(zip(table.columns, numeric, strict=True)),
-        "rows": table.astype(object).values.tolist(),
-    }
-
-
-def _groups(table: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
-    return [(name, rows.to_dict("records")) for name, rows in table.groupby("row", sort=False)]
+def _command(paper: str, claim: Claim, items: Sequence[papers.Shown]) -> str:
+    """What makes the number of a claim again: its test, or the table or figure where it stands, or
+    another one with its results."""
+    if claim.proved_by:
+        return f"pytest {shlex.quote(claim.proved_by[0])}"
+    if claim.kind == "param" and claim.ours is None:
+        return "snakemake --cores 2 verdicts"
+    place = claim.where.lower().replace(" ", "")
+    lookups = [claim.ours, *claim.lookups.values()]
+    used = [lookup.experiment for lookup in lookups if lookup]
+    for item in items:
+        if item.name == place:
+            return shown.command(paper, item.name)
+    for item in items:
+        if used and used[0] in item.experiment.split():
+            return shown.command(paper, item.name)
+    return shown.command(paper)
 
 
 def _finding(row: Any) -> dict[str, Any]:
     return {
+        "paper": row.paper,
         "id": row.id,
         "statement": row.headline,
         "verdict": row.verdict,
@@ -212,55 +270,87 @@ def _finding(row: Any) -> dict[str, Any]:
     }
 
 
-def inline(svg: str, prefix: str) -> Markup:
-    """A figure for the page: ids made unique, ink and palette handed to the style sheet."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', svg)
-    svg = svg.replace(figures.INK, "currentColor")
-    for name, colour in figures.PALETTE.items():
-        svg = svg.replace(colour, f"var(--{name}, {colour})")
-    width = re.search(r'width="([\d.]+)pt"', svg).group(1)
-    svg = re.sub(r' width="[\d.]+pt"| height="[\d.]+pt"', "", svg, count=2)
-    return Markup(svg.replace("<svg", f'<svg aria-hidden="true" style="--width: {width}pt"', 1))
+def _outcomes(documents: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The main claims by how they came out, and every claim that physics rules out."""
+    findings = [one for document in documents.values() for one in document["findings"]]
+    main = {one["id"] for one in findings}
+    for document in documents.values():
+        for claim in document["claims"]:
+            if claim["verdict"] == "impossible as printed" and claim["id"] not in main:
+                printed = f"{claim['metric']}, {claim['setting']}: {claim['printed']}"
+                statement = f"{document['label']}, {printed} {claim['unit']}".rstrip()
+                row = pd.Series(claim | {"headline": statement})
+                findings.append(_finding(row))
+    return {
+        outcome: [one for one in findings if one["verdict"] in among]
+        for outcome, among in _OUTCOMES.items()
+    }
 
 
-def _render(
-    documents: list[dict[str, Any]],
-    results: pd.DataFrame,
-    verdict_table: pd.DataFrame,
-    recipe: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
-    environment.filters["number"] = lambda value: "" if pd.isna(value) else book.number(value)
-    counts = tables.scoreboard(verdict_table)
-    failed = results[results["status"] == "failed"]
-    return environment.get_template("index.html").render(
-        css=Markup((_HERE / "assets" / "report.css").read_text(encoding="utf-8")),
-        js=Markup((_HERE / "assets" / "report.js").read_text(encoding="utf-8")),
-        meaning=MEANING,
-        papers=documents,
-        counts=counts.to_dict("index"),
-        totals=counts.sum().to_dict(),
-        claims=verdict_table.to_dict("records"),
-        kinds=list(dict.fromkeys(verdict_table["kind"])),
-        recipe=flat(recipe),
-        provenance=provenance,
-        sources=_sources(),
-        used_data=sorted(set(results["dataset"]) - {""}),
-        failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
-        rules=verdicts.RULES,
-    )
+# The matrix and advice ------------------------------------------------------------------------
+
+
+def _matrix(results: pd.DataFrame, folder: Path) -> dict[str, Any] | None:
+    """What its pages show, if the matrix is among the results."""
+    if results.empty or MATRIX not in papers.names():
+        return None
+    module: Any = papers.load(MATRIX)
+    nothing = pd.DataFrame(columns=verdicts.DETAILS)
+    made = [shown.entry(MATRIX, item, module, nothing, results, [], folder) for item in module.PAGE]
+    headline = getattr(module, "headline", lambda _: "")
+    standing = getattr(module, "standing", lambda _: pd.DataFrame(columns=["label"]))
+    return {
+        "shown": made,
+        "map": next((item for item in made if item["id"] == f"{MATRIX}-winners"), None),
+        "headline": headline(results),
+        "standing": standing(results),
+        "command": shown.command(MATRIX),
+    }
+
+
+def _ranked(card: methods.Card, matrix: Mapping[str, Any] | None) -> pd.DataFrame:
+    """How the matrix's methods that use this one came out."""
+    if matrix is None:
+        return pd.DataFrame()
+    standing = matrix["standing"]
+    uses = standing["label"] == card.name
+    if card.room in standing:
+        uses |= standing[card.room] == card.name
+    return standing[uses].drop(columns=list(methods.ROOMS), errors="ignore")
+
+
+def _advice(results: pd.DataFrame) -> Mapping[str, Any] | None:
+    """What the page of advice is rendered with; None if there is none."""
+    if not (_TEMPLATES / "advice.html").is_file():
+        return None
+    return importlib.import_module("reports.advise").page(results)
+
+
+# Search, recipe, sources ----------------------------------------------------------------------
+
+
+def _search(
+    documents: Mapping[str, Any], matrix: Mapping[str, Any] | None, cards: Sequence[methods.Card]
+) -> list[list[str]]:
+    """What the search looks through: kind, title, more words, link from the report's folder."""
+    found = [
+        ["method", card.name, f"{card.summary} · {card.room} · {_spaced(card.name)}", card.page]
+        for card in cards
+    ]
+    pages = {f"papers/{name}.html": document for name, document in documents.items()}
+    for path, document in {**pages, **({"matrix.html": matrix} if matrix else {})}.items():
+        label = document.get("label", MATRIX)
+        for item in document["shown"]:
+            found.append([item["kind"], item["title"], label, f"{path}#h-{item['id']}"])
+        for claim in document.get("claims", ()):
+            title = claim["headline"] or f"{claim['metric']}, {claim['setting']}"
+            words = [label, claim["id"], claim["where"], claim["verdict"], claim["printed"]]
+            found.append(["claim", title, " · ".join(words), f"{path}#row-{claim['id']}"])
+    return found
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def flat(value: Any, path: str = "") -> dict[str, str]:

@@ -31,16 +31,17 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from reports import expressions
-from reports.book import MIN_SEEDS, Book, Estimate, Found, number, show
-from reports.claims import Claim, Lookup, NotRun, Other, Part, Partly
+from reports.book import AGREES, MIN_SEEDS, Book, Estimate, Found, number, show
+from reports.claims import Claim, Lookup, NotRun, Other, Part, Partly, Quantity
 from reports.expressions import Interval
 
 COLUMNS = [
@@ -231,7 +232,7 @@ def detail(
     for claim in claims:
         if only is not None and claim.id not in only:
             continue
-        found = Found()
+        found = Found(_agreeing(claim.quantity, claim.printed))
         judgement = _judge_one(claim, book, recipe, found)
         entry = listed.get(claim.id)
         why = entry.reason if isinstance(entry, Partly) else entry
@@ -304,10 +305,25 @@ def _qualify(
             judgement.reason += f"; {path} is {show(value)} here in place of {full}"
     if claim.note and claim.note not in judgement.reason:
         judgement.reason += f"; {claim.note}"
-    if claim.headline and found.agreement:
-        judgement.reason += f"; {_join(found.agreement)}"
-    if claim.headline and found.evidence and found.kinds < 2:
+    told = found.disagreement + found.agreement
+    if (claim.headline or claim.kind == "value") and told:
+        judgement.reason += f"; {_join(told)}"
+    if claim.headline and found.evidence and found.kinds < 2 and not found.disagreement:
         judgement.reason += "; one kind of evidence only"
+
+
+def _agreeing(quantity: Quantity | None, printed: str) -> Callable[[float, float], bool]:
+    """Whether two numbers are as near each other as ours must be to the printed one."""
+    rule = RULES.get(quantity)
+    share, points = AGREES, 0.0
+    if rule and rule.tolerance == "points":
+        share, points = 0.0, rule.amount
+    elif rule and rule.tolerance == "relative":
+        share = rule.amount
+    elif rule and printed and (middle := expressions.printed(printed).middle):
+        span = expressions.printed(printed)
+        share = rule.amount * (span.high - span.low) / abs(middle)
+    return partial(math.isclose, rel_tol=share, abs_tol=points)
 
 
 def _note_foundations(table: pd.DataFrame, book: Book) -> None:
@@ -471,7 +487,7 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
 
 
 def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
-    seen = Found()
+    seen = Found(_agreeing(part.quantity, part.printed))
     result = (_judge_order if part.order else _judge_derived)(claim, part, book, seen)
     if part.elsewhere and result.verdict in ("fails", "undecided"):
         result.verdict = "not comparable"

@@ -13,6 +13,12 @@ from testbed import results
 CLAIMS = Path(__file__).parents[1] / "data" / "claims"
 
 
+def claims_of(paper: str) -> list[claims.Claim]:
+    """What a paper prints; nothing of one without a claims file."""
+    file = CLAIMS / f"{paper}.yaml"
+    return claims.load(file) if file.is_file() else []
+
+
 def judge_from(
     paper: str, files: Sequence[str], recipe: dict, scale: str, table: str | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -22,7 +28,7 @@ def judge_from(
     made without the results of the others.
     """
     rows = results.read(files)
-    every = claims.load(CLAIMS / f"{paper}.yaml")
+    every = claims_of(paper)
     not_run = claims.load_not_run(CLAIMS / claims.NOT_RUN, claims.load_all(CLAIMS))
     only = None
     if table is not None:

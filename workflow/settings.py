@@ -19,10 +19,12 @@ SCALES = get_args(Scale)
 
 @dataclass(frozen=True)
 class Settings:
-    """The scale, and the recipe of every document by its name."""
+    """The scale, the recipe of every document by its name, and the only method that is to be made
+    of the matrix, if not all."""
 
     scale: Scale
     recipes: dict[str, PaperRecipe]
+    only: str | None = None
 
 
 def load(
@@ -40,9 +42,10 @@ def load(
     """
     given = dict(command_line or {})
     scale = given.pop("scale", "desk")
+    only = given.pop("only", None)
     if given:
         raise SettingsError(
-            f"--config: unknown key {', '.join(map(repr, sorted(given)))}; allowed: scale"
+            f"--config: unknown key {', '.join(map(repr, sorted(given)))}; allowed: scale, only"
         )
     if scale not in SCALES:
         raise SettingsError(f"--config: scale={scale!r}; allowed: {', '.join(SCALES)}")
@@ -57,6 +60,8 @@ def load(
     recipes = {}
     for paper in PAPERS:
         recipe_file = config / "papers" / f"{paper}.yaml"
+        if not recipe_file.is_file() and (config / f"{paper}.yaml").is_file():
+            recipe_file = config / f"{paper}.yaml"  # no document's
         recipe = _read(recipe_file)
         changed = overrides.get(paper) or {}
         try:
@@ -72,7 +77,23 @@ def load(
                 return _shown(overrides_file if _reaches(changed, path) else recipe_file)
 
             recipes[paper].check(Check(shown))
-    return Settings(scale, recipes)
+    if only is not None:
+        recipes["matrix"] = _with(recipes["matrix"], str(only))
+    return Settings(scale, recipes, None if only is None else str(only))
+
+
+def _with(matrix: Any, only: str) -> Any:
+    """The matrix with the method ``only``, which a scale may leave out."""
+    needed = matrix.needed()
+    using = [label for label, names in needed.items() if only in names]
+    if not using:
+        raise SettingsError(
+            f"--config: only={only!r} is no method: neither a file of methods/ nor one of the "
+            f"matrix; allowed: {', '.join(sorted(set().union(*needed.values())))}"
+        )
+    if matrix.labels is None or set(using) & set(matrix.labels):
+        return matrix
+    return matrix.model_copy(update={"labels": [*matrix.labels, *using]})
 
 
 def merge(base: dict, override: dict) -> dict:

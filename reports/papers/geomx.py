@@ -5,9 +5,11 @@ Colour says what is sent, dashes say over which bandwidth.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
+from reports import claims as printed_claims
 from reports import figures, tables
 from reports.book import Estimate, t_interval
 from reports.claims import Claim
@@ -43,6 +47,25 @@ _DASHES = {
     "50M": (1.5, 1.5),
     "10M": (5, 1.2, 1, 1.2, 1, 1.2),
 }
+
+_AGREES = 0.1
+_EMULATED = dict(marker="o", linestyle="", markersize=6, color=PALETTE["blue"])
+_RECORDED = dict(marker="D", linestyle="", markersize=5.5, markerfacecolor="none",
+                 markeredgecolor=INK, markeredgewidth=1.1)  # fmt: skip
+_LINK_COLUMNS = {
+    "simulated": "simulated, s",
+    "emulated": "emulated, s",
+    "ratio": "emulated / simulated",
+    "cpu": "exchange, %",
+    "busy": "processors, %",
+    "rate": "links, %",
+    "recorded": "recorded, s",
+    "recorded_ratio": "recorded / simulated",
+    "why": "remark",
+}
+_DATA = Path(__file__).parents[2] / "data"
+_CLAIMS = _DATA / "claims" / "geomx.yaml"
+_RECORD = _DATA / "recorded" / "geomx_emulated.json"
 
 _SHORT = {
     "converged accuracy": "accuracy",
@@ -76,6 +99,7 @@ def mixed(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
 def table1(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
     """Table 1 of GeoMX as dots: printed time, least physical time and ours, cell by cell."""
     rows = figures.rows(results, "table1", "communication_time")
+    rows = rows[rows["evidence"] == "simulated"]
     times = rows.pivot_table("value", ["model", "case"], "variant", sort=False)
     bounds = figures.rows(results, "table1", "bound_time").pivot_table(
         "value", ["model", "case"], "variant", sort=False
@@ -177,6 +201,71 @@ def accuracy_bytes(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figur
         figures.log_axis(ax, "GB sent and received by a node, whole training so far")
         ax.set_ylabel("test accuracy, %")
         figures.legend(fig, _handles(list(dict.fromkeys(curves["case"]))), columns=4)
+    return fig
+
+
+def emulated(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
+    """Emulated to simulated time: the cells of Tables 1 and 2, and other exchanges."""
+    parts = {
+        "Tables 1 and 2": _links(results, "emulated", "communication_time"),
+        "exchanges": _links(results, "agreement", "completion_time"),
+    }
+    why = " ".join(dict.fromkeys(r for cells in parts.values() for r in cells["failed"] if r))
+    tallest = max(1, *map(len, parts.values()))
+    with figures.style():
+        fig = Figure(figsize=(8.6, 0.22 * tallest + 1.4), layout="constrained")
+        axes = fig.subplots(1, 2, sharex=True)
+        for ax, (title, cells) in zip(axes, parts.items(), strict=True):
+            ax.axvspan(1 - _AGREES, 1 + _AGREES, color=INK, alpha=0.1, linewidth=0)
+            ax.axvline(1, color=INK, linewidth=0.9, alpha=0.6)
+            for y, one in enumerate(cells.itertuples()):
+                for ratio, look in ((one.recorded_ratio, _RECORDED), (one.ratio, _EMULATED)):
+                    if math.isfinite(ratio):
+                        ax.plot(ratio, y, **look)
+            figures.despine(ax)
+            names = [
+                f"T{one.variant[-1]} {figures.model_name(one.model)} {one.case}"
+                if one.variant
+                else one.case
+                for one in cells.itertuples()
+            ]
+            ax.set_yticks(range(len(cells)), names, fontsize=7.5)
+            ax.set_ylim(tallest - 0.5, -0.5)
+            ax.tick_params(axis="y", length=0)
+            ax.grid(axis="y", visible=False)
+            ax.set_xlabel("emulated / simulated")
+            ax.set_title(
+                f"{title}: not run here" if why and cells["emulated"].isna().all() else title
+            )
+        low, high = axes[0].get_xlim()
+        axes[0].set_xlim(min(low, 1 - 2 * _AGREES), max(high, 1 + 2 * _AGREES))
+        band = Rectangle((0, 0), 1, 1, color=INK, alpha=0.1, linewidth=0, label="within 10 %")
+        handles = [Line2D([], [], label="emulated here", **_EMULATED),
+                   Line2D([], [], label="recorded", **_RECORDED), band]  # fmt: skip
+        figures.legend(fig, handles, columns=3)
+    return fig
+
+
+def system(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
+    """Test loss by round: the trainer in virtual time as lines, real processes as dots."""
+    rows = figures.rows(results, "system", "test_loss")
+    cases = list(dict.fromkeys(rows["case"]))
+    live = set(rows.loc[rows["variant"] == "live", "case"])
+    colours = {case: PALETTE[_METHOD[case.removeprefix("GeoMX").strip()]] for case in cases}
+    with figures.style():
+        fig = Figure(figsize=(7.2, 3.6), layout="constrained")
+        ax = fig.subplots()
+        for (case, variant), one in rows.groupby(["case", "variant"], sort=False):
+            how = dict(marker="o", linestyle="") if variant == "live" else dict(linewidth=1.8)
+            ax.plot(one["round"], one["value"], color=colours[case], markersize=5, **how)
+        figures.despine(ax)
+        ax.set_xlabel("rounds")
+        ax.set_ylabel("test loss")
+        handles = [Line2D([], [], color=colours[case], linewidth=2, label=case) for case in cases]
+        handles.append(Line2D([], [], color=INK, marker="o", linestyle="", markersize=5,
+                              label="real processes" if live else "real processes: not run here")
+        )  # fmt: skip
+        figures.legend(fig, handles, columns=3)
     return fig
 
 
@@ -319,6 +408,133 @@ def _table2(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     return cells[tables.COLUMNS].reset_index(drop=True)
 
 
+def _emulated(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """Tables 1 and 2 printed, simulated and emulated, one row a cell."""
+    printed = printed_claims.load(_CLAIMS)
+    cell = ["variant", "model", "case"]
+    real = _links(results, "emulated", "communication_time").set_index(cell)
+    parts = []
+    for name, where in (("table1", "Table 1"), ("table2", "Table 2")):
+        rows = figures.rows(results, name, "communication_time")
+        rows = rows[(rows["variant"] == MAIN_VARIANT) & (rows["evidence"] == "simulated")]
+        theirs = figures.printed_cells(printed, where, "communication_time")
+        keys = list(zip(rows["model"], rows["case"], strict=True))
+        ours = real.reindex([(name, *key) for key in keys]).reset_index(drop=True)
+        parts.append(
+            pd.DataFrame(
+                {
+                    "table": where,
+                    "model": rows["model"].map(figures.model_name).to_numpy(),
+                    "setting": rows["case"].to_numpy(),
+                    "printed, s": [theirs.get(key, math.nan) for key in keys],
+                    "simulated, s": rows["value"].to_numpy(),
+                }
+            ).join(ours[list(_LINK_COLUMNS)[1:]])
+        )
+    return pd.concat(parts, ignore_index=True).rename(columns=_LINK_COLUMNS).fillna({"remark": ""})
+
+
+def _agreement(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """Exchanges on real processes beside their simulation."""
+    cells = _links(results, "agreement", "completion_time")
+    size = figures.rows(results, "agreement", "vector", needed=False).set_index("case")["value"]
+    cells.insert(1, "MB", cells["case"].map(size))
+    told = [name for name in _LINK_COLUMNS if not name.startswith("recorded")]
+    return cells[["case", "MB", "workers", *told]].rename(
+        columns={"case": "exchange"} | _LINK_COLUMNS
+    )
+
+
+def _system(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """The system as processes beside the trainer in virtual time, one row a system."""
+    rows = results[results["experiment"] == "system"]
+    if rows.empty:
+        raise ValueError("no results of experiment 'system'")
+    lines = []
+    for case, one in rows.groupby("case", sort=False):
+        last = one.sort_values("round").groupby(["variant", "metric"])["value"].last()
+        failed = one.loc[one["status"] == "failed", "reason"]
+        lines.append(
+            {
+                "system": case,
+                "rounds": int(one["round"].max()),
+                "accuracy live, %": last.get(("live", "test_accuracy"), math.nan),
+                "accuracy virtual, %": last.get(("virtual", "test_accuracy"), math.nan),
+                "losses differ by": last.get(("live", "live_difference"), math.nan),
+                "a round live, s": last.get(("live", "mean_round_time"), math.nan),
+                "a round virtual, s": last.get(("virtual", "mean_round_time"), math.nan),
+                "remark": "; ".join(map(_not_run, failed.unique())),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _kept() -> str:
+    """Which cells are recorded, in words; empty if none are."""
+    if not _RECORD.is_file():
+        return ""
+    record = json.loads(_RECORD.read_text())
+    cores = f"{record['cores']} core{'s' * (record['cores'] > 1)}"
+    return (
+        f"Recorded cells ran once, at full size, by “{record['command']}” on {cores} of "
+        f"{record['processor']}, and are kept in the repository; a record is stale where the "
+        "simulation has changed by more than 1 % since. "
+    )
+
+
+def _not_run(why: str) -> str:
+    """What could not be tried is told from what was and failed."""
+    return f"{'not run here' if why.startswith('cannot emulate links') else 'failed'}: {why}"
+
+
+def _links(results: pd.DataFrame, experiment: str, metric: str) -> pd.DataFrame:
+    """One row a cell over emulated links: seconds simulated, emulated (nan if not run here) and
+    recorded, ratios of the latter to the first, the exchange's share of the processors' time, how
+    busy they were and the least link rate (%), why it did not run (``failed``), and that or what
+    was measured where times differ (``why``)."""
+    rows = results[results["experiment"] == experiment]
+    if rows.empty:
+        raise ValueError(f"no results of experiment {experiment!r}")
+    # Rows of a cell's links are told by their ends after the cell's own name.
+    rows = rows.assign(case=rows["case"].str.split(": ").str[0])
+    lines = []
+    for (variant, model, case), one in rows.groupby(["variant", "model", "case"], sort=False):
+        good = one[one["status"] == "ok"]
+
+        def values(metric: str, evidence: str, good: pd.DataFrame = good) -> np.ndarray:
+            chosen = (good["metric"] == metric) & (good["evidence"] == evidence)
+            return good.loc[chosen, "value"].to_numpy()
+
+        def value(metric: str, evidence: str) -> float:
+            found = values(metric, evidence)
+            return float(found[0]) if len(found) else math.nan
+
+        rates = values("link_rate", "emulated") / values("link_rate_expected", "emulated")
+        failed = "; ".join(dict.fromkeys(one.loc[one["status"] == "failed", "reason"]))
+        told = one.loc[one["reason"] != "", ["evidence", "reason"]].drop_duplicates()
+        ran = {"emulated": "", "recorded": "recorded: "}
+        why = [f"{ran[row.evidence]}{row.reason}" for row in told.itertuples()]
+        lines.append(
+            {
+                "variant": variant,
+                "model": model,
+                "case": case,
+                "workers": int(one["workers"].iloc[0]),
+                "simulated": value(metric, "simulated"),
+                "emulated": value(metric, "emulated"),
+                "ratio": value("emulated_over_simulated", "emulated"),
+                "cpu": value("cpu_share", "emulated"),
+                "busy": value("busy_share", "emulated"),
+                "rate": 100 * float(rates.min()) if len(rates) else math.nan,
+                "recorded": value(metric, "recorded"),
+                "recorded_ratio": value("emulated_over_simulated", "recorded"),
+                "failed": failed,
+                "why": _not_run(failed) if failed else "; ".join(why),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
 FIGURES = {
     "table1": table1,
     "figure4": figure4,
@@ -326,8 +542,16 @@ FIGURES = {
     "accuracy_bytes": accuracy_bytes,
     "sensitivity": sensitivity,
     "mixed": mixed,
+    "emulated": emulated,
+    "system": system,
 }
-TABLES = {"table1": _table1, "table2": _table2}
+TABLES = {
+    "table1": _table1,
+    "table2": _table2,
+    "emulated": _emulated,
+    "agreement": _agreement,
+    "system": _system,
+}
 PAGE = (
     Shown(
         "table",
@@ -408,5 +632,60 @@ PAGE = (
         "to full synchronisation.",
         "Mixed synchronisation is offered for uneven clusters; no numbers are printed.",
         "mixed",
+    ),
+    Shown(
+        "table",
+        "emulated",
+        "Real links: Tables 1 and 2",
+        "One round of a cell with a process a node, its real bytes over real sockets and through "
+        "links that the kernel shapes, beside the simulation of the same messages: dense vectors "
+        "of full size that are really added, or the payloads of real gradients. Exchange is the "
+        "share of all processors' time that its processes took, processors how busy these were "
+        "with anything, the kernel's work for links included; links the least share of its rate "
+        "that a link carried before the round. Computing and compressing are not in these times. "
+        "Part of the agreement is built in: pairs of nodes that wait for a link take turns, which "
+        "is the simulator's max-min sharing. Windows are held to what queues can take, so that TCP "
+        "loses nothing, as in the simulator; the exchanges below also have cells without either. "
+        + _kept(),
+        "The document shaped its testbed's links with Wondershaper.",
+        "emulated",
+    ),
+    Shown(
+        "figure",
+        "emulated",
+        "Real links: emulated over simulated",
+        "Emulated to simulated time, of the cells of Tables 1 and 2 and of other exchanges.",
+        "",
+        "emulated agreement",
+    ),
+    Shown(
+        "table",
+        "agreement",
+        "Real links: other exchanges",
+        "Exchanges on real processes over shaped links, whose sums were checked, beside the "
+        "simulation of the same plans. Emulated is the median of the repeats. “One queue a link” "
+        "is TCP as it comes: nothing shares a link evenly or limits windows, and full queues drop.",
+        "",
+        "agreement",
+    ),
+    Shown(
+        "figure",
+        "system",
+        "Real links: the system trains",
+        "Test loss of one small model without BatchNorm, trained by workers, site servers, a "
+        "global server, a master and schedulers as processes over shaped links (dots), and by the "
+        "trainer in virtual time (lines) with the same seeds.",
+        "",
+        "system",
+    ),
+    Shown(
+        "table",
+        "system",
+        "Real links: the system beside virtual time",
+        "Losses differ by is the largest difference between test losses of the same round. "
+        "A live round takes this machine's processors for computing and compressing, a virtual one "
+        "those that the document names.",
+        "",
+        "system",
     ),
 )

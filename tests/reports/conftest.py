@@ -4,6 +4,7 @@ import copy
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -12,6 +13,7 @@ import dds_results
 import geomx_results
 import lpsp_results
 import rat_results
+import report_site
 import sketch_fusion_results
 
 from reports import claims
@@ -91,3 +93,33 @@ def dds_claims():
 def dds_rows():
     """Results of DDS in a world in which the document is right, with three live runs of each."""
     return dds_results.results()
+
+
+@pytest.fixture(scope="session")
+def built_site(geomx_claims, desk_results, rat_claims, rat_rows, tmp_path_factory):
+    """The folder of a report of two documents and a small matrix, and their verdicts."""
+    import matrix_results as made_up
+
+    from reports import advise, html, matrix, verdicts
+    from testbed.results import Row, frame
+
+    told = (made_up.GROUPS, made_up.TRAINED_AS, made_up.TRAINED_AT)
+    condensed = matrix.condense(made_up.made(), *told)
+    judged = [
+        verdicts.detail(geomx_claims, desk_results, geomx_results.RECIPE, "desk", {}),
+        verdicts.detail(rat_claims, rat_rows, rat_results.RECIPE, "desk", {}),
+    ]
+    recipes = {"geomx": geomx_results.RECIPE, "rat": rat_results.RECIPE}
+    advice = [
+        Row(paper="matrix", experiment="advice", case=label, variant="flat/even", model="resnet50",
+            workers=16, bandwidth=bandwidth, scale="desk", evidence="simulated", unit="s",
+            metric=f"{part}_time", value=index / bandwidth * 1e9)
+        for index, label in enumerate(("ring", "top_k"), 1)
+        for bandwidth in (1e7, 1e9, 1e10)
+        for part in advise.SHOWN
+    ]  # fmt: skip
+    results = pd.concat([desk_results, rat_rows, frame([*condensed, *advice])], ignore_index=True)
+    folder = tmp_path_factory.mktemp("site") / "desk"
+    verdict_table = pd.concat(judged, ignore_index=True)
+    html.build(results, verdict_table, recipes, report_site.PROVENANCE, folder)
+    return folder, verdict_table

@@ -216,7 +216,7 @@ def test_dds_fills_its_page(dds_claims, dds_rows, tmp_path, monkeypatch):
     judged = detail(dds_claims, dds_rows, recipe, "desk", {})
     provenance = {"scale": "desk", "seeds": [1, 2, 3], "versions": {}, "durations": {}}
     path = html.build(dds_rows, judged, {"dds": recipe}, provenance, tmp_path / "r")
-    text = path.read_text(encoding="utf-8")
+    text = (path.parent / "papers" / "dds.html").read_text(encoding="utf-8")
     assert text.count("<svg") == len(dds.FIGURES)
     assert "Not drawn" not in text and "Not made" not in text
     for name in dds.TABLES:

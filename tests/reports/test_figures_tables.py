@@ -6,16 +6,18 @@ import re
 import xml.etree.ElementTree as ET
 
 import geomx_results
+import matrix_results
 import numpy as np
 import pytest
 import sketch_fusion_results
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from reports import figures, papers, tables
+from reports import figures, matrix, papers, tables
 from reports.book import t_interval
 from reports.papers import geomx, rat, sketch_fusion
 from reports.verdicts import VERDICTS, detail
+from testbed import results
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = [(paper, name) for paper in papers.names() for name in papers.load(paper).FIGURES]
@@ -43,6 +45,8 @@ def draw(
     sources = {"geomx": (desk_results, geomx_claims), "rat": (rat_rows, rat_claims)}
     sources |= {"sketch_fusion": (skf_rows, skf_claims), "lpsp": (lpsp_desk, lpsp_claims)}
     sources["dds"] = (dds_rows, dds_claims)
+    cells = matrix.condense(matrix_results.made(), *matrix_results.PLACES)
+    sources["matrix"] = (results.frame(cells), [])
     return lambda paper, name: papers.load(paper).FIGURES[name](*sources[paper])
 
 
@@ -52,7 +56,7 @@ def drawn(draw):
 
 
 def test_documents_are_found_by_their_files():
-    assert papers.names() == ["dds", "geomx", "lpsp", "rat", "sketch_fusion"]
+    assert papers.names() == ["dds", "geomx", "lpsp", "matrix", "rat", "sketch_fusion"]
     with pytest.raises(
         ValueError, match="no figures or tables of 'nobody'; there are: dds, geomx, lpsp,"
     ):
@@ -99,8 +103,7 @@ def test_axes_are_labelled_and_no_legend_lies_on_the_data(paper, name, drawn):
         marked = [line for line in ax.lines if line.get_marker() in ("o", "D", "|", "s", "^")]
         for x, y in (point for line in marked for point in line.get_xydata()):
             assert left <= x <= right and low <= y <= high
-    assert all(ax.get_legend() is None for ax in shown)
-    for legend in fig.legends:
+    for legend in [*fig.legends, *filter(None, (ax.get_legend() for ax in shown))]:
         box = legend.get_window_extent(renderer)
         assert not any(box.overlaps(ax.get_window_extent(renderer)) for ax in shown)
         assert box.x0 >= 0 and box.x1 <= fig.bbox.width

@@ -352,7 +352,7 @@ def test_lpsp_fills_its_page(lpsp_claims, lpsp_rows, tmp_path, monkeypatch):
     judged = detail(lpsp_claims, lpsp_rows, recipe, "paper", {})
     provenance = {"scale": "paper", "seeds": [1, 2, 3], "versions": {}, "durations": {}}
     path = html.build(lpsp_rows, judged, {"lpsp": recipe}, provenance, tmp_path / "r")
-    text = path.read_text(encoding="utf-8")
+    text = (path.parent / "papers" / "lpsp.html").read_text(encoding="utf-8")
     assert text.count("<svg") == len(lpsp.FIGURES)
     assert "Not drawn" not in text and "Not made" not in text
     for name in lpsp.TABLES:

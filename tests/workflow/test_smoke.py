@@ -37,7 +37,9 @@ os.replace = replace
 RULES = {
     "dataset": "results/data/fashion_mnist.json",
     "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
-    "train": "results/smoke/geomx/train/mixed-GeoMX-mixed-seed2.parquet",
+    "geomx_recorded": "results/smoke/geomx/links/recorded.parquet",
+    "geomx_links": "results/smoke/geomx/links/emulated.parquet",
+    "train": "results/smoke/geomx/train/mixed.parquet",
     "summary": "results/smoke/geomx/summary/figure6.parquet",
     "rat_experiment": "results/smoke/rat/packet-RAT.parquet",
     "rat_cost": "results/smoke/rat/scale.parquet",
@@ -48,6 +50,9 @@ RULES = {
     "lpsp_measure": "results/smoke/lpsp/batching.parquet",
     "dds_simulate": "results/smoke/dds/bytes.parquet",
     "dds_measure": "results/smoke/dds/transport.parquet",
+    "matrix_job": "results/smoke/matrix/cells/ring.parquet",
+    "matrix_condensed": "results/smoke/matrix/condensed.parquet",
+    "matrix_advice": "results/smoke/matrix/advice.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
@@ -55,7 +60,7 @@ RULES = {
 }
 
 
-TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp", "dds"]
+TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp", "dds", "matrix"]
 
 
 class Checkout:
@@ -186,7 +191,7 @@ def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method,
 
 
 def test_named_targets_are_there(checkout):
-    targets = [f"geomx_{name}" for name in ("table1", "figure4", "sensitivity", "mixed")]
+    targets = [f"geomx_{name}" for name in ("table1", "figure4", "mixed", "emulated")]
     targets += [f"rat_{name}" for name in ("table1", "figure6", "figure7", "packet", "scale")]
     targets += [
         f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")

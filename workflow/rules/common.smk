@@ -7,6 +7,7 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, str(Path(workflow.basedir)))
 
 from workflow.job import only_run
+from workflow.recipes import slug
 from workflow.settings import PAPERS, SettingsError, load
 
 # A run that was killed must not lock out the next one.
@@ -34,6 +35,11 @@ def sources(*patterns):
     return sorted(found)
 
 
+def minutes(desk):
+    """The longest that a job may run, for schedulers that ask: many times longer at paper scale."""
+    return desk * (48 if SCALE == "paper" else 1)
+
+
 # What the methods of a room share.
 SHARED = sources("methods/__init__.py", "methods/*/_*.py", "methods/compression/pieces/*.py")
 
@@ -52,12 +58,19 @@ def methods_of(recipes):
     return sorted(files | rooms | set(SHARED))
 
 
-NETWORK_SOURCES = sources(
-    "testbed/network/*.py",
-    "testbed/network/*.cc",
-    "testbed/results.py",
-    "data/devices.yaml",
-    "data/recorded/*.yaml",
+# Emulated links simulate nothing: changing them repeats no simulation and no training.
+EMULATED_SOURCES = sources("testbed/network/emulated.py")
+NETWORK_SOURCES = sorted(
+    set(
+        sources(
+            "testbed/network/*.py",
+            "testbed/network/*.cc",
+            "testbed/results.py",
+            "data/devices.yaml",
+            "data/recorded/*.yaml",
+        )
+    )
+    - set(EMULATED_SOURCES)
 )
 # Not what training does not import, so that changing it trains nothing anew.
 NOT_TRAINING = ["summary", "quadratic"]

@@ -10,6 +10,7 @@ rule dataset:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(30),
     message:
         "fetching and checking {wildcards.dataset}"
     script:

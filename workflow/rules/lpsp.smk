@@ -42,6 +42,7 @@ rule lpsp_simulate:
     threads: 1
     resources:
         mem_mb=2000,
+        runtime=minutes(30),
     params:
         paper="lpsp",
         recipe=lambda wildcards: LPSP.only(*LPSP_SIMULATED[wildcards.experiment]),
@@ -69,6 +70,7 @@ rule lpsp_measure:
     threads: workflow.cores
     resources:
         mem_mb=6000,
+        runtime=minutes(60),
     params:
         paper="lpsp",
         recipe=lambda wildcards: LPSP.only(*LPSP_MEASURED[wildcards.experiment]),

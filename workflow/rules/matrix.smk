@@ -61,9 +61,7 @@ rule matrix_job:
         gpu=int(SCALE == "paper"),
     params:
         paper="matrix",
-        recipe=lambda wildcards: MATRIX.only(
-            MATRIX_LABELS[wildcards.experiment.partition("/")[2]]
-        ),
+        recipe=lambda wildcards: MATRIX.only(MATRIX_LABELS[wildcards.experiment.partition("/")[2]]),
         scale=SCALE,
     message:
         "matrix: {wildcards.experiment}"
@@ -94,7 +92,9 @@ rule matrix_condensed:
 
 
 MATRIX_PARTS = [f"{MATRIX_DIR}/condensed.parquet"]
-TABLES["matrix"] = dict.fromkeys(["ranking", "target", "learning_rates", "cannot_run"], MATRIX_PARTS)
+TABLES["matrix"] = dict.fromkeys(
+    ["ranking", "target", "learning_rates", "cannot_run"], MATRIX_PARTS
+)
 FIGURES["matrix"] = dict.fromkeys(
     ["winners", "winners_models", "winners_target", "profiles", "pareto", "parts", "scaling"],
     MATRIX_PARTS,

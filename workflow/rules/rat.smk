@@ -35,6 +35,7 @@ rule rat_experiment:
     threads: 1
     resources:
         mem_mb=2000,
+        runtime=minutes(60),
     params:
         paper="rat",
         recipe=lambda wildcards: RAT.only(wildcards.experiment),
@@ -60,6 +61,7 @@ rule rat_cost:
     threads: workflow.cores
     resources:
         mem_mb=8000,
+        runtime=minutes(60),
     params:
         paper="rat",
         recipe=lambda wildcards: RAT.only(wildcards.experiment),
@@ -81,6 +83,7 @@ rule rat_joint:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(5),
     params:
         recipe=RAT.only("figure7"),
         scale=SCALE,

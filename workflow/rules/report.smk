@@ -13,6 +13,7 @@ def results_of(paper):
 
 
 RECIPES = {paper: recipe_of(paper) for paper in PAPERS}
+JUDGED = [paper for paper in PAPERS if sources(f"data/claims/{paper}.yaml")]
 
 
 wildcard_constraints:
@@ -35,6 +36,7 @@ rule csv:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(5),
     params:
         recipe=lambda wildcards: RECIPES[wildcards.paper],
         scale=SCALE,
@@ -60,6 +62,7 @@ rule svg:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(5),
     message:
         "{wildcards.paper}: drawing {wildcards.name}"
     script:
@@ -68,7 +71,7 @@ rule svg:
 
 rule verdicts:
     input:
-        results=[file for paper in PAPERS for file in results_of(paper)],
+        results=[file for paper in JUDGED for file in results_of(paper)],
         sources=REPORT_SOURCES,
     output:
         report(
@@ -82,8 +85,9 @@ rule verdicts:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(10),
     params:
-        recipes=RECIPES,
+        recipes={paper: RECIPES[paper] for paper in JUDGED},
         scale=SCALE,
     message:
         "a verdict for every claim"
@@ -93,12 +97,14 @@ rule verdicts:
 
 rule html:
     input:
-        results=[file for paper in PAPERS for file in results_of(paper)],
+        results=[file for paper in PAPERS for file in results_of(paper)] + [ADVICE],
         details=f"{RESULTS}/verdicts.parquet",
         datasets=sorted({file for files in DATASETS.values() for file in files}),
         sources=REPORT_SOURCES
         + sources("reports/papers/*.py", "reports/templates/*", "reports/assets/*")
-        + sources("data/sources.yaml", "workflow/provenance.py"),
+        + sources("data/sources.yaml", "workflow/provenance.py")
+        # Cards of methods are computed with the page.
+        + sorted({*SHARED, *NETWORK_SOURCES, *sources("methods/*/*.py", "testbed/matrix.py")}),
     output:
         REPORT,
     log:
@@ -106,6 +112,7 @@ rule html:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(10),
     params:
         recipes=RECIPES,
         scale=SCALE,

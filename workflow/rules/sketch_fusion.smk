@@ -2,7 +2,7 @@
 # real processes.
 SKF = SETTINGS.recipes["sketch_fusion"]
 SKF_DIR = f"{RESULTS}/sketch_fusion"
-RUNS["sketch_fusion"] = {name: [run] for name, run in SKF.runs(SCALE).items()}
+RUNS["sketch_fusion"] = in_jobs(SKF.runs(SCALE))
 SUMMARIES["sketch_fusion"] = dict.fromkeys(
     ("figure6", "lstm"), dict(below_dense=SKF.target.below_dense)
 )
@@ -53,6 +53,7 @@ rule sketch_fusion_simulate:
     threads: 1
     resources:
         mem_mb=3000,
+        runtime=minutes(60),
     params:
         paper="sketch_fusion",
         recipe=lambda wildcards: SKF.only(*SKF_SIMULATED[wildcards.experiment]),
@@ -80,6 +81,7 @@ rule sketch_fusion_measure:
     threads: workflow.cores
     resources:
         mem_mb=6000,
+        runtime=minutes(60),
     params:
         paper="sketch_fusion",
         recipe=lambda wildcards: SKF.only(*SKF_MEASURED[wildcards.experiment]),

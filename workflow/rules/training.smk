@@ -3,6 +3,14 @@
 RUNS, SUMMARIES = {}, {}
 
 
+def in_jobs(runs):
+    """A job a run; at smoke scale, where starting one takes longer than the run, an experiment."""
+    jobs = {}
+    for name, run in runs.items():
+        jobs.setdefault(run.experiment if SCALE == "smoke" else name, []).append(run)
+    return jobs
+
+
 def runs_of(paper, experiment):
     """The result files of an experiment's training runs."""
     return [
@@ -38,6 +46,7 @@ rule train:
     threads: 1
     resources:
         mem_mb=3000,
+        runtime=minutes(120),
         gpu=int(SCALE == "paper"),
     params:
         recipes=lambda wildcards: [r.model_dump(mode="json") for r in recipes_of(wildcards)],
@@ -58,6 +67,7 @@ rule summary:
     threads: 1
     resources:
         mem_mb=1000,
+        runtime=minutes(5),
     params:
         how=lambda wildcards: SUMMARIES[wildcards.paper][wildcards.experiment],
     message:

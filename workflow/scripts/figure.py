@@ -1,15 +1,15 @@
 """One figure, as SVG."""
 
-from reports import claims, figures, papers
+from reports import figures, papers
 from testbed import results as rows
 from workflow.job import job, whole
-from workflow.judging import CLAIMS
+from workflow.judging import claims_of
 
 
 def main(paper: str, name: str, results: list[str], output: str, log: str) -> None:
     with job(log), whole(output) as path:
-        printed = claims.load(CLAIMS / f"{paper}.yaml")
-        figures.save(papers.load(paper).FIGURES[name](rows.read(results), printed), path)
+        draw = papers.load(paper).FIGURES[name]
+        figures.save(draw(rows.read(results), claims_of(paper)), path)
 
 
 if "snakemake" in globals():

@@ -1,0 +1,385 @@
+"""The matrix: who is fastest where, with ties; profiles, fronts and ranks.
+
+A *cell* is a model on a network (``flat`` or ``sites``, with even or uneven speeds), a number of
+workers and a bandwidth; its contenders are the methods that can run there. Round times are
+deterministic, and those within ``TIE`` of each other are a tie. Times to a target are means over
+seeds, and one is before another only where the 95 % interval of their difference, seed by seed,
+does not reach zero and the means are more than ``TIE`` apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.book import Estimate
+from testbed.results import Row
+
+TIE = 0.02
+CELL = ["model", "variant", "workers", "bandwidth"]
+PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
+ROOMS = ["exchange", "compression", "synchronization", "fusion"]
+GROUPS = {
+    "system": "systems of the documents",
+    "combination": "combinations",
+    "codec": "codecs",
+    "exchange": "exchanges",
+    "policy": "policies",
+    "fusion": "fusion",
+}
+MODELS = {
+    "lenet5": "LeNet-5",
+    "cnn3": "3-conv CNN",
+    "resnet20": "ResNet-20",
+    "resnet18_v1": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "vgg16": "VGG-16",
+    "lstm": "LSTM",
+}
+WHERE = {
+    "flat/even": "flat, even speeds",
+    "flat/uneven": "flat, uneven speeds",
+    "sites/even": "sites, even speeds",
+    "sites/uneven": "sites, uneven speeds",
+}
+_CLOSE = {"model": "resnet50", "workers": 16}
+_BANDWIDTH = {"flat": 1e9, "sites": 155e6}
+
+
+# What the pages need of all results --------------------------------------------------------------
+
+
+def condense(
+    results: pd.DataFrame,
+    groups: Mapping[str, str],
+    trained_as: Mapping[str, str],
+    trained_at: Mapping[str, str],
+) -> Iterator[Row]:
+    """The rows that pages, figures and tables are made from, a sixth of all.
+
+    By experiment. ``cells``: every round time. ``closeup``: other metrics, in :func:`closeups`.
+    ``training``: what every method arrives at, under its own name. ``tuning``: the learning rates
+    tried. ``methods``: the number of cells that each method runs in, its group as variant.
+    ``cannot_run``: cells by method, network and reason.
+
+    Parameters
+    ----------
+    results: rows of the experiments ``cells``, ``training`` and ``tuning``.
+    groups: the group of every method.
+    trained_as: by method, the one whose training is its own.
+    trained_at: by method, the network where alone its rounds hold, their variant; empty for all.
+    """
+    cells = results[results["experiment"] == "cells"]
+    good = cells[cells["status"] == "ok"]
+    times = good[good["metric"] == "round_time"]
+    if times.empty:
+        raise ValueError("no cell of the matrix could run")
+    close = pd.concat([good[_at(good, cell)] for cell in closeups(results)])
+    close = close[close["metric"] != "round_time"].drop_duplicates([*CELL, "case", "metric"])
+    tuning = results[results["experiment"] == "tuning"]
+    yield from _rows(pd.concat([times, close.assign(experiment="closeup"), tuning]))
+
+    answers = times.drop_duplicates("case").set_index("case")[ROOMS]
+    base = times.iloc[0].to_dict() | dict(model="", variant="", workers=0, bandwidth=math.nan)
+    blank = base | dict.fromkeys(ROOMS, "")
+    for label, group in groups.items():
+        told = dict(experiment="methods", metric="cells", unit="1", variant=group)
+        four = answers.loc[label].to_dict() if label in answers.index else {}
+        yield Row(**(blank | four | told | dict(case=label, value=(times["case"] == label).sum())))
+    failed = cells[cells["status"] == "failed"]
+    for (label, where, why), some in failed.groupby(["case", "variant", "reason"], sort=False):
+        told = dict(experiment="cannot_run", metric="cells", unit="1", case=label, variant=where)
+        yield Row(**(blank | told | dict(value=len(some), reason=why)))
+
+    arrived = results[results["experiment"] == "training"]
+    arrived = arrived[arrived["round"] == -1]
+    for label, trained in trained_as.items():
+        mine = arrived[arrived["case"] == trained]
+        other = "" if label == trained else f"trained as {trained}"
+        told = dict(case=label, variant=trained_at[label])
+        for row in _rows(mine):
+            reason = "; ".join(filter(None, [row.reason, other]))
+            yield row.model_copy(update=told | dict(reason=reason))
+
+
+def _rows(table: pd.DataFrame) -> Iterator[Row]:
+    yield from (Row.model_construct(**record) for record in table.to_dict("records"))
+
+
+def _at(table: pd.DataFrame, cell: Mapping[str, Any]) -> pd.Series:
+    """Which rows are of a cell; what it does not name may be anything."""
+    return (table[list(cell)] == pd.Series(cell)).all(axis=1)
+
+
+def closeups(results: pd.DataFrame) -> list[dict[str, Any]]:
+    """The cells that are shown in parts, by model, network and bandwidth, with any workers.
+
+    First those of ResNet-50, or the last of other models; then those of the model trained, if any.
+    """
+    cells = results[(results["experiment"] == "cells") & (results["metric"] == "round_time")]
+    trained = results.loc[results["experiment"] == "training", "model"]
+    wheres = dict.fromkeys(cells["variant"])
+    return [
+        {
+            "model": model,
+            "variant": where,
+            "bandwidth": _nearest(cells["bandwidth"], _BANDWIDTH[where.partition("/")[0]]),
+        }
+        for model in dict.fromkeys([close_model(results), *trained])
+        for where in wheres
+    ]
+
+
+def close_model(results: pd.DataFrame) -> str:
+    """The model that figures of one model show."""
+    models = list(dict.fromkeys(results.loc[results["experiment"] == "cells", "model"]))
+    return _CLOSE["model"] if _CLOSE["model"] in models else models[-1]
+
+
+def close_workers(results: pd.DataFrame) -> int:
+    """The cluster size that figures of one size show."""
+    return int(_nearest(results.loc[results["experiment"] == "cells", "workers"], 16))
+
+
+def _nearest(values: pd.Series, wanted: float) -> float:
+    return min(values.dropna().unique(), key=lambda value: abs(math.log(value / wanted)))
+
+
+# Who is how fast ---------------------------------------------------------------------------------
+
+
+def metric(results: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A metric of the cells: a row a cell, a column a method, NaN where it cannot run.
+
+    Raises
+    ------
+    ValueError
+        There are no such results.
+    """
+    rows = results[
+        results["experiment"].isin(["cells", "closeup"])
+        & (results["metric"] == name)
+        & (results["status"] == "ok")
+    ]
+    if rows.empty:
+        raise ValueError(f"no {name} of any cell of the matrix")
+    table = rows.pivot(index=CELL, columns="case", values="value")
+    return table[list(dict.fromkeys(rows["case"]))]
+
+
+def ratios(times: pd.DataFrame) -> pd.DataFrame:
+    """Times over the best of their cell."""
+    return times.div(times.min(axis=1), axis=0)
+
+
+def best(times: pd.DataFrame) -> pd.DataFrame:
+    """Which methods are first in each cell: within ``TIE`` of the best, which ties them."""
+    return ratios(times) <= 1 + TIE
+
+
+def profile(times: pd.DataFrame, factors: Sequence[float]) -> pd.DataFrame:
+    """Performance profiles (Dolan, Moré 2002): by factor, the share of all cells in which a method
+    takes at most so many times the best. A cell in which it cannot run counts as one it loses."""
+    over = ratios(times).to_numpy()
+    shares = [(over <= factor).mean(axis=0) for factor in factors]
+    return pd.DataFrame(shares, index=list(factors), columns=times.columns)
+
+
+def front(points: pd.DataFrame) -> pd.Series:
+    """Which rows are on the Pareto front: no other is as small in all columns and smaller in one.
+
+    Rows that lack a value are not.
+    """
+    values = points.to_numpy(dtype=float)
+    below = (values[:, None] <= values[None]).all(axis=2) & (values[:, None] < values[None]).any(
+        axis=2
+    )
+    return pd.Series(~below.any(axis=0) & np.isfinite(values).all(axis=1), index=points.index)
+
+
+def first(times: Mapping[str, Estimate]) -> list[str]:
+    """The methods than which none is surely faster, of the least mean first; several are a tie.
+
+    What a seed never reached has no mean, and is not first.
+    """
+    ordered = sorted((one.mean, label) for label, one in times.items() if not one.never)
+
+    def beaten(mean: float, label: str) -> bool:
+        mine = times[label]
+        faster = (times[other] for least, other in ordered if least < mean)
+        return any(one.below(mine) and not one.near(mine, TIE) for one in faster)
+
+    return [label for mean, label in ordered if not beaten(mean, label)]
+
+
+# What training says ------------------------------------------------------------------------------
+
+
+def arrived(results: pd.DataFrame, name: str) -> dict[str, Estimate]:
+    """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained. Runs that
+    diverged have no accuracy, those that never reached the target no rounds: infinite."""
+    rows = results[(results["experiment"] == "training") & (results["metric"] == name)]
+    return {
+        label: Estimate.of(some.set_index("seed")["value"].fillna(math.inf))
+        for label, some in rows.groupby("case", sort=False)
+    }
+
+
+def target(results: pd.DataFrame) -> float:
+    """Accuracy (%) that counts as trained; NaN without training."""
+    rows = results[(results["experiment"] == "training") & (results["metric"] == "target_accuracy")]
+    return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def qualified(results: pd.DataFrame) -> list[str]:
+    """Methods that reached the target with every seed.
+
+    Only these are compared by the times of rounds alone, for a round is soon over that teaches
+    little. Where none reached it, as in runs of a few rounds, all methods there are.
+    """
+    rounds = arrived(results, "rounds_to_target")
+    made = [label for label, estimate in rounds.items() if not estimate.never]
+    run = list(metric(results, "round_time"))
+    return [label for label in run if label in made] or run
+
+
+def times_to_target(results: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
+    """By network and bandwidth, the seconds (at the trained number of workers) of every method that
+    was trained and can run there; infinite for seeds that never reached the target.
+
+    Rounds of training that names its network as variant, as of policies that look at the clock,
+    hold there and at that bandwidth alone.
+    """
+    rounds = arrived(results, "rounds_to_target")
+    trained = results[results["experiment"] == "training"]
+    if trained.empty:
+        return {}
+    model, workers = trained[["model", "workers"]].iloc[0]
+    places = trained.drop_duplicates("case").set_index("case")[["variant", "bandwidth"]]
+    times = metric(results, "round_time").query("model == @model and workers == @workers")
+    return {
+        (where, bandwidth): {
+            label: Estimate.of(rounds[label].by_seed * row[label])
+            for label in times
+            if label in rounds
+            and math.isfinite(row[label])
+            and (not places.at[label, "variant"] or tuple(places.loc[label]) == (where, bandwidth))
+        }
+        for (_, where, _, bandwidth), row in times.iterrows()
+    }
+
+
+# Everything of a method in one row ---------------------------------------------------------------
+
+
+def ranking(results: pd.DataFrame) -> pd.DataFrame:
+    """All methods, those first that reach the target and are nearest to the best in their cells.
+
+    Wins and ratios are among the :func:`qualified` methods, over the cells in which a method runs;
+    a method that is not qualified has the ratio to the best of those that are. A win that others
+    share is a tie.
+    """
+    times = metric(results, "round_time")
+    known = qualified(results)
+    over = times.div(times[known].min(axis=1), axis=0)
+    won = best(times[known]).reindex(columns=times.columns, fill_value=False)
+    shared = won.sum(axis=1) > 1
+    info = results[results["experiment"] == "methods"].set_index("case")
+    accuracy = arrived(results, "final_accuracy")
+    rounds = arrived(results, "rounds_to_target")
+    rows = []
+    for label in info.index:
+        mine = over[label].dropna() if label in over else pd.Series(dtype=float)
+        rows.append(
+            {
+                "method": label,
+                "group": info.at[label, "variant"],
+                "cells": len(mine),
+                "wins alone": int((won[label] & ~shared).sum()) if label in won else 0,
+                "ties for first": int((won[label] & shared).sum()) if label in won else 0,
+                "times the best": float(np.exp(np.log(mine).mean())) if len(mine) else math.nan,
+                "worst": float(mine.max()) if len(mine) else math.nan,
+                "qualified": label in known,
+                "accuracy": accuracy.get(label),
+                "rounds": rounds.get(label),
+            }
+        )
+    table = pd.DataFrame(rows)
+    order = ["qualified", "times the best"]
+    return table.sort_values(order, ascending=[False, True], kind="stable", ignore_index=True)
+
+
+def strongholds(results: pd.DataFrame) -> dict[str, str]:
+    """Where each method that is ever first, alone or tied, most often is: network and bandwidth,
+    with how many of the cells there."""
+    won = best(metric(results, "round_time")[qualified(results)])
+    places = won.groupby(level=["variant", "bandwidth"], sort=False)
+    wins, cells = places.sum(), places.size()
+    made = {}
+    for label in wins:
+        (where, bandwidth), most = wins[label].idxmax(), wins[label].max()
+        if most:
+            place = f"{WHERE.get(where, where)}, {rate(bandwidth)}"
+            made[label] = f"{place}: {most} of {cells[where, bandwidth]} cells"
+    return made
+
+
+def dense(results: pd.DataFrame) -> list[str]:
+    """Methods that send whole gradients in every round: no codec, and everyone meets."""
+    info = results[results["experiment"] == "methods"].set_index("case")
+    plain = (info["compression"] == "identity") & (info["synchronization"] == "bsp")
+    return list(info.index[plain])
+
+
+def headline(results: pd.DataFrame) -> str:
+    """The main finding in words, computed."""
+    times = metric(results, "round_time")[qualified(results)]
+    reached = any(not one.never for one in arrived(results, "rounds_to_target").values())
+    aim = ""
+    if reached:
+        trained = results.loc[results["experiment"] == "training", "model"].iloc[0]
+        aim = f" that bring {model_name(trained)} to {target(results):g} % with every seed"
+    always = best(times)[times.notna().any(axis=1)].all().any()
+    text = f"Of {times.shape[1]} methods{aim}, {'one' if always else 'none'} is fastest everywhere."
+    for kind, name in (("flat", "On flat clusters"), ("sites", "Between sites")):
+        here = times[times.index.get_level_values("variant").str.startswith(kind)]
+        here = here.dropna(how="all")
+        if len(here):
+            share = best(here).mean().sort_values(ascending=False, kind="stable")
+            text += (
+                f" {name}, {share.index[0]} has the shortest round in {share.iloc[0]:.0%} of "
+                f"{len(here)} cells, alone or tied."
+            )
+    plain = [label for label in dense(results) if label in times]
+    if plain:
+        gain = (times[plain].min(axis=1) / times.min(axis=1)).groupby(level="bandwidth").median()
+        text += (
+            " Not to send everything in every round pays most at "
+            f"{rate(gain.idxmax())}, where the fastest round takes 1/{gain.max():.3g} of the best "
+            f"that does, in the median cell, and least at {rate(gain.idxmin())} "
+            f"(1/{gain.min():.3g})."
+        )
+    places = times_to_target(results)
+    firsts = [label for place in places.values() for label in first(place)]
+    if firsts:
+        counts = pd.Series(firsts).value_counts()
+        text += (
+            f" To that accuracy, {counts.index[0]} is first or tied for first on "
+            f"{counts.iloc[0]} of {len(places)} networks."
+        )
+    return text
+
+
+def model_name(model: str) -> str:
+    """A model as documents write it."""
+    return MODELS.get(model, model)
+
+
+def rate(bandwidth: float) -> str:
+    """A bandwidth with its unit."""
+    giga = bandwidth >= 1e9
+    return f"{bandwidth / (1e9 if giga else 1e6):g} {'Gbit/s' if giga else 'Mbit/s'}"

@@ -1,0 +1,94 @@
+"""Results of a small matrix, made up so that who wins where is known."""
+
+import math
+
+from testbed import results
+from testbed.results import Row
+
+METHODS = {
+    # label: (group, seconds computing, bytes, rounds to the target by seed; None: never)
+    "dense": ("exchange", 1.0, 1e9, [10, 11, 12]),
+    "twin": ("fusion", 1.01, 1e9, [10, 11, 12]),
+    "sparse": ("codec", 2.0, 1e7, [20, 22, 24]),
+    "hasty": ("codec", 0.5, 1e6, [None, None, None]),
+    "lucky": ("codec", 4.0, 1e7, [9, None, 10]),
+    "sites only": ("system", 1.5, 1e8, [14, 16, 18]),
+    "loose": ("policy", 3.0, 1e9, [11, 12, 13]),
+    "elsewhere": ("combination", 1.2, 1e8, None),
+}
+TRAINED_AS = {label: label for label in METHODS if label != "elsewhere"} | {"twin": "dense"}
+TRAINED_AT = dict.fromkeys(TRAINED_AS, "") | {"loose": "flat/even"}  # it looks at the clock
+GROUPS = {label: group for label, (group, *_) in METHODS.items()}
+MODELS, WORKERS, BANDWIDTHS = ("lenet5", "resnet50"), (8, 16), (1e7, 1e9, 1e11)
+KINDS = ("flat/even", "sites/even")
+
+
+PLACES = GROUPS, TRAINED_AS, TRAINED_AT
+
+
+def round_s(label: str, bandwidth: float) -> float:
+    _, compute, nbytes, _ = METHODS[label]
+    return compute + 8 * nbytes / bandwidth
+
+
+def made(reach: bool = True, trained: bool = True):
+    """Rows of the experiments ``cells``, ``training`` and ``tuning`` as one table."""
+    return results.frame([*_cells(), *(_training(reach) if trained else ())])
+
+
+def _row(label: str, **fields) -> Row:
+    exchange = "hips" if label == "sites only" else "ring"
+    codec = "identity" if label in ("dense", "twin") else "top_k"
+    base = dict(paper="matrix", case=label, exchange=exchange, compression=codec, scale="smoke")
+    base |= dict(
+        synchronization="asp" if label == "loose" else "bsp",
+        fusion="layer_fusion",
+        evidence="simulated",
+    )
+    return Row(**(base | fields))
+
+
+def _cells():
+    for label, (_, compute, nbytes, _) in METHODS.items():
+        for model in MODELS:
+            for where in KINDS:
+                for workers in WORKERS:
+                    for bandwidth in BANDWIDTHS:
+                        place = dict(experiment="cells", model=model, variant=where)
+                        place |= dict(workers=workers, bandwidth=bandwidth)
+                        if label == "sites only" and where.startswith("flat"):
+                            yield _row(label, **place, metric="round_time", unit="s",
+                                       status="failed", reason="star has no sites")  # fmt: skip
+                            continue
+                        total = round_s(label, bandwidth)
+                        seconds = dict(round_time=total, compute_time=compute, wait_time=0.0)
+                        seconds |= dict(compress_time=0.0, exchange_time=total - compute)
+                        for name, value in seconds.items():
+                            yield _row(label, **place, metric=name, value=value, unit="s")
+                        for name in ("bytes_per_round", "wan_bytes"):
+                            yield _row(label, **place, metric=name, value=nbytes, unit="B")
+                        yield _row(label, **place, metric="scaling_efficiency", unit="1",
+                                   value=compute / total / workers)  # fmt: skip
+
+
+def _training(reach: bool):
+    for label in dict.fromkeys(TRAINED_AS.values()):
+        place = dict(model="lenet5", workers=8, dataset="mnist", evidence="measured")
+        for lr in (0.1, 0.2):
+            yield _row(label, **place, experiment="tuning", variant=f"lr={lr:g}", seed=1,
+                       metric="final_accuracy", value=50 + 100 * lr, unit="%")  # fmt: skip
+        place |= dict(experiment="training", bandwidth=1e9)
+        yield _row(label, **place, metric="chosen_lr", value=0.2, unit="1")
+        for seed, rounds in enumerate(METHODS[label][3], 1):
+            for at in (5, 10):
+                yield _row(label, **place, seed=seed, metric="test_accuracy", value=5.0 * at,
+                           unit="%", round=at)  # fmt: skip
+            accuracy = 95 - METHODS[label][1] + 0.1 * seed
+            yield _row(label, **place, seed=seed, metric="final_accuracy", value=accuracy, unit="%")
+            yield _row(label, **place, seed=seed, metric="target_accuracy", value=93.0, unit="%")
+            done = dict(metric="rounds_to_target", unit="rounds", seed=seed)
+            if rounds is None or not reach:
+                why = "never reached 93 % within 30 rounds"
+                yield _row(label, **place, **done, status="failed", reason=why, value=math.nan)
+            else:
+                yield _row(label, **place, **done, value=float(rounds))

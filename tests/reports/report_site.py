@@ -1,0 +1,91 @@
+"""A built report as a browser would read it: pages, ids, links and what is fetched."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
+PROVENANCE = {
+    "scale": "desk",
+    "seeds": [0, 1, 2],
+    "versions": {"python": "3.11", "torch": "<b>2.13</b>"},
+    "durations": {"geomx_train": "3 jobs, 12 s in all"},
+}
+
+
+class Page(HTMLParser):
+    """Collects what a browser would act on, and checks that tags nest."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.text = path, path.read_text(encoding="utf-8")
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self._open: list[str] = []
+        self.feed(self.text)
+        assert not self._open, f"{path}: never closed: {self._open}"
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "a":
+            self.links.append(attributes["href"])
+        elif tag != "use":
+            names = ("src", "srcset", "href", "xlink:href")
+            self.fetched += [attributes[name] for name in names if name in attributes]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self._open and self._open.pop() == tag, f"</{tag}> closes another tag"
+
+    def rows(self) -> list[dict]:
+        """Attributes of the rows of claims."""
+        return [a for tag, a in self.tags if tag == "tr" and "data-verdict" in a]
+
+
+def read(folder: Path) -> dict[str, Page]:
+    """Every page of a report by its path in it."""
+    return {str(path.relative_to(folder)): Page(path) for path in sorted(folder.rglob("*.html"))}
+
+
+def check_links(folder: Path) -> None:
+    """Every link leads to a file of the report and an id in it; only such files are fetched."""
+    pages = read(folder)
+    for name, page in pages.items():
+        assert len(page.ids) == len(set(page.ids)), f"{name}: an id twice"
+        for link in page.links:
+            lead(pages, folder, name, link)
+        for source in page.fetched:
+            if source != "data:,":
+                assert "//" not in source, f"{name} fetches {source}"
+                assert (page.path.parent / source).is_file(), f"{name}: no {source}"
+        for used in re.findall(r"(?:url\(#|xlink:href=\"#)([^)\"]+)", page.text):
+            assert used in page.ids, f"{name}: no {used}"
+    for sheet in folder.rglob("*.css"):
+        assert not re.search(r"@import|url\(", sheet.read_text()), sheet
+
+
+def lead(pages: dict[str, Page], folder: Path, name: str, link: str) -> None:
+    parts = urlsplit(link)
+    if parts.scheme in ("http", "https"):
+        return
+    start = folder / name
+    target = (start.parent / unquote(parts.path)).resolve() if parts.path else start.resolve()
+    assert target.is_file(), f"{name}: {link} leads nowhere"
+    if parts.fragment:
+        there = pages[str(target.relative_to(folder.resolve()))]
+        assert parts.fragment in there.ids, f"{name}: {link} names an id that is not there"

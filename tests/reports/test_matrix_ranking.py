@@ -1,0 +1,171 @@
+"""Ranks, ties, profiles and fronts of the matrix against brute force and worked examples."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reports import matrix
+from reports.book import Estimate
+from testbed import results
+from tests.reports.matrix_results import (
+    GROUPS,
+    KINDS,
+    METHODS,
+    TRAINED_AS,
+    TRAINED_AT,
+    made,
+    round_s,
+)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return made()
+
+
+@pytest.fixture(scope="module")
+def short(whole):
+    return condensed(whole)
+
+
+def condensed(table, labels=METHODS):
+    groups = {label: GROUPS[label] for label in labels}
+    trained = {label: one for label, one in TRAINED_AS.items() if label in labels}
+    return results.frame(matrix.condense(table, groups, trained, TRAINED_AT))
+
+
+def test_condensing_loses_no_round_time_and_says_what_cannot_run(whole, short, tmp_path):
+    pd.testing.assert_frame_equal(matrix.metric(whole, "round_time"),
+                                  matrix.metric(short, "round_time"))  # fmt: skip
+    assert not (short["experiment"].eq("cells") & short["status"].eq("failed")).any()
+    (lost,) = short[short["experiment"] == "cannot_run"].itertuples()
+    assert (lost.case, lost.variant, lost.value) == ("sites only", "flat/even", 12)
+    assert lost.reason == "star has no sites"
+    runs = short[short["experiment"] == "methods"].set_index("case")["value"]
+    assert runs.to_dict() == {label: 24 - 12 * (label == "sites only") for label in METHODS}
+    assert len(short) < len(whole)
+    results.write(matrix.condense(whole, GROUPS, TRAINED_AS, TRAINED_AT), tmp_path / "rows.parquet")
+    assert len(results.read([tmp_path / "rows.parquet"])) == len(short)
+
+
+def test_shared_training_stands_under_every_name_that_shares_it(short):
+    rounds = matrix.arrived(short, "rounds_to_target")
+    assert rounds["twin"].by_seed.tolist() == rounds["dense"].by_seed.tolist() == [10, 11, 12]
+    told = short[(short["case"] == "twin") & (short["metric"] == "rounds_to_target")]["reason"]
+    assert set(told) == {"trained as dense"}
+    assert "elsewhere" not in rounds
+
+
+def test_the_best_of_a_cell_and_who_ties_it(short):
+    times = matrix.metric(short, "round_time")
+    first = matrix.best(times[["dense", "twin", "sparse"]])
+    for (_, _, _, bandwidth), row in first.iterrows():
+        least = min(round_s(label, bandwidth) for label in row.index)
+        for label, wins in row.items():
+            assert wins == (round_s(label, bandwidth) <= 1.02 * least)
+    at = first.xs(1e11, level="bandwidth").iloc[0]
+    assert at["dense"] and at["twin"] and not at["sparse"]  # 1.08 s, 1.09 s and 2.0 s
+
+
+def test_profiles_count_cells_that_a_method_loses_or_cannot_run_in(short):
+    times = matrix.metric(short, "round_time")
+    shares = matrix.profile(times, [1.0, 2.0, 1e9])
+    for label, factor in itertools.product(times, shares.index):
+        won = 0
+        for _, row in times.iterrows():
+            won += row[label] <= factor * row.min()
+        assert shares.at[factor, label] == pytest.approx(won / len(times))
+    assert shares["sites only"].iloc[-1] == 0.5
+    assert (shares.drop(columns="sites only").iloc[-1] == 1).all()
+    assert (shares.diff().dropna() >= 0).all().all()
+
+
+def test_the_front_is_what_nothing_dominates():
+    points = np.random.default_rng(1).integers(0, 6, (60, 3)).astype(float)
+    points[7, 1] = math.nan
+    got = matrix.front(pd.DataFrame(points))
+    for i, mine in enumerate(points):
+        dominated = any(
+            all(a <= b for a, b in zip(other, mine, strict=True))
+            and any(a < b for a, b in zip(other, mine, strict=True))
+            for other in points
+        )
+        assert got[i] == (not dominated and not np.isnan(mine).any())
+    assert got.duplicated().any() and got.sum() > 1
+
+
+def estimate(*values):
+    return Estimate.of(pd.Series(values, index=[1, 2, 3], dtype=float))
+
+
+def test_what_seeds_do_not_separate_ties():
+    times = {
+        "slow": estimate(20, 21, 22),
+        "as fast": estimate(10.5, 10.6, 12.2),  # minus fast: 0.5, -0.4, 0.2
+        "fast": estimate(10, 11, 12),
+        "never": estimate(math.inf, math.inf, math.inf),
+        "once": estimate(1, math.inf, 1),
+    }
+    assert matrix.first(times) == ["fast", "as fast"]
+    assert matrix.first({"never": times["never"]}) == []
+    # A constant difference is certain, however wide the intervals of the two are,
+    assert matrix.first({"a": estimate(1, 5, 9), "b": estimate(1.2, 5.2, 9.2)}) == ["a"]
+    # but one below what a round time can tell apart is none.
+    assert matrix.first({"a": estimate(1, 5, 9), "b": estimate(1.01, 5.05, 9.09)}) == ["a", "b"]
+
+
+def test_only_methods_that_always_reach_the_target_win_by_their_rounds(short):
+    known = matrix.qualified(short)
+    assert set(known) == {"dense", "twin", "sparse", "sites only", "loose"}
+    table = matrix.ranking(short).set_index("method")
+    assert list(table.index[:5]) == sorted(known, key=lambda m: table.at[m, "times the best"])
+    assert (
+        table.loc[["hasty", "lucky", "elsewhere"], ["wins alone", "ties for first"]]
+        .eq(0)
+        .all(axis=None)
+    )
+    times = matrix.metric(short, "round_time")[known]
+    wins = (matrix.ratios(times) <= 1.02).sum(axis=1).eq(1).sum()
+    assert table["wins alone"].sum() == wins
+    assert table.at["sites only", "cells"] == 12
+    assert table.at["hasty", "times the best"] < 1
+
+
+def test_without_anyone_at_the_target_all_are_compared():
+    untrained = condensed(made(trained=False))
+    nobody = condensed(made(reach=False))
+    for table in (untrained, nobody):
+        assert set(matrix.qualified(table)) == set(METHODS)
+        assert "all methods" not in matrix.headline(table) and "bring" not in matrix.headline(table)
+
+
+def test_time_to_the_target_is_rounds_times_the_round(short):
+    places = matrix.times_to_target(short)
+    assert set(places) == set(itertools.product(KINDS, (1e7, 1e9, 1e11)))
+    at = places["sites/even", 1e9]
+    assert at["sparse"].mean == pytest.approx(22 * round_s("sparse", 1e9))
+    assert at["sites only"].by_seed.tolist() == pytest.approx(
+        [rounds * round_s("sites only", 1e9) for rounds in (14, 16, 18)]
+    )
+    assert "sites only" not in places["flat/even", 1e9] and "elsewhere" not in at
+    assert at["hasty"].never == 3 and at["lucky"].never == 1
+    assert [place for place, there in places.items() if "loose" in there] == [("flat/even", 1e9)]
+
+
+def test_the_headline_follows_the_rows(whole, short):
+    said = matrix.headline(short)
+    assert said.startswith("Of 5 methods that bring LeNet-5 to 93 % with every seed, none is")
+    assert "sparse" in said and "pays most at 10 Mbit/s" in said
+    # With a method that is fastest in every cell, another sentence.
+    wins = whole["case"].eq("sparse") & whole["metric"].eq("round_time")
+    faster = whole.assign(value=whole["value"].where(~wins, 1e-3))
+    assert "one is fastest everywhere" in matrix.headline(condensed(faster))
+    assert matrix.dense(short) == ["dense", "twin"]
+
+
+def test_nothing_to_condense_is_an_error(whole):
+    with pytest.raises(ValueError, match="no cell of the matrix could run"):
+        list(matrix.condense(whole[whole["status"] == "failed"], GROUPS, TRAINED_AS, TRAINED_AT))

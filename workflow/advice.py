@@ -1,0 +1,135 @@
+"""Round times for the report's form: the matrix's curves over bandwidth, with more points wherever
+a straight line between two of them would mislead."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from reports.advise import SHOWN, between
+from testbed.matrix import Cluster, Method, time_round
+from testbed.results import Row, Scale
+from testbed.training import device
+from testbed.training.device import Device
+from testbed.training.pipeline import Layers, layers
+from testbed.training.recipe import Part
+from workflow.recipes.matrix import Matrix
+
+HALVINGS = 4
+"""A gap between two bandwidths is halved (of the logarithm) so many times at most: at the same
+points for all curves, so that they share what is simulated."""
+
+BENT = 0.02
+"""Points are added where the line between two may be off by more."""
+
+MOST = 64
+"""Workers; larger clusters, whose simulation takes seconds, keep the matrix's own bandwidths."""
+
+SPEEDS = "even"
+
+Times = Sequence[float]
+
+
+def rows(
+    recipe: Matrix, cells: pd.DataFrame, scale: Scale, say: Callable[[str], None] = print
+) -> Iterator[Row]:
+    """Round times with their parts over bandwidth, of workers that are all alike; a failed row
+    where a method cannot run.
+
+    Parameters
+    ----------
+    cells: results of the matrix's experiment ``cells``.
+    """
+    machine = device.profile(recipe.device)
+    tensors = {name: layers(Part(name=name)) for name in recipe.models}
+    clusters = {(where, cluster.workers): cluster for where, cluster in recipe.clusters()}
+    metrics = [f"{part}_time" for part in SHOWN]
+    keys = ["case", "variant", "model", "workers"]
+    cells = cells[(cells["experiment"] == "cells") & cells["variant"].str.endswith(f"/{SPEEDS}")]
+    done = cells[(cells["status"] == "ok") & cells["metric"].isin(metrics)]
+    known = done.pivot(index=[*keys, "bandwidth"], columns="metric", values="value")[metrics]
+    for key, curve in known.groupby(level=keys):
+        label, where, model, workers = key
+        timed = partial(
+            _times,
+            recipe.method(label),
+            tensors[model],
+            clusters[where, workers],
+            machine,
+            recipe.models[model],
+        )
+        points = {
+            index[-1]: tuple(times)
+            for index, times in zip(curve.index, curve.to_numpy(), strict=True)
+        }
+        full = refined(points, timed) if workers <= MOST else points
+        say(f"{label}, {model}, {workers} workers, {where}: {len(full) - len(points)} points more")
+        row = partial(
+            Row,
+            paper=recipe.paper,
+            experiment="advice",
+            case=label,
+            variant=where,
+            model=model,
+            workers=workers,
+            scale=scale,
+            device=recipe.device,
+            evidence="simulated",
+            unit="s",
+        )
+        for bandwidth, times in sorted(full.items()):
+            for metric, value in zip(metrics, times, strict=True):
+                yield row(bandwidth=bandwidth, metric=metric, value=float(value))
+    failed = cells[cells["status"] == "failed"].drop_duplicates(keys)
+    for cell in failed.to_dict("records"):
+        yield Row(**cell | {"experiment": "advice"})
+
+
+def refined(points: Mapping[float, Times], timed: Callable[[float], Times]) -> dict[float, Times]:
+    """Times by bandwidth with further points where lines between those given would mislead, and
+    without those that lines tell.
+
+    A round is the longest of many chains of steps, each of which grows along a line over
+    1 / bandwidth: it is convex over that, and between two points not below the lines through
+    their neighbours. Where these and the line between the two part, the round is timed.
+    """
+    full = dict(points)
+
+    def split(low: float, high: float, halvings: int) -> None:
+        middle = math.sqrt(low * high)
+        if halvings and _unsure(full, middle):
+            full[middle] = timed(middle)
+            split(low, middle, halvings - 1)
+            split(middle, high, halvings - 1)
+
+    for low, high in pairwise(sorted(points)):
+        split(low, high, HALVINGS)
+    for bandwidth in sorted(full)[1:-1]:
+        others = {b: times for b, times in full.items() if b != bandwidth}
+        if np.allclose(between(others, bandwidth)[0], full[bandwidth][0], rtol=BENT / 10):
+            full = others
+    return full
+
+
+def _unsure(curve: Mapping[float, Times], bandwidth: float) -> bool:
+    """Whether lines through neighbours tell another round time than the line between."""
+    known = sorted(curve)
+    right = bisect_left(known, bandwidth)
+    sides = (known[right - 2 : right] if right >= 2 else [], known[right : right + 2])
+    guesses = [between({b: curve[b] for b in side}, bandwidth)[0] for side in sides if side[1:]]
+    line = between(curve, bandwidth)[0]
+    return not guesses or abs(line - max(guesses)) > BENT * line
+
+
+def _times(
+    method: Method, tensors: Layers, cluster: Cluster, machine: Device, batch: int, bandwidth: float
+) -> Times:
+    made = time_round(method, tensors, replace(cluster, bandwidth=bandwidth), machine, batch)
+    return tuple(getattr(made, f"{part}_s") for part in SHOWN)

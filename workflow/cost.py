@@ -1,0 +1,180 @@
+"""What a scale costs, estimated from its recipes: GPU-hours, core-hours, bytes of results.
+
+An estimate is no measurement. Training counts operations of gradients and evaluations at the speed
+of a device profile, and no coding; all other jobs are counted by how long such jobs took here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from testbed.training import device, models
+from testbed.training.recipe import Part, Recipe
+from workflow.recipes.matrix import Matrix
+
+DEVICE = "v100_flops"
+ITERATION_S = 3e-3
+"""Seconds that an iteration takes at least: small models are limited by starting kernels."""
+TESTED = 10_000
+"""Samples of a test set, where a recipe does not limit it."""
+CELL_S = 0.06
+"""Core-seconds of a cell of the matrix, on the two cores this was developed on."""
+JOB_S = 60.0
+"""Core-seconds of a job that does not train, where none has been timed: a guess."""
+ROW_BYTES = 85.0
+"""Bytes of a result row on the disk, of the training curves at desk scale."""
+POINT_ROWS = 8
+"""Rows of a point of a curve, a network."""
+CELL_ROWS = 8
+
+_SAMPLES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A line of the estimate. ``basis``: what it is computed from."""
+
+    what: str
+    jobs: int
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
+    result_bytes: float = 0.0
+    basis: str = ""
+
+
+def estimate(
+    runs: Mapping[str, Mapping[str, Iterable[Recipe]]],
+    matrix: Matrix,
+    others: Mapping[str, int],
+    timed: Mapping[str, float],
+) -> list[Cost]:
+    """Costs a document and kind of job; the last line is their sum.
+
+    Parameters
+    ----------
+    runs: training jobs by document and name, each with its runs.
+    others: how many other jobs there are, by document.
+    timed: core-seconds that a job took before, in the mean by document, where that is known.
+    """
+    lines = [
+        _trained(f"{paper}: training", len(jobs), list(chain.from_iterable(jobs.values())))
+        for paper, jobs in runs.items()
+    ]
+    labels = list(dict.fromkeys(matrix.trained_as().values()))
+    lines.append(_trained("matrix: training", len(labels), list(_searched(matrix, labels))))
+    cells = len(matrix.found()) * len(list(matrix.clusters())) * len(matrix.models)
+    lines.append(
+        Cost(
+            "matrix: cells",
+            len(matrix.found()),
+            core_hours=cells * CELL_S / 3600,
+            result_bytes=cells * CELL_ROWS * ROW_BYTES,
+            basis=f"{cells} cells of {CELL_S:g} core-seconds",
+        )
+    )
+    for paper, jobs in others.items():
+        known = paper in timed
+        seconds = timed.get(paper, JOB_S)
+        basis = "as such jobs took at desk scale" if known else "a guess"
+        basis = f"{seconds:.0f} core-seconds a job, {basis}"
+        lines.append(Cost(f"{paper}: other jobs", jobs, 0.0, jobs * seconds / 3600, 0.0, basis))
+    sums = {
+        field.name: sum(getattr(line, field.name) for line in lines)
+        for field in fields(Cost)
+        if field.name not in ("what", "basis")
+    }
+    return [*lines, Cost("all", **sums, basis="an estimate")]
+
+
+def gpu_s(recipe: Recipe) -> float:
+    """Seconds of a run on one device, which computes the gradients of all workers in turn."""
+    profile = device.profile(DEVICE)
+    flops = _flops(recipe.model.model_dump_json(), recipe.dataset, recipe.steps)
+    rounds = _rounds(recipe)
+    iteration_s = max(profile.compute_s(flops, recipe.batch), ITERATION_S)
+    tested = recipe.test_limit or TESTED
+    evaluation_s = profile.compute_s(flops / 3, tested)  # forward is a third
+    return (
+        rounds * sum(recipe.workers) * iteration_s + rounds / recipe.evaluate_every * evaluation_s
+    )
+
+
+def said(lines: Iterable[Cost]) -> str:
+    """The estimate as text."""
+    made = [f"{'':28}{'jobs':>6}{'GPU-hours':>11}{'core-hours':>12}{'results':>10}  basis"]
+    for line in lines:
+        made.append(
+            f"{line.what:28}{line.jobs:6d}{line.gpu_hours:11.3g}{line.core_hours:12.3g}"
+            f"{line.result_bytes / 1e6:7.3g} MB  {line.basis}"
+        )
+    return "\n".join(made)
+
+
+def write(lines: Iterable[Cost], path: str | Path) -> None:
+    """The estimate as CSV."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(lines).to_csv(path, index=False)
+
+
+def timed(folder: Path, papers: Iterable[str]) -> dict[str, float]:
+    """Core-seconds of a job that does not train, in the mean by document, from Snakemake's
+    benchmark files."""
+    found = {}
+    for paper in papers:
+        folders = [f for f in (folder / paper, *folder.glob(f"{paper}_*")) if f.is_dir()]
+        files = [f for f in folders if not f.name.endswith("_train")]
+        tables = [pd.read_csv(file, sep="\t") for f in files for file in sorted(f.glob("**/*.tsv"))]
+        if tables:
+            found[paper] = float(pd.concat(tables)["cpu_time"].mean())
+    return found
+
+
+def _trained(what: str, jobs: int, recipes: list[Recipe]) -> Cost:
+    seconds = sum(map(gpu_s, recipes))
+    points = sum(_rounds(r) / r.evaluate_every * len(r.networks) for r in recipes)
+    names = ", ".join(sorted({recipe.model.name for recipe in recipes}))
+    return Cost(
+        what,
+        jobs,
+        seconds / 3600,
+        seconds / 3600,  # a core feeds the device
+        points * POINT_ROWS * ROW_BYTES,
+        f"{len(recipes)} runs of {names} on {DEVICE}" if recipes else "",
+    )
+
+
+def _searched(matrix: Matrix, labels: Iterable[str]) -> Iterator[Recipe]:
+    """Every run behind the matrix's training: the grid, then the seeds."""
+    how = matrix.training
+    for label in labels:
+        for lr in how.grid:
+            yield matrix.run(label, lr, how.seeds[0], how.tuning_rounds, "paper", "tuning")
+        for seed in how.seeds:
+            yield matrix.run(label, how.grid[0], seed, how.rounds, "paper", "training")
+
+
+def _rounds(recipe: Recipe) -> float:
+    """Rounds of a run; of one that ends by the clock the most, with every worker as the fastest."""
+    if recipe.rounds is not None:
+        return recipe.rounds
+    compute_s = recipe.compute_s
+    if not compute_s:
+        flops = _flops(recipe.model.model_dump_json(), recipe.dataset, recipe.steps)
+        compute_s = device.profile(recipe.device).compute_s(flops, recipe.batch, recipe.model.name)
+    return recipe.seconds / compute_s
+
+
+@cache
+def _flops(model: str, dataset: str, steps: int) -> float:
+    part = Part.model_validate_json(model)
+    text = models.sample_shape(part.name) == (35,)
+    sample = (steps,) if text else _SAMPLES.get(dataset, models.sample_shape(part.name))
+    with torch.device("meta"):
+        return models.flops_per_sample(models.make(part.name, **part.parameters), sample)
