@@ -315,15 +315,16 @@ def _qualify(
 def _agreeing(quantity: Quantity | None, printed: str) -> Callable[[float, float], bool]:
     """Whether two numbers are as near each other as ours must be to the printed one."""
     rule = RULES.get(quantity)
-    share, points = AGREES, 0.0
-    if rule and rule.tolerance == "points":
-        share, points = 0.0, rule.amount
-    elif rule and rule.tolerance == "relative":
-        share = rule.amount
-    elif rule and printed and (middle := expressions.printed(printed).middle):
-        span = expressions.printed(printed)
-        share = rule.amount * (span.high - span.low) / abs(middle)
-    return partial(math.isclose, rel_tol=share, abs_tol=points)
+    if rule is None:
+        return partial(math.isclose, rel_tol=AGREES)
+    if rule.tolerance == "points":
+        return partial(math.isclose, rel_tol=0.0, abs_tol=rule.amount)
+    if rule.tolerance == "relative":
+        return partial(math.isclose, rel_tol=rule.amount)
+    span = expressions.printed(printed)
+    # As a share, for what a statement compares is not always what it is made of.
+    share = rule.amount * (span.high - span.low) / abs(span.middle) if span.middle else 0.0
+    return partial(math.isclose, rel_tol=share)
 
 
 def _note_foundations(table: pd.DataFrame, book: Book) -> None:
@@ -769,7 +770,7 @@ def _beside(claim: Claim, others: Sequence[Other], unit: str, book: Book, found:
             never = isinstance(shown, Estimate) and shown.never
             text += f"; beside it, {other.why}: {shown}"
             text += "" if never else f" {other.unit or unit}".rstrip()
-            found.agreement += seen.agreement
+            found.agreement += seen.disagreement + seen.agreement
     return text
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
 from methods import exchange
+from methods.compression import Compressor, Encoding, Payload
+from methods.exchange import Plan
 from testbed.network import bounds, simulate
 from testbed.results import Row
 from testbed.training import models
@@ -14,6 +19,11 @@ from testbed.training.device import profile
 from testbed.training.learner import Learner, Traffic
 from testbed.training.recipe import Link, Part, Recipe
 from testbed.training.trainer import complete, topology
+
+Bodies = dict[str, dict[int, bytes]]
+"""Payload bodies of a whole vector by message slot and sender, tensor after tensor."""
+ANSWER = -1
+"""The sender of what comes back, which is the same whoever sends it."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +40,102 @@ def real_traffic(recipes: Mapping[str, Recipe], distinct: bool = True) -> dict[s
     All ``recipes`` name the same model, data and workers; the gradients are computed once.
     ``distinct=False`` gives every worker the same gradient: enough where sizes depend on shapes.
     """
+    return {name: traffic for name, _, traffic in _aggregated(recipes, Learner, distinct)}
+
+
+def real_payloads(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, Traffic, Bodies]]:
+    """One round of each system as :func:`real_traffic` counts it, with the bodies that it sends.
+
+    System by system, so that a caller need not hold the bodies of all at once.
+
+    Raises
+    ------
+    ValueError
+        A codec with several rounds of communication.
+    """
+    for name, learner, traffic in _aggregated(recipes, _Keeping):
+        bodies = {
+            slot: {node: b"".join(parts.values()) for node, parts in by_node.items()}
+            for slot, by_node in learner.kept.items()
+        }
+        learner.kept.clear()
+        yield name, traffic, bodies
+
+
+def bound(plan: Plan, bodies: Bodies) -> Bodies:
+    """``bodies`` by the nodes that send them in ``plan``: whoever answers sends the same."""
+    found: Bodies = {}
+    for index, slot in enumerate(plan.slots):
+        sends = (plan.slot == index) & (plan.src != plan.dst)
+        kept = bodies.get(slot, {})
+        senders = np.unique(plan.src[sends]).tolist()
+        found[slot] = {node: kept.get(node, kept.get(ANSWER, b"")) for node in senders}
+    return found
+
+
+def _aggregated(
+    recipes: Mapping[str, Recipe], kind: type[Learner], distinct: bool = True
+) -> Iterator[tuple[str, Learner, Traffic]]:
+    """Each recipe's learner after one aggregation of the same real gradients, and its traffic."""
     first = next(iter(recipes.values()))
     dataset = load_dataset(first.dataset, limit=first.limit)
     gradients: dict[int, list] = {}
-    traffic = {}
     for name, recipe in recipes.items():
         model = models.make(recipe.model.name, recipe.seed, **recipe.model.parameters)
         system = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
         sites = topology(recipe.workers, next(iter(recipe.networks.values())))
-        learner = Learner(recipe, model, dataset, system, sites)
+        learner = kind(recipe, model, dataset, system, sites)
         members = range(len(learner.nodes))
         if not gradients:
             for rank in members:
                 gradients[rank] = gradients[0] if rank and not distinct else learner.gradient(rank)
-        _, traffic[name] = learner.aggregate(members, gradients)
-    return traffic
+        _, traffic = learner.aggregate(members, gradients)
+        yield name, learner, traffic
+
+
+class _Keeping(Learner):
+    """Keeps the bodies that its codecs send: by slot, sender and tensor."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.kept: dict[str, dict[int, dict[Hashable, bytes]]] = {}
+        super().__init__(*arguments)
+
+    def codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+        return _Kept(super().codec(direction, level, node, part), direction, level, node, self.kept)
+
+
+class _Kept:
+    """A codec that keeps what it sends and what is answered to it."""
+
+    def __init__(self, codec: Compressor, direction: str, level: int, node: int, kept: dict):
+        self._codec, self._level, self._kept = codec, level, kept
+        self._slot = "push" if direction == "up" else "pull"
+        self._node = node if direction == "up" else ANSWER
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._codec, name)
+
+    def _keep(self, way: str, node: int, key: Hashable, payloads: Sequence[Payload]) -> None:
+        by_node = self._kept.setdefault(f"{way}/{self._level}", {})
+        by_node.setdefault(node, {})[key] = b"".join(payload.body for payload in payloads)
+
+    def compress(self, tensor: torch.Tensor, key: Hashable) -> Payload:
+        payload = self._codec.compress(tensor, key)
+        self._keep(self._slot, self._node, key, [payload])
+        return payload
+
+    def encode(self, tensor: torch.Tensor, key: Hashable) -> Encoding:
+        rounds = self._codec.encode(tensor, key)
+        payload, how = next(rounds)
+        self._keep("push", self._node, key, [payload])
+        combined = yield payload, how
+        # The same for every party: the last one's stays.
+        self._keep("pull", ANSWER, key, combined if isinstance(combined, list) else [combined])
+        try:
+            rounds.send(combined)
+        except StopIteration as stop:
+            return stop.value
+        raise ValueError(f"{self.name}: sends in several rounds; only those of one are kept")
 
 
 def byte_rows(row: Row, model: Part, levels: int, traffic: Traffic) -> Iterator[Row]:

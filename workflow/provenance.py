@@ -23,7 +23,7 @@ def provenance(scale: str, rows: pd.DataFrame, datasets: Sequence[str], jobs: st
         "versions": {"python": platform.python_version()}
         | {name: metadata.version(name) for name in PACKAGES},
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "system": f"{platform.system()} {platform.machine()}",
         },
@@ -32,7 +32,7 @@ def provenance(scale: str, rows: pd.DataFrame, datasets: Sequence[str], jobs: st
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -299,7 +299,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
     """
     case, recipe, up = job.case, job.case.recipe, job.case.recipe.levels[0].up
     rank = wire.rank
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
     torch.set_num_threads(recipe.torch_threads)
     learner = make_learner(recipe, _with_share_of_tests(job.dataset, rank, wire.size))
     names = models.gradient_shapes(learner.model, norm=recipe.norm)

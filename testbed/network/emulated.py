@@ -3,7 +3,9 @@
 Every worker and server is a network namespace, every switch a bridge and every cable a pair of
 virtual Ethernet cards; each directed link is shaped at its sender's end. A packet that waits for a
 link queues with its own (source, destination) pair, and the pairs that wait take turns byte by
-byte, so that busy pairs share a link max-min fairly, as the fluid simulator has it. Rates count
+byte, so that busy pairs share a link max-min fairly, as the fluid simulator has it; what a
+connection has under way is limited to what the queue holds, so that nothing is lost. Links that
+are not ``fair`` have one queue for all, and TCP is as it comes, losses included. Rates count
 what the kernel counts: IP packets and their 14-byte Ethernet header, which leaves TCP the share
 :func:`testbed.network.fluid.tcp_efficiency` of the rate.
 
@@ -45,7 +47,10 @@ SEGMENTS = 8
 """What a connection has under way at most: more would only wait, and make others wait, longer."""
 CONNECTIONS = 4
 """A pair's queue at a link has room for what so many connections have under way."""
+QUEUE_S = 0.05
+"""The one queue of a link that is not fair: so long of its rate, and at least 64 KiB."""
 
+CANNOT = "cannot emulate links: "
 PERMISSION = (
     "run it as root (a container needs the capabilities SYS_ADMIN and NET_ADMIN), or allow user "
     "namespaces (sysctl kernel.unprivileged_userns_clone=1, on Ubuntu "
@@ -96,7 +101,8 @@ def available() -> str:
         with Emulated(pair):
             return ""
     except RuntimeError as error:
-        return str(error)
+        why = str(error).removeprefix(CANNOT)
+        return f"{CANNOT}{why}"
 
 
 class Emulated:
@@ -105,17 +111,23 @@ class Emulated:
     Latencies are those of the kernel. TCP uses cubic, whatever the host's default is. A class of
     traffic is a pair, so several connections of one pair share what the pair has.
 
+    Parameters
+    ----------
+    fair: whether pairs of nodes share a link evenly; else all wait in its one queue, which drops
+        what it cannot hold, and TCP finds its own window.
+
     Raises
     ------
     ValueError
         A topology that cannot be built so: loops, parallel cables, a worker or server with
         several cables, links one way only, latencies above 1 ms a link.
     RuntimeError
-        On entry: links cannot be emulated here; says what is missing.
+        On entry: links cannot be emulated here, says what is missing; or these links cannot.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, fair: bool = True) -> None:
         self.topology = topology
+        self.fair = fair
         self._ends = np.union1d(topology.workers, topology.servers).tolist()
         self._link = _checked(topology, self._ends)
         self._holder: subprocess.Popen | None = None
@@ -125,12 +137,11 @@ class Emulated:
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if missing:
             raise RuntimeError(
-                f"cannot emulate links: no command {', '.join(missing)}; "
-                "install iproute2 and util-linux"
+                f"{CANNOT}no command {', '.join(missing)}; install iproute2 and util-linux"
             )
         try:
             self._hold()
-            self._shell(_script(self.topology, self._ends, self._link))
+            self._shell(_script(self.topology, self._ends, self._link, self.fair))
         except BaseException:
             self.close()
             raise
@@ -209,7 +220,7 @@ class Emulated:
         if self._holder.stdout.readline() != "up\n":
             self._holder.stdin.close()
             why = self._holder.stderr.read().strip()
-            raise RuntimeError(f"cannot emulate links: no network namespaces ({why}); {PERMISSION}")
+            raise RuntimeError(f"{CANNOT}no network namespaces ({why}); {PERMISSION}")
         user = f"--user=/proc/{self._holder.pid}/ns/user"
         self._user = [] if privileged else [user, "--preserve-credentials"]
 
@@ -221,7 +232,7 @@ class Emulated:
         if run.returncode:
             why = next(iter(run.stderr.splitlines()), f"exit status {run.returncode}")
             raise RuntimeError(
-                f"cannot emulate links of {self.topology.name}: {why}; the kernel needs veth, "
+                f"links of {self.topology.name} failed: {why}; the kernel needs veth, "
                 f"bridge, sch_htb, cls_bpf and tcp_{CONGESTION_CONTROL}"
             )
 
@@ -244,7 +255,7 @@ class Emulated:
         if near not in self._ends:
             self._shell(f"ip link set {card} {state}")
         else:
-            route = f"ip -n n{near} route replace {_route(self.topology, card)}"
+            route = f"ip -n n{near} route replace {_route(self.topology, card, self.fair)}"
             route = route if state == "up" else ""
             self._shell(f"ip -n n{near} link set {card} {state}\n{route}")
 
@@ -346,7 +357,9 @@ def _checked(topology: Topology, ends: Sequence[int]) -> dict[tuple[int, int], i
     return link
 
 
-def _script(topology: Topology, ends: Sequence[int], link: dict[tuple[int, int], int]) -> str:
+def _script(
+    topology: Topology, ends: Sequence[int], link: dict[tuple[int, int], int], fair: bool
+) -> str:
     """Shell commands that build everything; the card at the sender's end of link 7 is ``l7``."""
     number = {node: i for i, node in enumerate(ends)}
     segment = _segment(topology)
@@ -374,13 +387,13 @@ def _script(topology: Topology, ends: Sequence[int], link: dict[tuple[int, int],
         if a in number:
             ip.append("link set dev lo up")
             ip.append(f"address add {_address(number[a])}/24 {card} noprefixroute")
-            ip.append(f"route add {_route(topology, f'l{there}')}")
+            ip.append(f"route add {_route(topology, f'l{there}', fair)}")
         else:
             ip.append(f"link set {card} master b{a}")
         if math.isfinite(rate := topology.link_rate[there]):
             both = (pairs[i] for i in users[there])
             classes = [f"{number[src] + 1:02x}{number[dst] + 1:02x}" for src, dst in both]
-            tc += _shaped(card, rate, segment, classes)
+            tc += _shaped(card, rate, segment, classes) if fair else _plain(card, rate)
 
     lines = _batch("ip", devices)
     for where, (ip, tc) in within.items():
@@ -402,10 +415,9 @@ def _segment(topology: Topology) -> int:
 
 def _shaped(card: str, rate: float, segment: int, classes: Sequence[str]) -> list[str]:
     """Traffic control of one card: its whole rate, and a class that borrows from it a pair."""
-    bit, second = f"{round(rate)}bit", rate / 8
+    bit, burst = f"{round(rate)}bit", _burst(rate)
     # Turns of whole packets are fair only if a turn is worth the largest packet with its headers.
     turn = round(1.1 * segment)
-    burst = max(3028, round(second * BURST_S))
     whole = f"rate {bit} burst {burst} cburst {burst} quantum {turn}"
     leaf = f"rate 8kbit burst 2000 ceil {bit} cburst {burst} quantum {turn}"
     lines = [
@@ -421,11 +433,26 @@ def _shaped(card: str, rate: float, segment: int, classes: Sequence[str]) -> lis
     return lines
 
 
+def _plain(card: str, rate: float) -> list[str]:
+    """Traffic control of one card: its whole rate, and one queue."""
+    bit, burst = f"{round(rate)}bit", _burst(rate)
+    return [
+        f"qdisc add {card} root handle 1: htb default {LINK[2:]}",
+        f"class add {card} parent 1: classid {LINK} htb rate {bit} burst {burst} cburst {burst} "
+        f"quantum {2**16}",
+        f"qdisc add {card} parent {LINK} bfifo limit {max(2**16, round(rate / 8 * QUEUE_S))}",
+    ]
+
+
+def _burst(rate: float) -> int:
+    return max(3028, round(rate / 8 * BURST_S))
+
+
 def _address(end: int) -> str:
     return f"10.77.0.{end + 1}"
 
 
-def _route(topology: Topology, card: str) -> str:
+def _route(topology: Topology, card: str, fair: bool) -> str:
     # By route, for the default of a namespace may only be what the host allows all users.
-    window = SEGMENTS * _segment(topology) // 1448
-    return f"{_address(-1)}/24 dev {card} congctl {CONGESTION_CONTROL} cwnd lock {window}"
+    window = f" cwnd lock {SEGMENTS * _segment(topology) // 1448}" if fair else ""
+    return f"{_address(-1)}/24 dev {card} congctl {CONGESTION_CONTROL}{window}"

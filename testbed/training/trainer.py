@@ -68,7 +68,7 @@ def train(
     that diverges ends with a failed row a network.
     """
     torch.set_num_threads(recipe.torch_threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
     session = _Session(recipe, progress or (lambda message: None), load or load_dataset)
     policy: Policy = synchronization.load(
         recipe.synchronization.name, **recipe.synchronization.parameters

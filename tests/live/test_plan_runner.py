@@ -5,7 +5,10 @@ import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +18,17 @@ from methods.exchange import REDUCE, PlanBuilder
 from testbed.live import plan_node, plan_runner, processes
 from testbed.live.plan_runner import run_plan
 from testbed.live.processes import RankFailed
-from testbed.network import execute, geo_sites, simulate, star, tcp_efficiency, transfer_bytes
+from testbed.network import (
+    emulated,
+    execute,
+    geo_sites,
+    simulate,
+    star,
+    tcp_efficiency,
+    transfer_bytes,
+)
 
+ROOT = Path(__file__).parents[2]
 SITES = geo_sites([2, 2], lan=200e6, wan=50e6)
 FLAT = star(4, 100e6)
 
@@ -269,13 +281,83 @@ def test_refused():
         run_plan(builder.build([0, 1], [0, 1]), FLAT, 1.0, None)
 
 
-def test_emulated_links_take_the_simulated_time():
-    emulated = pytest.importorskip("testbed.network.emulated")
-    if emulated.available():
-        pytest.skip(emulated.available())
-    plan = exchange.load("hips")(SITES)
-    nbytes = 2e6
-    with emulated.Emulated(SITES) as links:
-        ran = min(run_plan(plan, SITES, nbytes, links, repeats=2), key=lambda r: r.completion_s)
-    simulated = simulate(plan, SITES, nbytes, efficiency=tcp_efficiency())
-    assert ran.completion_s == pytest.approx(simulated.completion_s, rel=0.1)
+@pytest.fixture
+def linked():
+    """Where links can be emulated: the class that does it."""
+    if why := emulated.available():
+        pytest.skip(why)
+    return emulated.Emulated
+
+
+SLOW = star(3, 20e6)
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "nbytes", "parameters"),
+    [
+        ("hips", SITES, 2e6, dict()),
+        ("ring", SLOW, 1.5e6, dict()),
+        ("rat", star(4, 20e6), 1e6, dict()),
+        ("parameter_server", SLOW, 6e5, dict(overlap=False)),
+        ("parameter_server", SLOW, 1.5e6, dict(shards="colocated")),
+    ],
+    ids=["hips", "ring", "rat", "central", "colocated"],
+)
+def test_emulated_links_take_the_simulated_time(linked, name, topology, nbytes, parameters):
+    """The best of several runs: a busy processor makes everybody late."""
+    plan = exchange.load(name, **parameters)(topology)
+    simulated = simulate(plan, topology, nbytes, efficiency=tcp_efficiency()).completion_s
+    with linked(topology) as links:
+        ran = run_plan(plan, topology, nbytes, links, repeats=3)
+    assert min(run.completion_s for run in ran) == pytest.approx(simulated, rel=0.1)
+
+
+USER = """
+import os
+from methods import exchange
+from testbed.live.plan_runner import run_plan
+from testbed.network import star
+from testbed.network.emulated import Emulated
+
+topology = star(3, 50e6)
+with Emulated(topology) as links:
+    say = lambda line: print(os.getpid(), links._holder.pid, flush=True)
+    run_plan(exchange.load("ring")(topology), topology, 1e6, links, repeats=10_000, say=say)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
+def test_nothing_is_left_of_a_run_that_is_ended(linked, end):
+    """Neither nodes nor links, which end when the process that holds them does."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", USER], cwd=ROOT, start_new_session=True, **pipes
+    ) as user:
+        parent, holder = map(int, user.stdout.readline().split())
+        nodes = [pid for pid in children(parent) if pid != holder]
+        assert len(nodes) == 3
+        if end == signal.SIGINT:
+            os.killpg(parent, end)  # as a terminal does it: nodes hear of it, too
+        else:
+            os.kill(parent, end)
+        said = user.communicate(timeout=30)[1]
+    assert user.returncode in (-end, 1)
+    assert (end == signal.SIGKILL) != ("KeyboardInterrupt" in said)
+    deadline = time.monotonic() + 10
+    while (left := [p for p in (*nodes, holder) if alive(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def alive(pid):
+    """Whether a process still runs: one that is dead may wait for its parent to notice."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

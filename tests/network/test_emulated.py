@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from methods.exchange import Topology
+from testbed.network import emulated as module
 from testbed.network.emulated import Emulated, available
 from testbed.network.fluid import tcp_efficiency
 from testbed.network.topology import bcube, geo_sites, leaf_spine, star, tree, without
@@ -117,6 +118,22 @@ def test_both_ways_at_once(emulated):
             lambda got: got.min() > 0.97 * 50e6 * tcp_efficiency(),
         )
     assert got == pytest.approx(50e6 * tcp_efficiency(), rel=0.05)
+
+
+def test_one_queue_carries_the_rate(emulated):
+    """Losses included: what TCP leaves unused is little."""
+    whole = 50e6 * tcp_efficiency()
+    with emulated(star(4, 50e6), fair=False) as links:
+        shown = subprocess.run(
+            links.command(0, ["tc", "qdisc"]), capture_output=True, text=True
+        ).stdout
+        route = subprocess.run(links.command(0, ["ip", "route"]), capture_output=True, text=True)
+        got = undisturbed(
+            lambda: rates(links, [(node, 4) for node in range(4)]),
+            lambda got: got.sum() > 0.95 * whole,
+        )
+    assert shown.count("bfifo") == 1 and "cwnd" not in route.stdout
+    assert 0.85 * whole < got.sum() < 1.05 * whole
 
 
 @pytest.mark.parametrize("into", [True, False], ids=["12 to 1", "1 to 12"])
@@ -259,6 +276,16 @@ def test_says_what_is_missing(monkeypatch):
         Emulated(star(1, 1e6)),
     ):
         pass
+
+
+def test_links_that_fail_are_told_from_none_at_all(emulated, monkeypatch):
+    monkeypatch.setattr(module, "CONGESTION_CONTROL", "no_such_one")
+    with (
+        pytest.raises(RuntimeError, match=r"^links of star failed: .*; the kernel needs veth"),
+        emulated(star(1, 1e6)),
+    ):
+        pass
+    assert available.__wrapped__().startswith("cannot emulate links: links of ")
 
 
 def test_says_what_is_not_allowed(tmp_path, monkeypatch):

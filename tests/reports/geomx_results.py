@@ -138,6 +138,7 @@ def _links(rows: list[Row], scale: str) -> None:
             cell.model_copy(update=dict(metric="emulated_over_simulated", value=ratio, unit="1",
                                         reason=off)),
             cell.model_copy(update=dict(metric="cpu_share", value=30 * ratio, unit="%")),
+            cell.model_copy(update=dict(metric="busy_share", value=60 * ratio, unit="%")),
         ]  # fmt: skip
         if kind == "recorded":
             return shown

@@ -1,5 +1,7 @@
 """Emulated beside simulated: tables, figure and verdicts of GeoMX with and without links."""
 
+import json
+
 import geomx_results
 import numpy as np
 import pandas as pd
@@ -53,6 +55,7 @@ def test_a_cell_that_is_off_says_why(desk_results):
     assert table.loc["HiPS, WAN 155M", "remark"] == "processors 90 % busy"
     assert table.loc["ring, 8 on 100M", ["MB", "remark"]].tolist() == [10.0, ""]
     assert table["simulated, s"].tolist() == [1.5, 1.5]
+    assert (table["processors, %"] > table["exchange, %"]).all()
 
 
 def test_without_links_the_page_says_so(not_here, desk_results):
@@ -72,6 +75,24 @@ def test_what_was_tried_and_failed_is_told_apart(not_here):
     tried = not_here.assign(reason=not_here["reason"].replace(WHY, "node site1/server died"))
     remarks = set(geomx.TABLES["agreement"](pd.DataFrame(), tried)["remark"])
     assert remarks == {"failed: node site1/server died"}
+
+
+def test_a_stale_record_says_so(desk_results):
+    kept = (desk_results["evidence"] == "recorded") & (desk_results["model"] == "resnet101_v1")
+    beside = kept & (desk_results["experiment"] == "table1")
+    ratio = kept & (desk_results["metric"] == "emulated_over_simulated")
+    told = desk_results["reason"].mask(ratio, "stale: simulated 1 s then, 2 s today")
+    table = geomx.TABLES["emulated"](pd.DataFrame(), desk_results.assign(reason=told)[~beside])
+    remarks = table.set_index("model").loc["ResNet-101", "remark"]
+    assert set(remarks) == {"recorded: stale: simulated 1 s then, 2 s today"}
+
+
+def test_the_page_names_what_made_the_record(monkeypatch, tmp_path):
+    monkeypatch.setattr(geomx, "_RECORD", tmp_path / "kept.json")
+    assert geomx._kept() == ""
+    about = {"command": "make this", "processor": "Chip 9000", "cores": 2, "rows": []}
+    (tmp_path / "kept.json").write_text(json.dumps(about))
+    assert "“make this” on 2 cores of Chip 9000" in geomx._kept()
 
 
 def test_figure_marks_every_ratio(desk_results):
@@ -99,7 +120,8 @@ def test_emulated_times_stand_beside_and_never_decide(desk_results, not_here, ge
     said = "GeoMX-155M: emulated is 1.02 times simulated"
     assert said in both.loc["GEO-T1-18-G155", "reason"]
     assert "; GeoMX-155M: recorded is 1.02 times simulated" in both.loc["GEO-T1-101-G155", "reason"]
-    assert both.loc["GEO-T1-18-G155", "kinds_of_evidence"] == 3
+    assert both.loc["GEO-T1-18-G155", "kinds_of_evidence"] == 2
+    assert both.loc["GEO-T1-101-G155", "kinds_of_evidence"] == 2
     assert both.loc["GEO-T1-34-G155", "kinds_of_evidence"] == 1
     assert not alone["reason"].str.contains("times simulated|runs failed").any()
 

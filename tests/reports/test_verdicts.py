@@ -571,6 +571,44 @@ def test_a_second_kind_of_evidence_is_compared():
     assert both["kinds_of_evidence"] == 2
     assert "emulated is 1.05 times simulated" in both["reason"]
     assert (both["evidence"], both["ours_value"]) == ("simulated", 4.0)
+    apart = one(claim, rows(4.0) + rows(4.6, evidence="emulated"))
+    assert apart["kinds_of_evidence"] == 1 and apart["verdict"] == "holds"
+    assert "emulated is 1.15 times simulated, kinds disagree" in apart["reason"]
+    assert "one kind of evidence only" not in apart["reason"]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "ours", "another", "kinds"),
+    [
+        ("latency", 9.9, 10.8, 2),
+        ("latency", 9.9, 11.1, 1),
+        ("accuracy", 9.9, 10.3, 2),
+        ("accuracy", 9.9, 10.5, 1),
+        ("count", 9.9, 9.904, 2),
+        ("count", 9.9, 9.94, 1),
+    ],
+)
+def test_kinds_of_evidence_agree_as_a_printed_number_must(quantity, ours, another, kinds):
+    """Within 10 %, half a point, or half a unit of the last printed place (9.90: 0.005)."""
+    row = one(demo(quantity=quantity), rows(ours) + rows(another, evidence="emulated"))
+    assert row["kinds_of_evidence"] == kinds
+    assert ("kinds disagree" in row["reason"]) == (kinds == 1)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "kinds"),
+    [
+        ("recorded", 1),
+        ("simulated recorded", 2),
+        ("emulated recorded", 1),
+        ("measured recorded", 1),
+        ("simulated emulated recorded", 2),
+        ("simulated emulated packet recorded", 3),
+    ],
+)
+def test_a_record_of_what_ran_here_is_no_further_kind(evidence, kinds):
+    several = [row for kind in evidence.split() for row in rows(9.9, evidence=kind)]
+    assert one(demo(), several)["kinds_of_evidence"] == kinds
 
 
 def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):

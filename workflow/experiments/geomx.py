@@ -1,13 +1,29 @@
-"""GeoMX's tables of one round, from its recipe."""
+"""GeoMX's tables of one round, simulated and on emulated links, from its recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
+from methods import exchange
+from testbed.network.counting import Sizes
 from testbed.results import Row, Scale
-from testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
+from testbed.rounds import (
+    Bodies,
+    Timing,
+    bound,
+    byte_rows,
+    costs,
+    real_payloads,
+    real_traffic,
+    time_rows,
+)
+from testbed.training import models
 from testbed.training.recipe import Link, Part, Recipe
-from workflow.recipes.geomx import GeoMX
+from testbed.training.trainer import topology, train
+from workflow.experiments._links import NOTHING_YET, TIME, compared, lived
+from workflow.recipes.geomx import GeoMX, network_of
 
 IMAGES = 4
 """Images a worker for gradients whose sizes alone matter."""
@@ -16,14 +32,18 @@ IMAGES = 4
 def rows(
     recipe: GeoMX, scale: Scale, experiment: str, say: Callable[[str], None] = print
 ) -> Iterator[Row]:
-    """Rows of ``table1`` or ``table2``; of the latter also ``sensitivity``."""
+    """Rows of ``table1`` or ``table2`` (of the latter also ``sensitivity``), of their cells on
+    ``emulated`` links, of ``agreement`` or of the ``system`` itself."""
+    real = {"emulated": _emulated, "agreement": _agreement, "system": _system}
+    run = real.get(experiment, partial(_rounds, experiment=experiment))
+    return run(recipe, scale, say=say)
+
+
+def _rounds(
+    recipe: GeoMX, scale: Scale, experiment: str, say: Callable[[str], None]
+) -> Iterator[Row]:
     table = getattr(recipe, experiment)
-    networks = (
-        [table.model]
-        if table.model
-        else [Part(name=name, **options) for name, options in table.models.items()]
-    )
-    for network in networks:
+    for network in recipe.networks(experiment):
         systems = {case.system for case in table.cases.values()}
         recipes = {
             name: _full_size(recipe, table, name, network, scale) for name in sorted(systems)
@@ -33,25 +53,7 @@ def rows(
         for case_name, case in table.cases.items():
             say(f"{experiment}: {network.name}, {case_name}")
             run = recipes[case.system]
-            row = Row(
-                paper=recipe.paper,
-                experiment=experiment,
-                case=case_name,
-                exchange=run.exchange.name,
-                compression=run.levels[-1].up.name,
-                synchronization=run.synchronization.name,
-                fusion=run.fusion.name,
-                model=network.name,
-                dataset=recipe.dataset,
-                workers=sum(table.workers),
-                bandwidth=case.wan,
-                scale=scale,
-                device=recipe.cluster.device,
-                evidence="computed",
-                metric="",
-                value=0.0,
-                unit="",
-            )
+            row = _row(recipe, experiment, case_name, case.wan, run, scale)
             sent = traffic[case.system]
             yield from byte_rows(row, network, len(run.levels), sent)
             timings = {
@@ -72,6 +74,150 @@ def rows(
             if experiment == "table2":
                 communication_s = rows[0].value
                 yield from _sensitivity(recipe, row, communication_s + compression_s)
+
+
+def _emulated(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[Row]:
+    """The cells that this scale emulates, with their times again as further evidence beside the
+    table's simulated ones."""
+    for row in _cells(recipe, scale, say):
+        yield row
+        if (row.metric, row.status, row.evidence) == (TIME, "ok", "emulated"):
+            variant = next(iter(recipe.variants))
+            yield row.model_copy(update=dict(experiment=row.variant, variant=variant, reason=""))
+
+
+def _cells(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[Row]:
+    for name in ("table1", "table2"):
+        table = getattr(recipe, name)
+        for network, cases in recipe.cells(name):
+            systems = {case.system for case in cases.values()}
+            runs = {
+                system: _full_size(recipe, table, system, network, scale)
+                for system in sorted(systems)
+            }
+            for system, sizes, bodies in _sent(runs, say):
+                for case_name, case in cases.items():
+                    if case.system != system:
+                        continue
+                    say(f"emulated: {name}, {network.name}, {case_name}")
+                    link = recipe.link(case, table.workers)
+                    bare = dict(lan_latency=0.0, wan_latency=0.0)  # none is emulated
+                    sites = topology(table.workers, link.model_copy(update=bare))
+                    options = recipe.default_variant.exchange
+                    plan = exchange.load(runs[system].exchange.name, **options)(sites)
+                    row = _row(recipe, "emulated", case_name, case.wan, runs[system], scale)
+                    yield from compared(
+                        row.model_copy(update=dict(variant=name)),
+                        TIME,
+                        plan,
+                        sites,
+                        sizes,
+                        bodies=bodies and bound(plan, bodies),
+                        efficiency=link.efficiency,
+                        measured_s=recipe.emulated.measured_s,
+                        timeout_s=recipe.emulated.timeout_s,
+                        say=say,
+                    )
+
+
+def _sent(
+    runs: Mapping[str, Recipe], say: Callable[[str], None]
+) -> Iterator[tuple[str, Sizes, Bodies | None]]:
+    """What each system sends in one round: a dense vector, or the payloads of real gradients."""
+    coded = {}
+    for system, run in runs.items():
+        if any(level.up.name != "identity" for level in run.levels):
+            coded[system] = run.model_copy(update=dict(accelerator="cpu"))  # a few images
+            continue
+        network = models.make(run.model.name, **run.model.parameters)
+        yield system, 4.0 * models.count(models.gradient_shapes(network, norm=run.norm)), None
+    if coded:
+        say(f"emulated: real gradients of {run.model.name} through {', '.join(coded)}")
+        for system, traffic, bodies in real_payloads(coded):
+            yield system, traffic.rounds[0], bodies
+
+
+def _agreement(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[Row]:
+    """Exchanges on real processes against the simulator."""
+    chosen = recipe.agreement
+    for case, one in chosen.cases.items():
+        if chosen.chosen is not None and case not in chosen.chosen:
+            continue
+        say(f"agreement: {case}")
+        network = network_of(one.network)
+        plan = exchange.load(one.exchange.name, **one.exchange.parameters)(network)
+        row = Row(
+            paper=recipe.paper,
+            experiment="agreement",
+            case=case,
+            exchange=one.exchange.name,
+            compression="identity",
+            workers=len(network.workers),
+            bandwidth=float(network.link_rate.min()),
+            scale=scale,
+            **NOTHING_YET,
+        )
+        yield row.model_copy(
+            update=dict(metric="vector", value=one.nbytes / 1e6, unit="MB", evidence="computed")
+        )
+        yield from compared(
+            row,
+            "completion_time",
+            plan,
+            network,
+            one.nbytes,
+            efficiency=recipe.default_variant.efficiency,
+            fair=one.fair,
+            repeats=chosen.repeats,
+            measured_s=recipe.emulated.measured_s,
+            timeout_s=recipe.emulated.timeout_s,
+            say=say,
+        )
+
+
+def _system(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[Row]:
+    """Training by processes over emulated links and in virtual time: variants ``live`` and
+    ``virtual``; ``live_difference`` is the largest one of test losses between them."""
+    for name in recipe.live.systems:
+        run = recipe.live_run(name, scale)
+        say(f"system: {name}, in virtual time")
+        virtual = list(train(run, say))
+        yield from (row.model_copy(update=dict(variant="virtual")) for row in virtual)
+        say(f"system: {name}, live")
+        real = [
+            row.model_copy(update=dict(case=name, variant="live"))
+            for row in lived(run, recipe.live.timeout_s, say)
+        ]
+        yield from real
+        losses = [{r.round: r.value for r in rows if r.metric == "test_loss"}
+                  for rows in (virtual, real)]  # fmt: skip
+        if shared := losses[0].keys() & losses[1].keys():
+            apart = max(abs(losses[0][n] - losses[1][n]) for n in shared)
+            update = dict(metric="live_difference", value=apart, unit="1", round=max(shared))
+            update |= dict(time_s=math.nan)
+            yield real[0].model_copy(update=update)
+
+
+def _row(
+    recipe: GeoMX, experiment: str, case: str, bandwidth: float, run: Recipe, scale: Scale
+) -> Row:
+    """What all rows of a cell share."""
+    return Row(
+        paper=recipe.paper,
+        experiment=experiment,
+        case=case,
+        exchange=run.exchange.name,
+        compression=run.levels[-1].up.name,
+        synchronization=run.synchronization.name,
+        fusion=run.fusion.name,
+        model=run.model.name,
+        dataset=recipe.dataset,
+        workers=sum(run.workers),
+        bandwidth=bandwidth,
+        scale=scale,
+        device=recipe.cluster.device,
+        **NOTHING_YET,
+    )
 
 
 def _sensitivity(recipe: GeoMX, row: Row, rest_s: float) -> Iterator[Row]:

@@ -99,9 +99,12 @@ class Emulated(Strict):
 
 
 class Compared(Strict):
+    """One exchange on emulated links; those that are not ``fair`` have one queue for all."""
+
     exchange: Part
     network: Part
     nbytes: PositiveFloat
+    fair: bool = True
 
 
 class Agreement(Strict):
@@ -232,11 +235,12 @@ class GeoMX(PaperRecipe):
     def live_run(self, system_name: str, scale: Scale) -> Recipe:
         """What ``system`` trains for real, and the trainer in virtual time."""
         live, system = self.live, self.systems[system_name]
+        link = self.link(Case(system=system_name, wan=live.wan), live.workers)
         return Recipe(
             paper=self.paper,
             experiment="system",
             system=system_name,
-            exchange=Part(name=system.exchange),
+            exchange=Part(name=system.exchange, **self.default_variant.exchange),
             levels=self.levels(system, live.workers),
             synchronization=Part(name="bsp"),
             model=live.model,
@@ -251,7 +255,7 @@ class GeoMX(PaperRecipe):
             seed=live.seed,
             scale=scale,
             device=self.cluster.device,
-            networks={system_name: Link(lan=self.cluster.lan, wan=live.wan)},
+            networks={system_name: link},
             accelerator="cpu",
         )
 

@@ -1,0 +1,176 @@
+"""Starts the nodes of one machine from one process, which has imported torch for all of them.
+
+A new interpreter needs seconds for that, a fork of one that has done it milliseconds. The nursery
+has one thread and no socket but its line to the launcher, so nodes inherit neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+CLONE_NEWNET = 0x40000000
+LARGEST = 2**16
+"""Bytes of a request."""
+
+
+class Nursery:
+    """The launcher's end; to be closed, after its children have ended."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            main = f"from testbed.live.hips import nursery; nursery.serve({theirs.fileno()})"
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", main],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,  # an interrupt from the terminal is for the launcher
+            )
+
+    def start(self, name: str, argv: Sequence[str], said: Path, namespace: str = "") -> Child:
+        """A node that runs ``python -m testbed.live.hips`` with ``argv``; is there on return.
+
+        Parameters
+        ----------
+        name: under which process lists show it.
+        said: file to which its output is appended.
+        namespace: file of the network namespace it is in; empty for the launcher's own.
+
+        Raises
+        ------
+        RuntimeError
+            The nursery has died; it has said why on standard error.
+        """
+        wanted = dict(name=name, argv=list(argv), said=str(said), namespace=namespace)
+        line, theirs = socket.socketpair()
+        try:
+            with theirs:
+                pid = self._ask(wanted, [theirs.fileno()])
+            if pid is None:
+                raise RuntimeError(f"cannot start {name}: the process that starts nodes has died")
+        except BaseException:
+            line.close()
+            raise
+        return Child(pid, line, self)
+
+    def status(self, pid: int) -> int:
+        """How a child ended, once it has."""
+        found = self._ask(pid)
+        return -signal.SIGKILL if found is None else found
+
+    def close(self) -> None:
+        self._line.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _ask(self, what: object, fds: Sequence[int] = ()) -> int | None:
+        """The nursery's answer, None if it has died."""
+        try:
+            socket.send_fds(self._line, [json.dumps(what).encode()], fds)
+            answer = self._line.recv(LARGEST)
+        except OSError:
+            return None
+        except BaseException:  # interrupted: the next answer would be that of this question
+            self._line.close()
+            raise
+        return json.loads(answer) if answer else None
+
+
+class Child:
+    """A node's process, under the names of :class:`subprocess.Popen`.
+
+    ``stdin`` is its standard input, and ends when it does: nobody else has the other end.
+    """
+
+    def __init__(self, pid: int, stdin: socket.socket, nursery: Nursery) -> None:
+        self.pid, self.stdin, self._nursery = pid, stdin, nursery
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not wait([self.stdin], timeout):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = self._nursery.status(self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:  # the number is its own until someone has asked for the status
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def environment() -> dict[str, str]:
+    """Of a new interpreter that finds the same modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+# In the nursery -----------------------------------------------------------------------------------
+
+
+def serve(fd: int) -> None:
+    """Fork a child, or tell how one ended, for every request; until the launcher is gone."""
+    from testbed.live.hips import __main__ as command
+    from testbed.live.hips import roles  # noqa: F401  what takes long
+
+    gc.freeze()  # a collection would touch, and so copy, all pages in every child
+    ended, born = 0, _serve(socket.socket(fileno=fd))
+    if born:
+        wanted, stdin = born
+        _settle(wanted, stdin)
+        ended = command.main(wanted["argv"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(ended)  # taking torch apart takes half a second
+
+
+def _serve(line: socket.socket) -> tuple[dict, int] | None:
+    """Returns in a child with what it was asked to be and its standard input."""
+    with line:
+        while True:
+            data, fds, *_ = socket.recv_fds(line, LARGEST, 1)
+            if not data:
+                return None
+            asked = json.loads(data)
+            if fds:
+                answer = os.fork()
+                if answer == 0:
+                    return asked, fds[0]
+                os.close(fds[0])
+            else:
+                answer = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])
+            line.sendall(json.dumps(answer).encode())
+
+
+def _settle(wanted: dict, stdin: int) -> None:
+    """Give this process its files, name and network."""
+    said = os.open(wanted["said"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for old, new in ((stdin, 0), (said, 1), (said, 2)):
+        os.dup2(old, new)
+    os.close(stdin)
+    os.close(said)
+    with contextlib.suppress(OSError):  # Linux has it, others do not
+        Path("/proc/self/comm").write_text(wanted["name"])
+    if wanted["namespace"]:
+        with open(wanted["namespace"]) as entry:
+            if ctypes.CDLL(None, use_errno=True).setns(entry.fileno(), CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "cannot enter", wanted["namespace"])

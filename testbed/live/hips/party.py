@@ -1,0 +1,247 @@
+"""What one node computes: the virtual-time trainer's arithmetic, cut at the wires.
+
+A :class:`Party` is the trainer's own :class:`~testbed.training.learner.Learner` with the pieces of
+its aggregation one by one, so that nodes which pass on payloads come to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods import compression, exchange
+from methods.compression import Combine, Compressor, Encoding, Payload
+from methods.compression.pieces.packing import check_finite
+from testbed.training import models, trainer
+from testbed.training.datasets import Dataset, load_dataset
+from testbed.training.learner import Learner, Replica, default_down
+from testbed.training.recipe import Level, Part, Recipe
+
+Combined = Payload | list[Payload]
+IDENTITY = Part(name="identity")
+DENSE = compression.load("identity")
+"""Carries models whole."""
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot run on real nodes.
+
+    Raises
+    ------
+    ValueError
+        Names the field of the recipe and what it may be.
+    """
+    for number, level in enumerate(recipe.levels):
+        for way, part in (("up", level.up), ("down", level.down or IDENTITY)):
+            try:
+                compression.load(part.name, **part.parameters)
+            except ValueError as error:
+                raise ValueError(f"levels.{number}.{way}: {error}") from None
+    exchanges = {"hips": 2, "parameter_server": 1}
+    depth = exchanges.get(recipe.exchange.name)
+    policy, level = recipe.synchronization, recipe.levels[-1].up
+    for field, holds, allowed in (
+        ("exchange", depth is not None, "hips or parameter_server"),
+        ("exchange.shards", recipe.exchange.parameters.get("shards", "central") == "central",
+         "central"),
+        ("levels", len(recipe.levels) == depth, f"a list of {depth} for {recipe.exchange.name}"),
+        ("synchronization", policy.name in ("bsp", "mixed"), "bsp or mixed"),
+        ("synchronization.local_iterations", policy.parameters.get("local_iterations", 1) == 1,
+         "1: gradients travel"),
+        ("optimizer_at", policy.name == "bsp" or recipe.optimizer_at == "server",
+         "server for mixed"),
+        ("exchange", policy.name == "bsp" or depth == 2, "hips for mixed"),
+        ("rounds", recipe.rounds is not None, "a number, instead of seconds"),
+        ("cluster", recipe.cluster == "sites", "sites"),
+        ("overlap", not recipe.overlap, "false"),
+        ("uneven", recipe.uneven is None, "null: nodes are as fast as they are"),
+        ("stands_for", recipe.stands_for is None, "null: real bytes travel"),
+        ("optimizer_at",
+         recipe.optimizer_at == "worker"
+         or compression.load(level.name, **level.parameters).one_shot,
+         f"worker for {level.name}, which needs several rounds"),
+    ):  # fmt: skip
+        if not holds:
+            raise ValueError(f"{field}: must be {allowed}")
+
+
+def make(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Party:
+    """The party that any node of a run of ``recipe`` is."""
+    check(recipe)
+    torch.set_num_threads(recipe.torch_threads)
+    torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
+    limits = dict(limit=recipe.limit, test_limit=recipe.test_limit)
+    dataset = load(recipe.dataset, **limits, steps=recipe.steps, words=recipe.words)
+    part = trainer.fitting(recipe.model, dataset)
+    model = models.make(part.name, recipe.seed, **part.parameters)
+    between = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
+    sites = trainer.topology(recipe.workers, next(iter(recipe.networks.values())))
+    return Party(recipe, model, dataset, between, sites)
+
+
+class Party(Learner):
+    """A node's codecs, model and, of a worker, data; nodes are known by name."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.numbers = {name: i for i, name in enumerate(self.topology.node_names)}
+        self.worker_names = [self.topology.node_names[node] for node in self.nodes]
+        self.outermost = len(self.recipe.levels) - 1
+        self.at_server = self.recipe.optimizer_at == "server"
+        self.initial = self.server
+
+    def up(self, level: int, name: str) -> Compressor:
+        """The codec by which ``name`` pushes at ``level``, or combines what is pushed to it."""
+        centre = name == self.topology.node_names[self.topology.servers[0]]
+        return self.codec("up", level, -1 if centre else self.numbers[name], self._level(level).up)
+
+    def down(self, level: int) -> Compressor:
+        """The codec by which an aggregate comes back within ``level``."""
+        spec = self._level(level)
+        return self.codec("down", level, -1, spec.down or default_down(spec))
+
+    def weights(self, level: int) -> Compressor:
+        """The codec by which parameters come back from a server that keeps the model."""
+        return self.codec("weights", level, -1, self._level(level).down or IDENTITY)
+
+    def _level(self, level: int) -> Level:
+        return self.recipe.levels[level]
+
+    # Gradients -----------------------------------------------------------------------------------
+
+    def fused(self, gradient: Sequence[Tensor], weight: float) -> Iterator[Tensor]:
+        """By key, what a worker of this weight in the mean pushes."""
+        for group in self.groups:
+            parts = [gradient[i] for i in group]
+            one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
+            yield one * weight
+
+    def unfused(self, totals: dict[int, Tensor]) -> list[Tensor]:
+        """The aggregate, one tensor a parameter, from those by key."""
+        out: list[Tensor] = [torch.empty(0)] * len(self.parameters)
+        for key, group in enumerate(self.groups):
+            shapes = [self.parameters[i].shape for i in group]
+            pieces = totals[key].flatten().split([shape.numel() for shape in shapes])
+            for i, shape, piece in zip(group, shapes, pieces, strict=True):
+                out[i] = piece.view(shape)
+        return out
+
+    def shape(self, key: int) -> torch.Size:
+        """Of the tensor that travels under ``key``."""
+        group = self.groups[key]
+        shapes = [self.parameters[i].shape for i in group]
+        return shapes[0] if len(group) == 1 else torch.Size([sum(s.numel() for s in shapes)])
+
+    def summed(self, name: str, payloads: Sequence[Payload], key: int) -> Tensor:
+        """What the server ``name`` of a site makes of its workers' pushes, in their order."""
+        codec = self.up(0, name)
+        combined = compression.combine_payloads(codec, payloads, codec.combine, key)
+        parts = combined if isinstance(combined, list) else [combined]
+        return sum(codec.decompress(part, self.device) for part in parts)
+
+    def answered(self, total: Tensor, key: int) -> tuple[Payload, Tensor]:
+        """What a site's server tells its workers of an aggregate, and what they read in it."""
+        payload = self.down(0).compress(total, key)
+        return payload, self.down(0).decompress(payload, self.device).view_as(total)
+
+    def heard(self, payload: Payload, key: int) -> Tensor:
+        """The worker's reading of :meth:`answered`."""
+        return self.down(0).decompress(payload, self.device).view(self.shape(key))
+
+    def listen(self, key: int) -> Listener:
+        """Reads along what outermost parties get, without pushing anything."""
+        spec = self._level(self.outermost).up
+        return Listener(self.codec("listen", self.outermost, -1, spec), self, key)
+
+    # Models --------------------------------------------------------------------------------------
+
+    def lowered(self, level: int, parameter: Tensor, number: int) -> Payload:
+        """The parameter of this number on its way down through ``level``."""
+        return self.weights(level).compress(parameter, number)
+
+    def lifted(self, level: int, payload: Payload) -> Tensor:
+        """What arrives of :meth:`lowered`."""
+        return self.weights(level).decompress(payload, self.device)
+
+    def rewind(self, rank: int, batches: int) -> None:
+        """Begin the data stream of the worker of this rank anew, after so many batches."""
+        self._streams[rank] = self._make_streams()[rank]
+        self._augmenters[rank] = self._generator(f"augment {rank}")
+        for _ in range(batches):
+            self._batch(rank)
+
+    # State ---------------------------------------------------------------------------------------
+
+    def codec_states(self) -> dict[tuple, Any]:
+        """A copy of the state of all codecs."""
+        return {key: codec.state_dict() for key, codec in self._codecs.items()}
+
+    def load_codec_states(self, states: dict[tuple, Any]) -> None:
+        """Go on from a copy; codecs without state there begin anew."""
+        for key, codec in self._codecs.items():
+            codec.load_state_dict(states.get(key, {}))
+        # Those that were not asked for yet in this process:
+        for key in states.keys() - self._codecs.keys():
+            direction, level, node = key
+            spec = self._level(level)
+            part = {"down": spec.down or default_down(spec), "weights": spec.down or IDENTITY}
+            self.codec(direction, level, node, part.get(direction, spec.up))
+            self._codecs[key].load_state_dict(states[key])
+
+
+@dataclass
+class Listener:
+    """One key's way back at the outermost level, read by a node that pushes nothing.
+
+    One-shot codecs are simply decoded. Codecs with several rounds are told zeros, which add
+    nothing to a sum; what that party would push is dropped.
+    """
+
+    codec: Compressor
+    party: Party
+    key: int
+    encoding: Encoding | None = None
+
+    def hear(self, combined: Combined) -> Tensor | None:
+        """The aggregate, once it is complete."""
+        if self.codec.one_shot:
+            return decoded(self.codec, combined, self.party.device).view(self.party.shape(self.key))
+        if self.encoding is None:
+            zeros = torch.zeros(self.party.shape(self.key), device=self.party.device)
+            self.encoding = self.codec.encode(zeros, self.key)
+            next(self.encoding)
+        return advanced(self.encoding, combined)[1]
+
+
+def decoded(codec: Compressor, combined: Combined, device: torch.device) -> Tensor:
+    """How every party of a one-shot codec reads the answer, see ``Compressor.encode``."""
+    if not isinstance(combined, list):
+        return codec.decompress(combined, device)
+    total = codec.decompress(combined[0], device)
+    for payload in combined[1:]:
+        total += codec.decompress(payload, device)
+    return check_finite(total, f"{codec.name}: sum")
+
+
+def advanced(
+    encoding: Encoding, combined: Combined
+) -> tuple[tuple[Payload, Combine] | None, Tensor | None]:
+    """What the party sends next, or else the aggregate."""
+    try:
+        return encoding.send(combined), None
+    except StopIteration as stop:
+        return None, stop.value
+
+
+def pack(replica: Replica) -> dict[str, Any]:
+    """A replica as plain data; what changes in place is copied."""
+    return vars(replica) | {"buffers": [buffer.clone() for buffer in replica.buffers]}
+
+
+def unpack(state: dict[str, Any]) -> Replica:
+    """The replica of :func:`pack`."""
+    return Replica(**state | {"buffers": [buffer.clone() for buffer in state["buffers"]]})

@@ -1,0 +1,225 @@
+"""The one file that describes a cluster: what it trains, who takes part, how losses are met.
+
+JSON or YAML, for instance::
+
+    training:
+      exchange: {name: hips}            # parameter_server: no servers in the sites
+      levels: [{up: {name: identity}}, {up: {name: bisparse}}]
+      synchronization: {name: bsp}      # or mixed, with optimizer_at: server
+      model: {name: lenet5}
+      dataset: fashion_mnist
+      workers: [2, 2]
+      batch: 32
+      lr: 0.05
+      rounds: 100
+      evaluate_every: 10
+    on_loss: continue
+    output: runs/first
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from testbed.live.hips.messages import (
+    ADDRESS,
+    CENTRAL_SCHEDULER,
+    GLOBAL_SCHEDULER,
+    GLOBAL_SERVER,
+    MASTER,
+)
+from testbed.training.recipe import Link, Recipe
+
+USUAL: dict[str, Any] = dict(
+    paper="",
+    experiment="cluster",
+    system="hips",
+    seed=0,
+    scale="desk",
+    device="this machine",
+    accelerator="cpu",
+)
+"""Fields of a recipe that a live run has no use for, or that are seldom others."""
+
+Finite = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+
+class Cluster(BaseModel):
+    """What the file says.
+
+    Attributes
+    ----------
+    training: see :class:`testbed.training.recipe.Recipe`; :data:`USUAL` may be left out, and
+        ``networks``, which is ``network`` here.
+    network: shape links by these rates on this machine; null for the machine's own loopback.
+    late: nodes that the start does not wait for; they join when they come.
+    on_loss: when a node is lost, ``stop`` everything with an error, ``continue`` without it, or
+        ``wait`` for its return. Without the global server, its scheduler or the master all stops.
+    rejoin_s: how long to wait for who was lost, and a site that was cut off for the centre.
+    heartbeat_timeout_s: who is silent for longer is lost; heartbeats come five times as often.
+    start_s: how long to wait for all at the start.
+    slice_bytes: payloads travel in pieces of at most so many bytes.
+    limit_bytes: largest tensor that is taken, in bytes of float32.
+    state: folder for each node's latest snapshots, from which it can go on; null for none, which
+        ``wait`` does not allow.
+    output: folder for logs (``*.log``), the configuration with all addresses (``cluster.json``)
+        and the result rows (``rows.parquet``).
+    addresses: ``tcp://host:port`` by node. Where nodes are on several machines, all schedulers
+        need one; others listen at any free port.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    training: Recipe
+    network: Link | None = None
+    late: tuple[str, ...] = ()
+    on_loss: Literal["stop", "continue", "wait"] = "stop"
+    rejoin_s: Finite = 60.0
+    heartbeat_timeout_s: Annotated[float, Field(ge=0.5, le=600)] = 5.0
+    start_s: Finite = 120.0
+    slice_bytes: Annotated[int, Field(ge=2**10, le=2**28)] = 2**20
+    limit_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30
+    state: Path | None = None
+    output: Path
+    addresses: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("training"), dict):
+            return given
+        training = given["training"]
+        if "networks" in training:
+            raise ValueError("training.networks: leave it out, `network` says what there is")
+        link = given.get("network") or dict(lan=1.0, wan=1.0)
+        case = "emulated" if given.get("network") else "this machine"
+        return given | {"training": USUAL | training | {"networks": {case: link}}}
+
+    @field_validator("addresses")
+    @classmethod
+    def _well_formed(cls, addresses: dict[str, str]) -> dict[str, str]:
+        for node, address in addresses.items():
+            if not ADDRESS.match(address):
+                raise ValueError(f"{node} must be at tcp://host:port, not {address!r}")
+        return addresses
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for field, names in (("late", self.late), ("addresses", self.addresses)):
+            for name in names:
+                if name not in self.everybody:
+                    raise ValueError(
+                        f"{field}: no node {name!r}; there are: {', '.join(self.everybody)}"
+                    )
+        if missing := {GLOBAL_SERVER, MASTER} & set(self.late):
+            raise ValueError(f"late: {', '.join(sorted(missing))} must be there from the start")
+        if schedulers := [name for name in self.late if name.endswith("/scheduler")]:
+            raise ValueError(f"late: {schedulers[0]} comes with its nodes; name these")
+        if self.on_loss == "wait" and self.state is None:
+            raise ValueError("state: name a folder; who is waited for comes back with its state")
+        return self
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sites count their own rounds."""
+        return self.training.synchronization.name != "bsp"
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(f"site{number}" for number in range(1, len(self.training.workers) + 1))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All but schedulers, in the order of sums."""
+        found = [GLOBAL_SERVER, MASTER]
+        for site, workers in zip(self.sites, self.training.workers, strict=True):
+            if self.training.exchange.name != "parameter_server":
+                found.append(f"{site}/server")
+            found += [f"{site}/worker{rank}" for rank in range(workers)]
+        return tuple(found)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return tuple(name for name in self.nodes if name.endswith("/server"))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        return (GLOBAL_SCHEDULER, CENTRAL_SCHEDULER, *(f"{site}/scheduler" for site in self.sites))
+
+    @property
+    def everybody(self) -> tuple[str, ...]:
+        return self.schedulers + self.nodes
+
+
+def read(path: str | Path, runnable: bool = True) -> Cluster:
+    """The cluster that a file describes.
+
+    Parameters
+    ----------
+    runnable: whether to refuse training that real nodes cannot do; this imports torch.
+
+    Raises
+    ------
+    ValueError
+        What is wrong, a line each: the file, the field and what is allowed.
+    OSError
+        No such file.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return parse(yaml.load(text, Loader=_Loader), runnable)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path}: neither JSON nor YAML: {error}") from None
+    except ValueError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
+
+
+def parse(document: Any, runnable: bool = True) -> Cluster:
+    """The cluster that plain data describe; raises ValueError as :func:`read`."""
+    try:
+        cluster = Cluster.model_validate(document)
+    except ValidationError as error:
+        raise ValueError("\n".join(map(_line, error.errors()))) from None
+    if runnable:
+        from testbed.live.hips import party  # only here: schedulers need not wait for torch
+
+        try:
+            party.check(cluster.training)
+        except ValueError as error:
+            raise ValueError(f"training.{error}") from None
+    return cluster
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses keys that come twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} is given twice")
+        return super().construct_mapping(node, deep)
+
+
+def _line(entry: dict) -> str:
+    where = ".".join(map(str, entry["loc"]))
+    text = entry["msg"].removeprefix("Value error, ")
+    if entry["type"] == "extra_forbidden":
+        kind = {"training": Recipe, "network": Link}.get(entry["loc"][0], Cluster)
+        text = f"no such key; there are: {', '.join(kind.model_fields)}"
+    elif entry["type"] not in ("missing", "value_error"):
+        given = str(entry["input"])
+        text += f", not {given[:50]}" if not isinstance(entry["input"], dict | list) else ""
+    return f"{where}: {text}" if where else text

@@ -1,0 +1,66 @@
+"""The process that starts nodes: its children are as if they had been started afresh."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from testbed.live.hips.nursery import Nursery
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with contextlib.closing(Nursery()) as its:
+        yield its
+
+
+def test_output_and_status_are_those_of_the_command(nursery, tmp_path):
+    said = tmp_path / "said"
+    assert nursery.start("a", ["--help"], said).wait(60) == 0
+    assert nursery.start("b", [str(tmp_path / "none.yaml")], said).wait(60) == 2
+    text = said.read_text()
+    assert text.startswith("usage: python -m testbed.live.hips")
+    assert "No such file or directory" in text.splitlines()[-1]
+
+
+def test_the_nursery_has_one_thread_and_children_one_by_one_end(nursery, tmp_path):
+    waits = waiting(tmp_path)
+    both = [nursery.start(f"site1/w{i}", [str(waits)], tmp_path / "said") for i in range(2)]
+    assert len(list(Path(f"/proc/{nursery.process.pid}/task").iterdir())) == 1
+    assert len({child.pid for child in both} | {nursery.process.pid}) == 3
+    both[0].kill()
+    assert both[0].wait(60) == both[0].poll() == -signal.SIGKILL
+    both[0].kill()  # nothing more
+    assert both[1].poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        both[1].wait(0.05)
+    both[1].send_signal(signal.SIGTERM)
+    assert both[1].wait(60) == -signal.SIGTERM
+
+
+def test_a_network_that_is_not_there(nursery, tmp_path):
+    said = tmp_path / "said"
+    assert nursery.start("a", ["--help"], said, str(tmp_path / "none")).wait(60) == 1
+    assert "FileNotFoundError" in said.read_text()
+
+
+def test_a_dead_nursery_is_named(tmp_path):
+    waits = waiting(tmp_path)
+    with contextlib.closing(Nursery()) as nursery:
+        child = nursery.start("a", [str(waits)], tmp_path / "said")
+        nursery.process.kill()
+        with pytest.raises(RuntimeError, match="cannot start b: the process that starts nodes has"):
+            nursery.start("b", ["--help"], tmp_path / "said")
+        assert child.poll() is None
+        child.kill()
+        assert child.wait(60) == -signal.SIGKILL
+
+
+def waiting(folder) -> Path:
+    """A configuration that is never read to its end."""
+    fifo = folder / "cluster.json"
+    os.mkfifo(fifo)
+    return fifo
