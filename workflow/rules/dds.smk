@@ -13,7 +13,11 @@ DDS_BY_SEED = {
 DDS_SIMULATED = {"bytes": ["federated"]}
 for name, jobs in DDS_BY_SEED.items():
     DDS_SIMULATED |= dict.fromkeys(jobs, ["federated", name])
-DDS_MEASURED = {"federated": ["federated", "federated_seeds"], "ddp": ["ddp"], "transport": ["transport"]}
+DDS_MEASURED = {
+    "federated": ["federated", "federated_seeds"],
+    "ddp": ["ddp"],
+    "transport": ["transport"],
+}
 DDS_CODECS = [part.name for part in DDS.federated.modes.values()]
 DDS_CODECS += [case.codec.name for case in DDS.ddp.cases.values()]
 
