@@ -286,7 +286,11 @@ def _points(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
         if cell["model"] != trained["model"]:
             continue
         key = (cell["model"], cell["variant"], trained["workers"], cell["bandwidth"])
-        labels = [label for label in accuracy if math.isfinite(times[label].get(key, math.nan))]
+        labels = [
+            label
+            for label in accuracy
+            if label in times and math.isfinite(times[label].get(key, math.nan))
+        ]
         table = pd.DataFrame(
             {
                 "time": times.loc[key, labels],
