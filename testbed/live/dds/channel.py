@@ -351,9 +351,8 @@ class Channel:
 
     def _matched(self, handles, describe, known: dict[int, int | None]) -> dict[int, int | None]:
         """Member behind each endpoint; None of a stranger's."""
-        try:
-            now = handles()
-        except IndexError:  # Cyclone's wrapper trips over one more that comes while it counts
+        now = domain.matched(handles)
+        if now is None:
             return known
         found = {}
         for handle in now:

@@ -117,11 +117,8 @@ class _Raw:
         self.changed = threading.Condition()
         threading.Thread(target=self._drain, daemon=True).start()
         deadline = time.monotonic() + timeout_s
-        while not (
-            len(self.writer.get_matched_subscriptions())
-            == len(self.reader.get_matched_publications())
-            == others
-        ):
+        both = self.writer.get_matched_subscriptions, self.reader.get_matched_publications
+        while any(len(matched(handles) or ()) != others for handles in both):
             if time.monotonic() > deadline:
                 raise ConnectionError(f"raw writes: not {others} others within {timeout_s:g} s")
             time.sleep(0.01)
