@@ -19,7 +19,7 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from testbed.live.dds.collectives import Group
-from testbed.live.dds.domain import LAST_DOMAIN, Network, connect, qos
+from testbed.live.dds.domain import LAST_DOMAIN, Network, connect, matched, qos
 from testbed.live.dds.segments import CUT, Segment
 from testbed.live.processes import Tell, run_ranks
 
