@@ -36,6 +36,9 @@ os.replace = replace
 # For every rule: something that it writes.
 RULES = {
     "dataset": "results/data/fashion_mnist.json",
+    "matrix_job": "results/smoke/matrix/cells/ring.parquet",
+    "matrix_condensed": "results/smoke/matrix/condensed.parquet",
+    "matrix_advice": "results/smoke/matrix/advice.parquet",
     "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
     "geomx_recorded": "results/smoke/geomx/links/recorded.parquet",
     "geomx_links": "results/smoke/geomx/links/emulated.parquet",
@@ -50,9 +53,6 @@ RULES = {
     "lpsp_measure": "results/smoke/lpsp/batching.parquet",
     "dds_simulate": "results/smoke/dds/bytes.parquet",
     "dds_measure": "results/smoke/dds/transport.parquet",
-    "matrix_job": "results/smoke/matrix/cells/ring.parquet",
-    "matrix_condensed": "results/smoke/matrix/condensed.parquet",
-    "matrix_advice": "results/smoke/matrix/advice.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",
     "verdicts": "results/smoke/verdicts.csv",
