@@ -163,6 +163,24 @@ class Recipe(BaseModel):
             raise ValueError("overhead_s, timed_workers and timed_batch need overlap: true")
         return self
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """What every result row of the run says of it; its network is a case of its own."""
+        return dict(
+            paper=self.paper,
+            experiment=self.experiment,
+            exchange=self.exchange.name,
+            compression=self.levels[-1].up.name,
+            synchronization=self.synchronization.name,
+            fusion=self.fusion.name,
+            model=self.model.name,
+            dataset=self.dataset,
+            workers=sum(self.workers),
+            seed=self.seed,
+            scale=self.scale,
+            device=self.device,
+        )
+
     def lr_at(self, update: int) -> float:
         """The learning rate of update number ``update``, counted from 0."""
         factors = [factor for start, factor in self.lr_steps.items() if update >= start]

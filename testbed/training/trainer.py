@@ -238,27 +238,8 @@ class _Session:
             self.bytes_sent += (sum(pushed.values()) + pulled) / self.parties
 
     def row(self, clock: _Clock, metric: str, value: float, unit: str, **fields) -> Row:
-        recipe = self.recipe
-        return Row(
-            paper=recipe.paper,
-            experiment=recipe.experiment,
-            case=clock.case,
-            exchange=recipe.exchange.name,
-            compression=recipe.levels[-1].up.name,
-            synchronization=recipe.synchronization.name,
-            fusion=recipe.fusion.name,
-            model=recipe.model.name,
-            dataset=recipe.dataset,
-            workers=sum(recipe.workers),
-            bandwidth=clock.link.wan,
-            seed=recipe.seed,
-            scale=recipe.scale,
-            device=recipe.device,
-            metric=metric,
-            value=value,
-            unit=unit,
-            **fields,
-        )
+        place = dict(case=clock.case, bandwidth=clock.link.wan)
+        return Row(**self.recipe.told, **place, metric=metric, value=value, unit=unit, **fields)
 
     def evaluate(self, replica, round_: int) -> Iterator[Row]:
         accuracy, loss = self.learner.evaluate(replica)

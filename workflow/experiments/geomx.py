@@ -53,7 +53,7 @@ def _rounds(
         for case_name, case in table.cases.items():
             say(f"{experiment}: {network.name}, {case_name}")
             run = recipes[case.system]
-            row = _row(recipe, experiment, case_name, case.wan, run, scale)
+            row = _row(experiment, case_name, case.wan, run)
             sent = traffic[case.system]
             yield from byte_rows(row, network, len(run.levels), sent)
             timings = {
@@ -105,7 +105,7 @@ def _cells(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[
                     sites = topology(table.workers, link.model_copy(update=bare))
                     options = recipe.default_variant.exchange
                     plan = exchange.load(runs[system].exchange.name, **options)(sites)
-                    row = _row(recipe, "emulated", case_name, case.wan, runs[system], scale)
+                    row = _row("emulated", case_name, case.wan, runs[system])
                     yield from compared(
                         row.model_copy(update=dict(variant=name)),
                         TIME,
@@ -198,26 +198,10 @@ def _system(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator
             yield real[0].model_copy(update=update)
 
 
-def _row(
-    recipe: GeoMX, experiment: str, case: str, bandwidth: float, run: Recipe, scale: Scale
-) -> Row:
+def _row(experiment: str, case: str, bandwidth: float, run: Recipe) -> Row:
     """What all rows of a cell share."""
-    return Row(
-        paper=recipe.paper,
-        experiment=experiment,
-        case=case,
-        exchange=run.exchange.name,
-        compression=run.levels[-1].up.name,
-        synchronization=run.synchronization.name,
-        fusion=run.fusion.name,
-        model=run.model.name,
-        dataset=recipe.dataset,
-        workers=sum(run.workers),
-        bandwidth=bandwidth,
-        scale=scale,
-        device=recipe.cluster.device,
-        **NOTHING_YET,
-    )
+    place = dict(experiment=experiment, case=case, bandwidth=bandwidth, seed=-1)
+    return Row(**run.told | place, **NOTHING_YET)
 
 
 def _sensitivity(recipe: GeoMX, row: Row, rest_s: float) -> Iterator[Row]:

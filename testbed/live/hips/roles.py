@@ -696,21 +696,9 @@ class Master(Node):
         ``mean_round_time`` is over all rounds but the first, which waits for the model."""
         recipe = self._recipe
         case, link = next(iter(recipe.networks.items()))
-        fields = dict(
-            paper=recipe.paper,
-            experiment=recipe.experiment,
+        fields = recipe.told | dict(
             case=case,
-            exchange=recipe.exchange.name,
-            compression=recipe.levels[-1].up.name,
-            synchronization=recipe.synchronization.name,
-            fusion=recipe.fusion.name,
-            model=recipe.model.name,
-            dataset=recipe.dataset,
-            workers=sum(recipe.workers),
             bandwidth=link.wan,
-            seed=recipe.seed,
-            scale=recipe.scale,
-            device=recipe.device,
             evidence=self.evidence,
             reason="; ".join(self.notes),
         )
