@@ -453,8 +453,13 @@ def _exchange(part: Part) -> Exchange:
 
 
 def load_codec(part: Part, parties: int | None = None) -> Compressor:
+    """The codec ``part``, among ``parties`` if their number is given."""
+    part = part if parties is None else among(part, parties)
+    return compression.load(part.name, **part.parameters)
+
+
+def among(part: Part, parties: int) -> Part:
     """The codec ``part``; one that must know how many parties merge is told."""
-    codec = compression.load(part.name, **part.parameters)
-    if parties is None or "parties" in part.parameters or not hasattr(codec, "parties"):
-        return codec
-    return compression.load(part.name, **part.parameters, parties=parties)
+    if not hasattr(load_codec(part), "parties"):
+        return part
+    return Part(name=part.name, **({"parties": parties} | part.parameters))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from methods.synchronization import Policy
 from testbed import lineup
 from testbed.lineup import Fusions, System
-from testbed.matrix import Cluster, Method, load_codec
+from testbed.matrix import Cluster, Method, among, load_codec
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, kept_momentum
@@ -166,7 +166,7 @@ class Matrix(PaperRecipe):
         codec, momentum = system.levels[-1].up, training.momentum
         if policy.travels == "gradient" and "momentum" not in codec.parameters:
             codec, momentum = kept_momentum(codec, training.momentum)
-        levels[-1]["up"] = _told(codec, 2 if several else training.workers)
+        levels[-1]["up"] = among(codec, 2 if several else training.workers)
         grouping = system.fusion if lockstep and system.coded else Part(name="layer_wise")
         overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
         link = Link(
@@ -253,9 +253,3 @@ class Matrix(PaperRecipe):
         if len(set(labels)) < len(labels):
             twice = sorted({label for label in labels if labels.count(label) > 1})
             check.fail("systems", f"two methods are called {', '.join(twice)}")
-
-
-def _told(part: Part, parties: int) -> dict[str, Any]:
-    codec = load_codec(part)
-    told = {} if not hasattr(codec, "parties") else {"parties": parties}
-    return told | part.model_dump()
