@@ -157,7 +157,7 @@ def _searched(matrix: Matrix, labels: Iterable[str]) -> Iterator[Recipe]:
         for lr in how.grid:
             yield matrix.run(label, lr, how.seeds[0], how.tuning_rounds, "paper", "tuning")
         for seed in how.seeds:
-            yield matrix.run(label, how.grid[0], seed, how.rounds, "paper", "training")
+            yield matrix.run(label, how.grid[0], seed, how.most_rounds, "paper", "training")
 
 
 def _rounds(recipe: Recipe) -> float:

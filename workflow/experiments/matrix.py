@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -90,22 +90,41 @@ def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iter
     for lr in how.grid:
         run = recipe.run(label, lr, how.tuning_seed, how.tuning_rounds, scale, "tuning")
         curve = list(train(run, say))
-        (final,) = (r for r in arrivals(curve, how.target) if r.metric == "final_accuracy")
+        (final,) = (
+            row
+            for row in arrivals(curve, how.target, how.tuning_rounds)
+            if row.metric == "final_accuracy"
+        )
         tried[lr] = final.value if final.status == "ok" else -math.inf
         yield final.model_copy(update=dict(variant=f"lr={lr:g}"))
     best = max(tried, key=tried.__getitem__)
     say(f"{label}: learning rate {best:g}")
     curves: list[Row] = []
     for seed in how.seeds:
-        curves += train(recipe.run(label, best, seed, how.rounds, scale, "training"), say)
+        run = recipe.run(label, best, seed, how.most_rounds, scale, "training")
+        curves += until_target(train(run, say), how.target, how.rounds)
     yield from curves
     chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
     yield _summary(curves[0], **chosen, status="ok", reason="")
-    yield from arrivals(curves, how.target)
+    yield from arrivals(curves, how.target, how.rounds)
 
 
-def arrivals(curves: Sequence[Row], target: float) -> Iterator[Row]:
-    """Final accuracy, and the round at which the target (%) was reached, a row a seed."""
+def until_target(run: Iterable[Row], target: float, rounds: int) -> Iterator[Row]:
+    """The evaluations of ``run`` until it has had ``rounds`` and reached the target (%)."""
+    seen: list[float] = []
+    had = -1
+    for row in run:
+        if row.metric == "test_accuracy" and row.status == "ok":
+            if had >= rounds and arrival(np.array(seen), target, WINDOW) is not None:
+                return
+            seen.append(row.value)
+            had = row.round
+        if row.round >= 0 or row.status == "failed":
+            yield row
+
+
+def arrivals(curves: Sequence[Row], target: float, rounds: int) -> Iterator[Row]:
+    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed."""
     by_seed: dict[int, list[Row]] = {}
     for row in curves:
         if row.metric == "test_accuracy":
@@ -117,7 +136,8 @@ def arrivals(curves: Sequence[Row], target: float) -> Iterator[Row]:
                 yield made(metric=metric, unit=unit)
             continue
         values = np.array([point.value for point in points])
-        yield made(metric="final_accuracy", value=float(values[-WINDOW:].mean()), unit="%")
+        then = values[[point.round <= rounds for point in points]]
+        yield made(metric="final_accuracy", value=float(then[-WINDOW:].mean()), unit="%")
         yield made(metric="target_accuracy", value=target, unit="%", evidence="computed")
         at = arrival(values, target, WINDOW)
         done = dict(metric="rounds_to_target", unit="rounds")
@@ -125,8 +145,8 @@ def arrivals(curves: Sequence[Row], target: float) -> Iterator[Row]:
             reason = f"never reached {target:g} % within {points[-1].round} rounds"
             yield made(**done, status="failed", reason=reason, value=math.nan)
         else:
-            rounds = [point.round for point in points]
-            yield made(**done, value=float(np.interp(at, np.arange(len(rounds)), rounds)))
+            at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
+            yield made(**done, value=float(at_round))
 
 
 def _summary(point: Row, **fields) -> Row:

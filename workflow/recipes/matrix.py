@@ -29,8 +29,9 @@ class Training(Strict):
     """Curves that say how many rounds each method needs.
 
     ``grid``: learning rates, tried for ``tuning_rounds`` with ``tuning_seed``; the best one trains
-    with every seed. ``target``: %. ``bandwidth`` (bit/s), ``speeds``: where policies that look at
-    the clock are trained, on a flat cluster.
+    with every seed for ``rounds``, where accuracies are compared; what has not reached ``target``
+    (%) by then goes on, for ``most_rounds`` at most. ``bandwidth`` (bit/s), ``speeds``: where
+    policies that look at the clock are trained, on a flat cluster.
     """
 
     model: Part
@@ -40,6 +41,7 @@ class Training(Strict):
     grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
     tuning_rounds: PositiveInt
     rounds: PositiveInt
+    most_rounds: PositiveInt
     evaluate_every: PositiveInt
     test_limit: PositiveInt | None
     limit: PositiveInt | None
@@ -222,6 +224,8 @@ class Matrix(PaperRecipe):
         for name in [*self.models, self.training.model.name]:
             check.need("models", name, models.MODELS)
         check.need("training.model.name", self.training.model.name, self.models)
+        if self.training.most_rounds < self.training.rounds:
+            check.fail("training.most_rounds", f"must be at least rounds, {self.training.rounds}")
         check.need("training.speeds", self.training.speeds, self.speeds)
         for kind, part in self.fusion:
             check.need(f"fusion.{kind}.name", part.name, fusion.names())

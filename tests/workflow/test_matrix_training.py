@@ -1,0 +1,86 @@
+"""How long a method of the matrix trains, and what its curves arrive at."""
+
+import math
+
+import pytest
+
+from testbed.results import Row
+from workflow.experiments.matrix import arrivals, until_target
+
+TARGET, ROUNDS = 90.0, 40
+POINT = Row(
+    paper="matrix",
+    experiment="training",
+    case="m",
+    seed=1,
+    scale="smoke",
+    evidence="measured",
+    metric="test_accuracy",
+    value=0.0,
+    unit="%",
+)
+
+
+def run(*accuracies: float, seed: int = 1):
+    """A run evaluated every ten rounds, as the trainer tells it."""
+    for number, accuracy in enumerate(accuracies):
+        for metric, value in (("test_accuracy", accuracy), ("bytes_sent", 8.0 * number)):
+            update = dict(metric=metric, value=value, round=10 * number, seed=seed)
+            yield POINT.model_copy(update=update)
+    yield POINT.model_copy(update=dict(metric="mean_round_time", value=1.0, round=-1, seed=seed))
+
+
+def rounds_of(rows):
+    return [row.round for row in rows if row.metric == "test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "last"),
+    [
+        ((10, 95, 95, 95, 95, 95, 95), 40),  # there early: all rounds that are compared
+        ((10, 20, 30, 40, 50, 99, 99, 99, 99, 99), 70),  # the mean of three arrives at 70
+        ((10, 20, 30, 40, 50, 99, 10, 10, 10), 80),  # one lucky evaluation is no arrival
+        ((10, 20), 10),  # the run's own end
+    ],
+)
+def test_a_run_ends_when_it_has_arrived_but_not_before_the_rounds_that_are_compared(
+    accuracies, last
+):
+    rows = list(until_target(run(*accuracies), TARGET, ROUNDS))
+    assert rounds_of(rows) == list(range(0, last + 1, 10))
+    assert {row.metric for row in rows} == {"test_accuracy", "bytes_sent"}
+    assert rows[-1].metric == "bytes_sent"
+
+
+def test_nothing_is_trained_beyond_the_end():
+    def endless():
+        yield from run(*[99] * 6)
+        raise AssertionError("trained on")
+
+    assert rounds_of(until_target(endless(), TARGET, ROUNDS)) == [0, 10, 20, 30, 40]
+
+
+def test_a_run_that_breaks_is_kept():
+    update = dict(value=math.nan, status="failed", reason="test loss is nan; lower lr")
+    broken = POINT.model_copy(update=update)
+    assert list(until_target([broken], TARGET, ROUNDS)) == [broken]
+    told = list(arrivals([broken], TARGET, ROUNDS))
+    assert {(row.metric, row.status) for row in told} == {
+        ("final_accuracy", "failed"),
+        ("rounds_to_target", "failed"),
+    }
+
+
+def test_accuracies_are_compared_at_the_same_round_and_the_target_counts_later():
+    late = [*run(10, 20, 30, 40, 50, 84, 90, 96), *run(10, 60, 90, 93, 96, seed=2)]
+    told = {(row.metric, row.seed): row for row in arrivals(late, TARGET, ROUNDS)}
+    assert told["final_accuracy", 1].value == pytest.approx((30 + 40 + 50) / 3)
+    assert told["final_accuracy", 2].value == pytest.approx((90 + 93 + 96) / 3)
+    # Means of three: …, 58, 74.67, 90 at round 70; and 53.3, 81, 93 at round 40.
+    assert told["rounds_to_target", 1].value == pytest.approx(70)
+    assert told["rounds_to_target", 2].value == pytest.approx(30 + 10 * (90 - 81) / (93 - 81))
+
+
+def test_what_never_arrives_says_after_how_many_rounds():
+    (_, _, never) = arrivals(list(run(10, 20, 30)), TARGET, ROUNDS)
+    assert never.status == "failed" and never.reason == "never reached 90 % within 20 rounds"
