@@ -154,6 +154,11 @@ class Emulated:
         """IPv4 address of a worker or server."""
         return _address(self._end(node))
 
+    def card(self, node: int) -> str:
+        """Name of the one network card of a worker or server, but for the loopback."""
+        self._end(node)
+        return next(f"l{link}" for (src, _), link in self._link.items() if src == node)
+
     def command(self, node: int, argv: Sequence[str]) -> list[str]:
         """What to run for ``argv`` to run in the network of a worker or server.
 

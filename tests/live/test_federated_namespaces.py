@@ -1,6 +1,7 @@
 """Controller and clients on two hosts, each a network namespace with an address of its own."""
 
 import random
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,8 +9,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from federated_peers import process, write_images  # noqa: E402
-from test_dds_namespaces import hosts  # noqa: E402, F401
+from federated_peers import write_images  # noqa: E402
+from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
 
 from testbed.live.dds.federated import simulate, store
 from testbed.live.dds.federated.controller import read_log
@@ -31,20 +32,29 @@ def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
         task=task,
         domain=random.SystemRandom().randrange(1, 233),
         run="between hosts",
-        interface="10.77.0.1",
+        interface=ADDRESSES[0],
         rounds=3,
         lr=0.05,
         min_clients=2,
         state=tmp_path / "state",
         log=tmp_path / "log",
     )
-    shared = {name: getattr(settings, name) for name in SHARED} | {"interface": "10.77.0.2"}
+    shared = {name: getattr(settings, name) for name in SHARED} | {"interface": ADDRESSES[1]}
     with ExitStack() as stack:
-        running = [stack.enter_context(process(settings, tmp_path, namespace=hosts[0]))]
+
+        def start(host, role, its, name):
+            file = tmp_path / f"{name}.json"
+            file.write_text(its.model_dump_json())
+            argv = [sys.executable, "-m", "testbed.live.dds.federated", role, str(file)]
+            running = stack.enter_context(subprocess.Popen(hosts.command(host, argv)))
+            stack.callback(running.kill)
+            return running
+
+        running = [start(0, "controller", settings, "controller")]
         for client in range(task.clients):
             its = ClientSettings(client=client, **shared)
-            running.append(stack.enter_context(process(its, tmp_path, namespace=hosts[1])))
-        assert [one.wait(60) for one in running] == [0, 0, 0]
+            running.append(start(1, "client", its, f"client {client}"))
+        assert [one.wait(120) for one in running] == [0, 0, 0]
     expected, simulated = simulate(settings)
     assert torch.equal(store.load(settings.state, task)[1], simulated)
     assert [r.accuracy for r in read_log(settings.log)] == [r.accuracy for r in expected]

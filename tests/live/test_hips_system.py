@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.live.hips import settings
+from testbed.live.hips import launch, settings
 from testbed.live.hips.launch import Failed, Launched, run_all
 from testbed.network import emulated
 from testbed.results import frame, read
@@ -112,10 +112,17 @@ def test_killed_nodes_and_a_killed_site_come_back_and_change_nothing(tmp_path, m
     assert result(cluster) == in_virtual_time(cluster, monkeypatch)
 
 
-def test_parameter_server_of_the_same_code(tmp_path, monkeypatch):
-    given = document(tmp_path, [2], 20)
-    levels = [{"up": {"name": "fp16"}}]
-    given["training"] |= dict(exchange={"name": "parameter_server"}, levels=levels)
+@pytest.mark.parametrize(
+    "workers, changes",
+    [
+        ([2], dict(exchange={"name": "parameter_server"}, levels=[{"up": {"name": "fp16"}}])),
+        ([3, 3], {}),
+    ],
+    ids=["parameter server", "three workers a site"],
+)
+def test_other_shapes_of_the_same_code(tmp_path, monkeypatch, workers, changes):
+    given = document(tmp_path, workers, 20)
+    given["training"] |= changes
     cluster = settings.parse(given)
     run_all(cluster, ENOUGH_S)
     assert result(cluster) == in_virtual_time(cluster, monkeypatch)
@@ -142,6 +149,64 @@ def test_a_run_goes_on_without_a_lost_worker_and_takes_it_back(tmp_path):
         launched.processes["site2/worker0"].send_signal(signal.SIGTERM)  # leaves, and so its site
         assert launched.processes["site2/worker0"].wait(ENOUGH_S) == 0
         wait_for_words(launched, "central/server", r"epoch 4, (?!.*site2)")
+
+
+def test_a_late_worker_joins_a_run_that_began_without_it(tmp_path):
+    given = document(tmp_path, [3, 3], 2000, on_loss="continue", late=["site2/worker2"])
+    given["training"] |= dict(evaluate_every=2000)
+    with Launched(settings.parse(given)) as launched:
+        wait_for_words(launched, "central/server", r"epoch 1, (?!.*site2/worker2).*site2/worker1")
+        assert "site2/worker2" not in launched.processes
+        launched.start("site2/worker2")
+        wait_for_words(launched, "central/server", r"epoch 2, round \d+: .*site2/worker2")
+        wait_for_words(launched, "site2/worker2", r"epoch 2, round \d+: ")
+
+
+def test_a_worker_that_is_stopped_ends_the_run_within_the_timeout(tmp_path):
+    """Its connections stay open: only that it is silent tells."""
+    timeout_s, margin_s = 2, 60
+    given = document(tmp_path, [2], 100_000, heartbeat_timeout_s=timeout_s)
+    victim, lost = "site1/worker0", "lost site1/worker0: silent for 2 s"
+    with Launched(settings.parse(given)) as launched:
+        wait_for_words(launched, victim, "epoch 1")
+        end = time.monotonic() + timeout_s + margin_s
+        launched.processes[victim].send_signal(signal.SIGSTOP)
+        with pytest.raises(Failed, match=lost):
+            launched.wait(timeout_s + margin_s)
+        for name in set(launched.processes) - {victim}:
+            assert launched.processes[name].wait(max(0, end - time.monotonic())) == 1
+            assert lost in launched.said(name)
+        assert launched.processes[victim].poll() is None
+
+
+def test_a_worker_that_hangs_ends_the_run_though_its_van_goes_on(tmp_path):
+    """Its own thread opens a pipe that nobody reads, in place of a snapshot."""
+    state = tmp_path / "state"
+    given = document(tmp_path, [2], 100_000, heartbeat_timeout_s=2, state=str(state), stall_s=5)
+    state.mkdir()
+    os.mkfifo(state / "site1-worker0.3.pt.new")
+    with Launched(settings.parse(given)) as launched:
+        with pytest.raises(Failed, match="lost site1/worker0: silent for 2 s"):
+            launched.wait(ENOUGH_S)
+        assert launched.processes["site1/worker0"].poll() is None
+
+
+def test_nodes_may_be_slow_to_write_their_logs(tmp_path, monkeypatch):
+    class Slow:
+        """Starts nodes that have not come to their logs yet."""
+
+        def start(self, name, argv, said, namespace):
+            return subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(launch, "Nursery", Slow)
+    with (
+        Launched(settings.parse(document(tmp_path, [1], 1))) as launched,
+        pytest.raises(Failed, match="not done in 0.2 s"),
+    ):
+        launched.wait(0.2)
 
 
 def test_a_loss_stops_the_run_with_the_name(tmp_path):
@@ -182,6 +247,25 @@ def test_over_emulated_links_a_site_that_is_cut_off_comes_back(tmp_path, monkeyp
         launched.wait(ENOUGH_S)
         assert "epoch 2, round" in launched.said("central/server")
     assert result(cluster) == in_virtual_time(cluster, monkeypatch)
+
+
+@pytest.mark.skipif(bool(emulated.available()), reason=emulated.available())
+def test_links_are_measured_before_the_run(tmp_path):
+    cluster = settings.parse(document(tmp_path, [1], 1, network=dict(lan=1e9, wan=50e6)))
+    names = trainer.topology(cluster.training.workers, cluster.network).node_names
+    pair = names.index("site1/server"), names.index("central/server")
+    (one,) = run_all(cluster, ENOUGH_S, pairs=[pair], measured_s=0.1)
+    assert (one.src, one.dst) == pair and one.expected == pytest.approx(50e6, rel=0.1)
+    assert one.rate > 0 and one.rtt_s > 0
+
+
+def test_the_command_ends_with_0_where_the_run_does(tmp_path):
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(document(tmp_path, [1], 2)))
+    argv = [sys.executable, "-m", "testbed.live.hips", str(file)]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=ENOUGH_S)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert {number for _, number in result(settings.read(file))} == {0, 2}
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,17 @@ def test_heartbeats_go_on_while_the_node_is_busy(vans):
     assert "b" not in a.heard
 
 
+def test_heartbeats_pause_while_the_nodes_thread_does_not_come_back(vans):
+    """It may hang though the van's thread goes on."""
+    a, b = vans("a", above="b", stall_s=0.5), vans("b")
+    a.connect({"b": b.address})
+    end = time.monotonic() + 20
+    while b.receive(1.0):  # a heartbeat comes ten times as often
+        assert time.monotonic() < end, "heartbeats go on"
+    a.receive(0)
+    assert b.receive(20).kind == "heartbeat"
+
+
 def test_a_scheduler_sees_at_once_that_a_process_is_gone(vans):
     a, b = vans("a", watches=True, timeout_s=60), vans("b")
     a.connect({"b": b.address})

@@ -174,17 +174,20 @@ def test_compressed_cells_send_real_payloads(recipe, compare, monkeypatch):
 
 
 def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
-    """Here the processes are the trainer itself, once more, with one loss off by 0.25."""
+    """Here the processes are the trainer itself, once more, with one loss off by what is told."""
+    off = 0.0
 
-    def run_all(cluster, timeout_s, say):
+    def run_all(cluster, timeout_s, say, pairs, measured_s):
         run = cluster.training
+        assert measured_s == recipe.emulated.measured_s
         assert run.networks["emulated"] == cluster.network and cluster.network.wan == 155e6
         assert run.exchange.parameters == recipe.default_variant.exchange
         assert cluster.network.efficiency == recipe.default_variant.efficiency
         rows = [row.model_copy(update=dict(evidence="emulated")) for row in train(run, load=load)]
         (one,) = (row for row in rows if row.metric == "test_loss" and row.round == 2)
-        rows[rows.index(one)] = one.model_copy(update=dict(value=one.value + 0.25))
+        rows[rows.index(one)] = one.model_copy(update=dict(value=one.value + off))
         results.write(rows, cluster.output / "rows.parquet")
+        return [Measured(*pair, 9e7, 9.5e7, 1e-4) for pair in pairs]
 
     def load(name, **limits):
         return images
@@ -195,13 +198,28 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     rows = run(recipe, "system")
     assert set(rows["case"]) == {"GeoMX FP16"} and set(rows["experiment"]) == {"system"}
     (apart,) = rows.loc[rows["metric"] == "live_difference", "value"]
-    assert apart == pytest.approx(0.25)
+    assert apart == 0
     losses = rows[rows["metric"] == "test_loss"].groupby("variant")["round"].apply(list)
     assert losses["live"] == losses["virtual"] == [0, 2, 4]
     live = rows[(rows["variant"] == "live") & (rows["metric"] == "test_accuracy")]
     assert set(live["evidence"]) == {"emulated"}
+    links = rows[rows["variant"].str.startswith("live: ")].groupby("metric")
+    pairs = {"site2/server to central/server", "central/server to site2/server"}
+    for metric, value, unit in (
+        ("link_rate", 9e7, "bit/s"),
+        ("link_rate_expected", 9.5e7, "bit/s"),
+        ("round_trip", 1e-4, "s"),
+    ):
+        one = links.get_group(metric)
+        assert pairs <= set(one["variant"].str.removeprefix("live: "))
+        assert (set(one["value"]), set(one["unit"])) == ({value}, {unit})
+        assert set(one["evidence"]) == {"emulated"}
 
-    def fails(cluster, timeout_s, say):
+    off = 0.25
+    with pytest.raises(RuntimeError, match="GeoMX FP16: test losses .* are 0.25 apart, not 0"):
+        run(recipe, "system")
+
+    def fails(cluster, timeout_s, say, pairs, measured_s):
         raise RuntimeError("site1/worker0 was lost")
 
     monkeypatch.setattr("testbed.live.hips.launch.run_all", fails)

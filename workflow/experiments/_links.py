@@ -6,10 +6,11 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from methods import exchange
 from methods.exchange import Plan, Topology
 from testbed.live import agreement
 from testbed.network import emulated
@@ -71,45 +72,57 @@ def compared(
     for share in ("cpu_share", "busy_share", "held_share"):
         if math.isfinite(value := getattr(both, share)):
             yield made(share, 100 * value, "%")
-    for one in both.links:
+    for ends, metric, value, unit in _carried(topology, both.links):
+        yield made(metric, value, unit, case=f"{row.case}: {ends}")
+
+
+def _carried(
+    topology: Topology, links: Sequence[emulated.Measured]
+) -> Iterator[tuple[str, str, float, str]]:
+    """Names of both ends, metric, value and unit of what was measured."""
+    for one in links:
         ends = " to ".join(topology.node_names[node] for node in (one.src, one.dst))
-        where = dict(case=f"{row.case}: {ends}")
-        yield made("link_rate", one.rate, "bit/s", **where)
-        yield made("link_rate_expected", one.expected, "bit/s", **where)
-        yield made("round_trip", one.rtt_s, "s", **where)
+        yield ends, "link_rate", one.rate, "bit/s"
+        yield ends, "link_rate_expected", one.expected, "bit/s"
+        yield ends, "round_trip", one.rtt_s, "s"
 
 
-def lived(run: Recipe, timeout_s: float, say: Callable[[str], None]) -> list[Row]:
-    """Rows of ``run`` by real processes over links as its one network has them; a failed row where
-    links cannot be emulated or the run fails."""
+def lived(
+    run: Recipe, measured_s: float, timeout_s: float, say: Callable[[str], None]
+) -> list[Row]:
+    """Rows of ``run`` by real processes over links as its one network has them, variant ``live``.
+
+    With them, of pairs of nodes that its exchange uses, what their links carried for
+    ``measured_s`` (s) each before the run: metrics as of :func:`compared`, the pair told by the
+    variant. A failed row where links cannot be emulated, or the run fails or takes longer than
+    ``timeout_s`` (s).
+    """
     from testbed.live.hips.launch import run_all
     from testbed.live.hips.settings import parse
+    from testbed.training.trainer import topology
 
     ((case, link),) = run.networks.items()
+    place = dict(case=case, variant="live", bandwidth=link.wan, evidence="emulated")
+    sites = topology(run.workers, link)
+    plan = exchange.load(run.exchange.name, **run.exchange.parameters)(sites)
     try:
         if why := emulated.available():
             raise RuntimeError(why)
         with tempfile.TemporaryDirectory() as folder:
             training = run.model_dump(mode="json", exclude={"networks"})
             network = link.model_dump(mode="json")
-            run_all(parse(dict(training=training, network=network, output=folder)), timeout_s, say)
+            cluster = parse(dict(training=training, network=network, output=folder))
+            links = run_all(cluster, timeout_s, say, agreement.pairs(plan), measured_s)
             rows = read([Path(folder) / "rows.parquet"])
     except (RuntimeError, OSError) as error:
         say(f"{case}: {error}")
-        return [
-            Row(
-                paper=run.paper,
-                experiment=run.experiment,
-                case=case,
-                scale=run.scale,
-                evidence="emulated",
-                metric="test_accuracy",
-                unit="%",
-                status="failed",
-                reason=str(error),
-            )
-        ]
-    return [Row(**row) for row in rows.to_dict("records")]
+        failed = dict(metric="test_accuracy", unit="%", status="failed", reason=str(error))
+        return [Row(**run.told | place | failed)]
+    made = [Row(**row | place) for row in rows.to_dict("records")]
+    for ends, metric, value, unit in _carried(sites, links):
+        what = dict(variant=f"live: {ends}", metric=metric, value=value, unit=unit)
+        made.append(Row(**run.told | place | what))
+    return made
 
 
 def record(results: str | Path, path: str | Path, command: str) -> None:

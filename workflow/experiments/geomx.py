@@ -177,22 +177,30 @@ def _agreement(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Itera
 
 def _system(recipe: GeoMX, scale: Scale, say: Callable[[str], None]) -> Iterator[Row]:
     """Training by processes over emulated links and in virtual time: variants ``live`` and
-    ``virtual``; ``live_difference`` is the largest one of test losses between them."""
+    ``virtual``; ``live_difference`` is the largest one of test losses between them.
+
+    Raises
+    ------
+    RuntimeError
+        They differ, and the run does not say why it may (as ``reason`` of its rows).
+    """
     for name in recipe.live.systems:
         run = recipe.live_run(name, scale)
         say(f"system: {name}, in virtual time")
         virtual = list(train(run, say))
         yield from (row.model_copy(update=dict(variant="virtual")) for row in virtual)
         say(f"system: {name}, live")
-        real = [
-            row.model_copy(update=dict(case=name, variant="live"))
-            for row in lived(run, recipe.live.timeout_s, say)
-        ]
+        real = lived(run, recipe.emulated.measured_s, recipe.live.timeout_s, say)
         yield from real
         losses = [{r.round: r.value for r in rows if r.metric == "test_loss"}
                   for rows in (virtual, real)]  # fmt: skip
         if shared := losses[0].keys() & losses[1].keys():
             apart = max(abs(losses[0][n] - losses[1][n]) for n in shared)
+            if apart != 0 and not real[0].reason:
+                raise RuntimeError(
+                    f"{name}: test losses of real processes and of the trainer are {apart:g} "
+                    "apart, not 0"
+                )
             update = dict(metric="live_difference", value=apart, unit="1", round=max(shared))
             update |= dict(time_s=math.nan)
             yield real[0].model_copy(update=update)

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from testbed.live.hips import node as nodes
 from testbed.live.hips.messages import (
@@ -28,6 +29,9 @@ from testbed.live.hips.nursery import Child, Nursery, environment
 from testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
 from testbed.live.hips.settings import Cluster
 from testbed.live.hips.van import FLUSH_S, Van
+
+if TYPE_CHECKING:
+    from testbed.network.emulated import Measured
 
 POLL_S = 0.05
 PORT = 5570
@@ -78,6 +82,7 @@ def run_node(cluster: Cluster, name: str, attached: bool = False) -> None:
         above=above,
         heartbeat_s=cluster.heartbeat_timeout_s / 5,
         timeout_s=cluster.heartbeat_timeout_s,
+        stall_s=cluster.stall_s,
         slice_bytes=cluster.slice_bytes,
         limit_bytes=cluster.limit_bytes,
     )
@@ -143,9 +148,16 @@ def _own_host(address: str) -> str:
 class Launched:
     """``with Launched(cluster) as it``: all nodes but late ones, started; killed at the end.
 
+    Parameters
+    ----------
+    pairs: of nodes of the links' topology, between which to measure before any node starts;
+        nothing is measured without links.
+    measured_s: seconds a pair.
+
     Attributes
     ----------
     links: the emulated links, None without.
+    measured: what was, a pair each.
     processes: by node, the latest.
 
     Raises
@@ -154,9 +166,13 @@ class Launched:
         Links cannot be emulated here; says why.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self, cluster: Cluster, pairs: Sequence[tuple[int, int]] = (), measured_s: float = 0.5
+    ) -> None:
         self.given = cluster
+        self.pairs, self.measured_s = pairs, measured_s
         self.links = None
+        self.measured: list[Measured] = []
         self.processes: dict[str, subprocess.Popen | Child] = {}
         self._stack = contextlib.ExitStack()
 
@@ -172,6 +188,8 @@ class Launched:
 
                 self._topology = topology(self.given.training.workers, self.given.network)
                 self.links = self._stack.enter_context(Emulated(self._topology))
+                if self.pairs:
+                    self.measured = self.links.measure(self.pairs, self.measured_s)
             self._nursery = self._stack.enter_context(contextlib.closing(Nursery()))
             addresses = self._addresses() | self.given.addresses
             self.cluster = self.given.model_copy(update={"addresses": addresses})
@@ -198,6 +216,7 @@ class Launched:
         """Start a node, for the first time or again."""
         if name in self.processes:
             self.processes[name].stdin.close()
+        self._log(name).touch()  # the node makes it later than it may be read
         argv = [str(self.file), "--node", name, "--attached"]
         namespace = ""
         if self.links is not None:
@@ -277,8 +296,17 @@ class Launched:
         }
 
 
-def run_all(cluster: Cluster, timeout_s: float, say: Say = lambda line: None) -> None:
+def run_all(
+    cluster: Cluster,
+    timeout_s: float,
+    say: Say = lambda line: None,
+    pairs: Sequence[tuple[int, int]] = (),
+    measured_s: float = 0.5,
+) -> list[Measured]:
     """Run a whole cluster on this machine; its rows are in ``output`` then.
+
+    ``timeout_s`` may be infinite; ``pairs`` and ``measured_s`` (s) are those of :class:`Launched`,
+    whose measurements are returned.
 
     Raises
     ------
@@ -287,9 +315,10 @@ def run_all(cluster: Cluster, timeout_s: float, say: Say = lambda line: None) ->
     RuntimeError
         Links cannot be emulated here; says why.
     """
-    with Launched(cluster) as launched:
+    with Launched(cluster, pairs, measured_s) as launched:
         say(f"{len(launched.processes)} nodes started, logs in {cluster.output}")
         launched.wait(timeout_s)
+        return launched.measured
 
 
 def set_up_logs() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import signal
 import socket
@@ -105,7 +106,7 @@ class Child:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not wait([self.stdin], timeout):
+            if not wait([self.stdin], None if timeout == math.inf else timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             self.returncode = self._nursery.status(self.pid)
         return self.returncode

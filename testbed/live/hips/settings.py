@@ -69,6 +69,8 @@ class Cluster(BaseModel):
         ``wait`` for its return. Without the global server, its scheduler or the master all stops.
     rejoin_s: how long to wait for who was lost, and a site that was cut off for the centre.
     heartbeat_timeout_s: who is silent for longer is lost; heartbeats come five times as often.
+    stall_s: a node whose work does not come up for messages for so long falls silent, as it may
+        hang; more than the longest step or evaluation takes.
     start_s: how long to wait for all at the start.
     slice_bytes: payloads travel in pieces of at most so many bytes.
     limit_bytes: largest tensor that is taken, in bytes of float32.
@@ -88,6 +90,7 @@ class Cluster(BaseModel):
     on_loss: Literal["stop", "continue", "wait"] = "stop"
     rejoin_s: Finite = 60.0
     heartbeat_timeout_s: Annotated[float, Field(ge=0.5, le=600)] = 5.0
+    stall_s: Annotated[float, Field(ge=0.5, allow_inf_nan=False)] = 1800.0
     start_s: Finite = 120.0
     slice_bytes: Annotated[int, Field(ge=2**10, le=2**28)] = 2**20
     limit_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import queue
 import socket
 import threading
@@ -83,6 +84,8 @@ class Van:
     above: whom any other node sends heartbeats to, its scheduler.
     heartbeat_s: time between two.
     timeout_s: a connection on which nothing is confirmed for so long is made anew.
+    stall_s: after so long without a call by the node's own thread heartbeats pause, for it may
+        hang though this thread goes on; they come again with the next call.
     slice_bytes: at most so much of a payload in one piece.
     limit_bytes: largest tensor to take, in bytes of float32.
 
@@ -102,12 +105,14 @@ class Van:
         above: str = "",
         heartbeat_s: float = 1.0,
         timeout_s: float = 5.0,
+        stall_s: float = math.inf,
         slice_bytes: int = 2**20,
         limit_bytes: int = 2**30,
     ) -> None:
         self.name, self.nodes = name, frozenset(nodes)
         self.watches, self.above = watches, above
-        self.heartbeat_s, self.timeout_s = heartbeat_s, timeout_s
+        self.heartbeat_s, self.timeout_s, self.stall_s = heartbeat_s, timeout_s, stall_s
+        self._called = time.monotonic()
         self.slice_bytes, self.limit_bytes = slice_bytes, limit_bytes
         self.heard: dict[str, float] = {}
         self._inbox: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
@@ -175,6 +180,7 @@ class Van:
         Exception
             Whatever went wrong in the van.
         """
+        self._called = time.monotonic()
         try:
             found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get(False)
         except queue.Empty:
@@ -189,6 +195,7 @@ class Van:
         self._thread.join()
 
     def _do(self, *what: Any) -> None:
+        self._called = time.monotonic()
         self._todo.append(what)
         with contextlib.suppress(BlockingIOError, OSError):  # full is as good: it will wake up
             self._ring.send(b"!")
@@ -316,6 +323,8 @@ class Van:
             channel.socket.send(view[at : at + size], copy=False)
 
     def _beat(self) -> None:
+        if time.monotonic() - self._called > self.stall_s:
+            return
         fields = dict(v=VERSION, sender=self.name, beat=True, address=self.address)
         beat = json.dumps(fields).encode()
         for name, channel in self._channels.items():
