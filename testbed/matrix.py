@@ -175,7 +175,7 @@ def time_round(
     system = _System(method, cluster)
     policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
     times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
-    if policy.clock_free and policy.travels == "gradient":
+    if in_lockstep(method.synchronization):
         spent = _lockstep(system, method.fusion, layers, device, times)
     else:
         spent = _played(system, policy, layers, device, times)
@@ -450,6 +450,12 @@ def _brought(meeting: Meeting) -> int:
 
 def _exchange(part: Part) -> Exchange:
     return exchange.load(part.name, **part.parameters)
+
+
+def in_lockstep(part: Part) -> bool:
+    """Whether every worker sends its gradient in every round, whatever the clock says."""
+    policy = synchronization.load(part.name, **part.parameters)
+    return policy.clock_free and policy.travels == "gradient"
 
 
 def load_codec(part: Part, parties: int | None = None) -> Compressor:

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from methods import synchronization
 from testbed import matrix
 from testbed.results import Row, Scale
 from testbed.training import device, train
@@ -44,8 +43,7 @@ def rows(recipe: Matrix, scale: Scale, experiment: str, say: Say = print) -> Ite
 def cells(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterator[Row]:
     """What a round costs, for every model on every cluster; failed rows where it cannot run."""
     method, machine = recipe.method(label), device.profile(recipe.device)
-    policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
-    played = not (policy.clock_free and policy.travels == "gradient")
+    played = not matrix.in_lockstep(method.synchronization)
     tensors = {name: layers(Part(name=name)) for name in recipe.models}
     for where, cluster in recipe.clusters():
         say(f"{label}: {cluster.workers} workers, {where}, {cluster.bandwidth / 1e6:g} Mbit/s")
@@ -70,8 +68,8 @@ def cells(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterato
             try:
                 if played and cluster.workers > recipe.most_played:
                     raise ValueError(
-                        f"{method.synchronization.name} looks at the clock, and more than "
-                        f"{recipe.most_played} workers are not played"
+                        "what sends changes or looks at the clock is not played with more than "
+                        f"{recipe.most_played} workers"
                     )
                 made = matrix.time_round(method, tensors[model], cluster, machine, batch)
             except ValueError as error:
@@ -112,41 +110,54 @@ def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iter
 def until_target(run: Iterable[Row], target: float, rounds: int) -> Iterator[Row]:
     """The evaluations of ``run`` until it has had ``rounds`` and reached the target (%)."""
     seen: list[float] = []
-    had = -1
     for row in run:
-        if row.metric == "test_accuracy" and row.status == "ok":
-            if had >= rounds and arrival(np.array(seen), target, WINDOW) is not None:
-                return
+        if row.round < 0 and row.status == "ok":
+            continue
+        yield row
+        if row.metric == "test_accuracy":
             seen.append(row.value)
-            had = row.round
-        if row.round >= 0 or row.status == "failed":
-            yield row
+        # The last row of an evaluation: nothing more is trained.
+        enough = row.metric == "bytes_sent" and row.round >= rounds
+        if enough and arrival(np.array(seen), target, WINDOW) is not None:
+            return
 
 
 def arrivals(curves: Sequence[Row], target: float, rounds: int) -> Iterator[Row]:
-    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed."""
+    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed.
+
+    A policy whose rounds come several at a time is judged at its first evaluation from ``rounds``
+    on. What diverges later keeps what it had reached.
+    """
     by_seed: dict[int, list[Row]] = {}
     for row in curves:
         if row.metric == "test_accuracy":
             by_seed.setdefault(row.seed, []).append(row)
     for points in by_seed.values():
-        made = partial(_summary, points[-1])
-        if points[-1].status == "failed":
-            for metric, unit in (("final_accuracy", "%"), ("rounds_to_target", "rounds")):
-                yield made(metric=metric, unit=unit)
-            continue
+        broken = next((point for point in points if point.status == "failed"), None)
+        points = [point for point in points if point.status == "ok"]
         values = np.array([point.value for point in points])
-        then = values[[point.round <= rounds for point in points]]
-        yield made(metric="final_accuracy", value=float(then[-WINDOW:].mean()), unit="%")
-        yield made(metric="target_accuracy", value=target, unit="%", evidence="computed")
-        at = arrival(values, target, WINDOW)
-        done = dict(metric="rounds_to_target", unit="rounds")
-        if at is None:
-            reason = f"never reached {target:g} % within {points[-1].round} rounds"
-            yield made(**done, status="failed", reason=reason, value=math.nan)
+        judged = next((i for i, point in enumerate(points) if point.round >= rounds), None)
+        if judged is None and broken is None:
+            judged = len(points) - 1
+        if judged is None:
+            yield _summary(broken, metric="final_accuracy", unit="%")
         else:
+            value = float(values[: judged + 1][-WINDOW:].mean())
+            done = dict(metric="final_accuracy", value=value, unit="%", round=points[judged].round)
+            yield _summary(points[judged], **done)
+            goal = dict(metric="target_accuracy", value=target, unit="%", evidence="computed")
+            yield _summary(points[judged], **goal)
+        done = dict(metric="rounds_to_target", unit="rounds")
+        at = arrival(values, target, WINDOW) if points else None
+        if at is not None:
             at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
-            yield made(**done, value=float(at_round))
+            yield _summary(points[-1], **done, value=float(at_round))
+        elif broken is not None:
+            yield _summary(broken, **done)
+        else:
+            reason = f"never reached {target:g} % within {points[-1].round} rounds"
+            failed = dict(status="failed", reason=reason, value=math.nan)
+            yield _summary(points[-1], **done, **failed)
 
 
 def _summary(point: Row, **fields) -> Row:

@@ -44,9 +44,9 @@ class Check:
         """Raise SettingsError for the setting ``key`` (a dotted path)."""
         raise SettingsError(f"{self._shown(key)}: {key}: {why}") from None
 
-    def need(self, key: str, name: str, known: Iterable[str]) -> None:
+    def need(self, key: str, name: object, known: Iterable) -> None:
         if name not in known:
-            self.fail(key, f"{name!r}; allowed: {', '.join(sorted(known))}")
+            self.fail(key, f"{name!r}; allowed: {', '.join(map(str, sorted(known)))}")
 
     def make(self, key: str, build: Callable, *args: Any, **parameters: Any) -> Any:
         try:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe
-from workflow.recipes import Check, PaperRecipe, Strict, distinct
+from workflow.recipes import Check, PaperRecipe, Strict, distinct, slug
 
 Many = Annotated[list[PositiveInt], Field(min_length=1), AfterValidator(distinct)]
 Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
@@ -151,10 +151,11 @@ class DdsRecipe(PaperRecipe):
         optional = {n for n, field in type(self).model_fields.items() if not field.is_required()}
         return self.model_dump(mode="json", exclude=optional - set(sections))
 
-    def runs(self, scale: Scale) -> dict[str, list[Recipe]]:
-        """The simulated data-parallel training runs, by the name of their job."""
+    def runs(self, scale: Scale) -> dict[str, Recipe]:
+        """The simulated data-parallel training runs by id."""
         return {
-            f"ddp-seed{seed}": [self.run(label, seed, scale) for label in self.ddp.simulated]
+            slug(f"ddp-{label}-seed{seed}"): self.run(label, seed, scale)
+            for label in self.ddp.simulated
             for seed in self.ddp.seeds
         }
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from methods.synchronization import Policy
 from testbed import lineup
 from testbed.lineup import Fusions, System
-from testbed.matrix import Cluster, Method, among, load_codec
+from testbed.matrix import Cluster, Method, among, in_lockstep, load_codec
 from testbed.results import Scale
 from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, kept_momentum
@@ -140,7 +140,7 @@ class Matrix(PaperRecipe):
         lockstep, which hold on all."""
         return {
             label: ""
-            if self._policy(system).clock_free and self._policy(system).travels == "gradient"
+            if in_lockstep(system.synchronization)
             else f"{'sites' if len(system.levels) > 1 else 'flat'}/{self.training.speeds}"
             for label, system in self.found().items()
         }
@@ -160,7 +160,7 @@ class Matrix(PaperRecipe):
 
         training, system, links = self.training, self.found()[label], self.networks
         policy = self._policy(system)
-        lockstep = policy.clock_free and policy.travels == "gradient"
+        lockstep = in_lockstep(system.synchronization)
         several = len(system.levels) > 1
         workers = (training.workers // 2,) * 2 if several else (training.workers,)
         batch = max(1, self.models[training.model.name] // training.workers)
@@ -226,6 +226,8 @@ class Matrix(PaperRecipe):
         check.need("training.model.name", self.training.model.name, self.models)
         if self.training.most_rounds < self.training.rounds:
             check.fail("training.most_rounds", f"must be at least rounds, {self.training.rounds}")
+        check.need("training.workers", self.training.workers, self.workers)
+        check.need("training.bandwidth", self.training.bandwidth, self.bandwidths)
         check.need("training.speeds", self.training.speeds, self.speeds)
         for kind, part in self.fusion:
             check.need(f"fusion.{kind}.name", part.name, fusion.names())

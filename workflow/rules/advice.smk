@@ -12,7 +12,7 @@ rule matrix_advice:
         sources=SHARED
         + NETWORK_SOURCES
         + sources("methods/*/*.py", "testbed/matrix.py", "testbed/lineup.py")
-        + sources("reports/advise.py", "workflow/advice.py"),
+        + sources("reports/advise.py", "workflow/advice.py", "workflow/recipes/matrix.py"),
     output:
         ADVICE,
     log:

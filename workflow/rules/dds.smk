@@ -2,7 +2,7 @@
 # process, and the transport beside others.
 DDS = SETTINGS.recipes["dds"]
 DDS_DIR = f"{RESULTS}/dds"
-RUNS["dds"] = DDS.runs(SCALE)
+RUNS["dds"] = in_jobs(DDS.runs(SCALE))
 SUMMARIES["dds"] = {"ddp_seeds": dict(target=DDS.ddp.target, window=1)}
 
 # The optional sections of the recipe that a job reads. What measures time runs alone.

@@ -34,6 +34,7 @@ def matrix_sources(wildcards):
     for room in ("exchange", "synchronization", "fusion"):
         files |= {f"methods/{room}/__init__.py", f"methods/{room}/{getattr(system, room).name}.py"}
     own = ["workflow/experiments/matrix.py", "testbed/matrix.py", "methods/compression/__init__.py"]
+    own += ["workflow/recipes/matrix.py", "testbed/training/summary.py"]
     return SHARED + NETWORK_SOURCES + TRAINING_SOURCES + sources(*own, *sorted(files))
 
 
@@ -58,7 +59,7 @@ rule matrix_job:
     resources:
         mem_mb=3000,
         runtime=minutes(60),
-        gpu=int(SCALE == "paper"),
+        gpu=lambda wildcards: int(SCALE == "paper" and wildcards.experiment.startswith("training/")),
     params:
         paper="matrix",
         recipe=lambda wildcards: MATRIX.only(MATRIX_LABELS[wildcards.experiment.partition("/")[2]]),
@@ -85,6 +86,11 @@ rule matrix_condensed:
         groups={label: system.group for label, system in MATRIX.found().items()},
         trained_as=MATRIX_TRAINED_AS,
         trained_at=MATRIX.trained_at(),
+        dense=[label for label, system in MATRIX.found().items() if system.dense],
+        lockstep=[label for label, where in MATRIX.trained_at().items() if not where],
+        rounds=MATRIX.training.rounds,
+        most_rounds=MATRIX.training.most_rounds,
+        grid=MATRIX.training.grid,
     message:
         "matrix: putting all results together"
     script:

@@ -43,6 +43,7 @@ rule train:
         f"logs/{SCALE}/{{paper}}/train/{{run}}.log",
     benchmark:
         f"{RESULTS}/jobs/{{paper}}_train/{{run}}.tsv"
+    priority: 1  # the longest first, so that no core idles at the end
     threads: 1
     resources:
         mem_mb=3000,
