@@ -25,10 +25,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from methods import synchronization
+from reports.matrix import TIE
 from testbed import lineup
 from testbed.lineup import System
-from testbed.matrix import Cluster, Round, time_round
+from testbed.matrix import Cluster, Round, in_lockstep, time_round
 from testbed.results import read
 from testbed.training import device, models
 from testbed.training.device import Device
@@ -39,9 +39,6 @@ from testbed.training.summary import arrival
 _ROOT = Path(__file__).parents[1]
 RECIPE = _ROOT / "workflow" / "config" / "matrix.yaml"
 TRAINED = _ROOT / "results" / "desk" / "matrix" / "training"
-
-TIE = 0.02
-"""Times that are no further apart share a rank."""
 
 WINDOW = 3
 """Evaluations averaged before a curve is held against the target."""
@@ -61,6 +58,7 @@ STEPS, LEAST = 3600, 1e-7
 """Numbers in the page are logarithms in three digits: so many steps to a power of ten, from the
 least on; 000 is 0."""
 
+_PLAYED = "sends changes or looks at the clock"
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -109,36 +107,32 @@ def predict(
     batch: int,
     most_played: float = math.inf,
 ) -> tuple[dict[str, Round], dict[str, str]]:
-    """Rounds by label, and the reasons of methods that cannot run there. Policies that look at the
-    clock are not played with more than ``most_played`` workers."""
+    """Rounds by label, and the reasons of methods that cannot run there. Policies that send changes
+    or look at the clock are not played with more than ``most_played`` workers."""
     rounds, reasons = {}, {}
     for label, system in systems.items():
         try:
-            if cluster.workers > most_played and _looks_at_clock(system.synchronization):
-                raise ValueError(f"looks at the clock: not played with more than {most_played}")
+            if cluster.workers > most_played and not in_lockstep(system.synchronization):
+                raise ValueError(f"{_PLAYED}: not played with more than {most_played} workers")
             rounds[label] = time_round(system.method(label), tensors, cluster, machine, batch)
         except ValueError as error:
             reasons[label] = str(error)
     return rounds, reasons
 
 
-def _looks_at_clock(part: Part) -> bool:
-    policy = synchronization.load(part.name, **part.parameters)
-    return not (policy.clock_free and policy.travels == "gradient")
-
-
-def rounds_to(target: float, curves: pd.DataFrame) -> dict[str, float | None]:
+def rounds_to(
+    target: float, curves: pd.DataFrame, within: float = math.inf
+) -> dict[str, float | None]:
     """Rounds until test accuracy is ``target`` %, in the mean over seeds, by trained label.
 
-    None where a seed fails or never arrives.
+    None where a seed does not arrive ``within`` so many rounds, or before it diverges.
     """
     points = curves[(curves["metric"] == "test_accuracy") & (curves["experiment"] == "training")]
     found: dict[str, list[float | None]] = {}
     for (label, _), curve in points.groupby(["case", "seed"]):
-        curve = curve.sort_values("round")
-        at = None
-        if (curve["status"] == "ok").all():
-            at = arrival(curve["value"].to_numpy(), target, WINDOW)
+        good = (curve["status"] == "ok") & (curve["round"] <= within)
+        curve = curve[good].sort_values("round")
+        at = arrival(curve["value"].to_numpy(), target, WINDOW)
         rounds = curve["round"].to_numpy()
         found.setdefault(label, []).append(
             None if at is None else float(np.interp(at, np.arange(len(rounds)), rounds))
@@ -376,17 +370,23 @@ def cluster(options: argparse.Namespace, networks: Mapping[str, Any]) -> Cluster
     )
 
 
-def _counted(target: float, folder: Path, systems: Mapping[str, System]) -> dict[str, float | None]:
-    """Rounds to the target by label, of methods whose training is there."""
+def _counted(
+    target: float, within: float, folder: Path, systems: Mapping[str, System]
+) -> dict[str, float | None]:
+    """Rounds to the target by label, of methods whose training is there and holds anywhere."""
     files = sorted(folder.glob("*.parquet"))
     if not files:
         raise ValueError(
             f"no training results in {folder}, so rounds to {target:g} % are unknown; make them "
             "with: snakemake --cores 2 matrix"
         )
-    by_run = rounds_to(target, read(files))
+    by_run = rounds_to(target, read(files), within)
     same = lineup.trained_as(systems)
-    return {label: by_run[same[label]] for label in systems if same[label] in by_run}
+    return {
+        label: by_run[same[label]]
+        for label, system in systems.items()
+        if same[label] in by_run and in_lockstep(system.synchronization)
+    }
 
 
 def advice(options: argparse.Namespace, given: Mapping[str, Any]) -> str:
@@ -397,12 +397,19 @@ def advice(options: argparse.Namespace, given: Mapping[str, Any]) -> str:
     systems, where = methods(given), cluster(options, given["networks"])
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
+    training = given["training"]
     if options.target is not None:
-        counted = _counted(options.target, options.trained, systems)
-        for label in systems:
-            if counted.get(label) is None:
-                never = f"never reached {options.target:g} % in training"
-                reasons[label] = never if label in counted else "was not trained"
+        # Who reached the matrix's target stopped at these rounds; others were trained for longer.
+        above = options.target > training["target"]
+        within = training["rounds" if above else "most_rounds"]
+        counted = _counted(options.target, within, options.trained, systems)
+        for label, system in systems.items():
+            if not in_lockstep(system.synchronization):
+                reasons[label] = f"{_PLAYED}: its rounds hold only where it was trained"
+            elif label not in counted:
+                reasons[label] = "was not trained"
+            elif counted[label] is None:
+                reasons[label] = f"did not reach {options.target:g} % within {within} rounds"
         systems = {label: system for label, system in systems.items() if label not in reasons}
     tensors, machine = layers(Part(name=options.model)), device.profile(options.device)
     rounds, failed = predict(systems, tensors, where, machine, batch, given["most_played"])
@@ -415,11 +422,15 @@ def advice(options: argparse.Namespace, given: Mapping[str, Any]) -> str:
     else:
         said.append("No method can run there.")
     if options.target is not None:
-        training = given["training"]
         said.append(
             f"Rounds to {options.target:g} % were counted with {training['model']['name']} on "
             f"{training['dataset']}, {training['workers']} workers; elsewhere they are a guess."
         )
+        if above:
+            said[-1] += (
+                f" Above the matrix's target of {training['target']:g} % only the first {within} "
+                "rounds count, which all methods were trained for."
+            )
     else:
         said.append("By round time alone: methods that lose information may need more rounds.")
     if reasons:

@@ -10,7 +10,7 @@ does not reach zero and the means are more than ``TIE`` apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from reports.book import Estimate
 from testbed.results import Row
 
 TIE = 0.02
+FACTORS = np.geomspace(1, 10, 61)
+"""Times the best over which a method's profile is averaged: that is its score."""
 CELL = ["model", "variant", "workers", "bandwidth"]
 PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
+ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target"]
 ROOMS = ["exchange", "compression", "synchronization", "fusion"]
 GROUPS = {
     "system": "systems of the documents",
@@ -58,13 +61,18 @@ def condense(
     groups: Mapping[str, str],
     trained_as: Mapping[str, str],
     trained_at: Mapping[str, str],
+    dense: Collection[str],
+    rounds: int,
+    most_rounds: int,
+    grid: Sequence[float],
 ) -> Iterator[Row]:
     """The rows that pages, figures and tables are made from, a sixth of all.
 
     By experiment. ``cells``: every round time. ``closeup``: other metrics, in :func:`closeups`.
     ``training``: what every method arrives at, under its own name. ``tuning``: the learning rates
-    tried. ``methods``: the number of cells that each method runs in, its group as variant.
-    ``cannot_run``: cells by method, network and reason.
+    tried. ``methods``: the number of cells that each method runs in, its group as variant, and
+    which are dense. ``recipe``: ``rounds`` and ``most_rounds``. ``cannot_run``: cells by method,
+    network and reason.
 
     Parameters
     ----------
@@ -72,7 +80,16 @@ def condense(
     groups: the group of every method.
     trained_as: by method, the one whose training is its own.
     trained_at: by method, the network where alone its rounds hold, their variant; empty for all.
+    dense: methods that send everything, uncompressed, in every round.
+    rounds, most_rounds: after how many accuracies are compared, and by when the target may come.
+    grid: the learning rates that every method was to be tried with.
+
+    Raises
+    ------
+    ValueError
+        No cell could run, or not all training is of one recipe.
     """
+    _one_recipe(results, {label for label, where in trained_at.items() if not where}, grid)
     cells = results[results["experiment"] == "cells"]
     good = cells[cells["status"] == "ok"]
     times = good[good["metric"] == "round_time"]
@@ -90,13 +107,18 @@ def condense(
         told = dict(experiment="methods", metric="cells", unit="1", variant=group)
         four = answers.loc[label].to_dict() if label in answers.index else {}
         yield Row(**(blank | four | told | dict(case=label, value=(times["case"] == label).sum())))
+        if label in dense:
+            yield Row(**(blank | told | dict(case=label, metric="dense", value=1.0)))
+    for name, value in (("rounds", rounds), ("most_rounds", most_rounds)):
+        told = dict(experiment="recipe", case="training", metric=name, value=value, unit="rounds")
+        yield Row(**(blank | told))
     failed = cells[cells["status"] == "failed"]
     for (label, where, why), some in failed.groupby(["case", "variant", "reason"], sort=False):
         told = dict(experiment="cannot_run", metric="cells", unit="1", case=label, variant=where)
         yield Row(**(blank | told | dict(value=len(some), reason=why)))
 
     arrived = results[results["experiment"] == "training"]
-    arrived = arrived[arrived["round"] == -1]
+    arrived = arrived[arrived["metric"].isin(ARRIVED)]
     for label, trained in trained_as.items():
         mine = arrived[arrived["case"] == trained]
         other = "" if label == trained else f"trained as {trained}"
@@ -104,6 +126,23 @@ def condense(
         for row in _rows(mine):
             reason = "; ".join(filter(None, [row.reason, other]))
             yield row.model_copy(update=told | dict(reason=reason))
+
+
+def _one_recipe(results: pd.DataFrame, lockstep: Collection[str], grid: Sequence[float]) -> None:
+    """Results that were there before may be of another recipe, and do not compare."""
+    again = "make all training again (snakemake matrix), or remove the files of what is old"
+    wanted = {f"lr={lr:g}" for lr in grid}
+    for label, some in results[results["experiment"] == "tuning"].groupby("case"):
+        if set(some["variant"]) != wanted:
+            rates = ", ".join(sorted(set(some["variant"])))
+            raise ValueError(f"{label} was tried with {rates}, not {sorted(wanted)}: {again}")
+    done = results[(results["experiment"] == "training") & (results["status"] == "ok")]
+    targets = done[done["metric"] == "target_accuracy"].groupby("value")["case"].first()
+    met = done[(done["metric"] == "final_accuracy") & done["case"].isin(lockstep)]
+    for what, first in (("target (%)", targets), ("rounds", met.groupby("round")["case"].first())):
+        if len(first) > 1:
+            told = ", ".join(f"{label}: {value:g}" for value, label in first.items())
+            raise ValueError(f"training differs in its {what} ({told}): {again}")
 
 
 def _rows(table: pd.DataFrame) -> Iterator[Row]:
@@ -171,9 +210,10 @@ def metric(results: pd.DataFrame, name: str) -> pd.DataFrame:
     return table[list(dict.fromkeys(rows["case"]))]
 
 
-def ratios(times: pd.DataFrame) -> pd.DataFrame:
-    """Times over the best of their cell."""
-    return times.div(times.min(axis=1), axis=0)
+def ratios(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.DataFrame:
+    """Times over the best of their cell: of all methods, or ``among`` some."""
+    known = times if among is None else times[list(among)]
+    return times.div(known.min(axis=1), axis=0)
 
 
 def best(times: pd.DataFrame) -> pd.DataFrame:
@@ -181,12 +221,21 @@ def best(times: pd.DataFrame) -> pd.DataFrame:
     return ratios(times) <= 1 + TIE
 
 
-def profile(times: pd.DataFrame, factors: Sequence[float]) -> pd.DataFrame:
+def profile(
+    times: pd.DataFrame, factors: Sequence[float], among: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Performance profiles (Dolan, Moré 2002): by factor, the share of all cells in which a method
-    takes at most so many times the best. A cell in which it cannot run counts as one it loses."""
-    over = ratios(times).to_numpy()
+    takes at most so many times the best (``among`` some). A cell in which it cannot run counts as
+    one it loses."""
+    over = ratios(times, among).to_numpy()
     shares = [(over <= factor).mean(axis=0) for factor in factors]
     return pd.DataFrame(shares, index=list(factors), columns=times.columns)
+
+
+def score(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.Series:
+    """The mean of a profile from 1 to 10 times the best: all methods are judged on all cells, which
+    ratios over those that a method can run in would not do."""
+    return profile(times, FACTORS, among).mean()
 
 
 def front(points: pd.DataFrame) -> pd.Series:
@@ -219,6 +268,12 @@ def first(times: Mapping[str, Estimate]) -> list[str]:
 # What training says ------------------------------------------------------------------------------
 
 
+def rounds(results: pd.DataFrame) -> tuple[int, int]:
+    """Rounds after which accuracies are compared, and by which the target may be reached."""
+    told = results[results["experiment"] == "recipe"].set_index("metric")["value"]
+    return int(told["rounds"]), int(told["most_rounds"])
+
+
 def arrived(results: pd.DataFrame, name: str) -> dict[str, Estimate]:
     """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained. Runs that
     diverged have no accuracy, those that never reached the target no rounds: infinite."""
@@ -247,70 +302,81 @@ def qualified(results: pd.DataFrame) -> list[str]:
     return [label for label in run if label in made] or run
 
 
-def times_to_target(results: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
-    """By network and bandwidth, the seconds (at the trained number of workers) of every method that
-    was trained and can run there; infinite for seeds that never reached the target.
+def holding(results: pd.DataFrame, where: str, bandwidth: float) -> set[str]:
+    """Methods whose training holds on a network. Training that names its network as variant, as of
+    policies that send changes or look at the clock, holds there and at that bandwidth alone."""
+    trained = results[results["experiment"] == "training"].drop_duplicates("case")
+    there = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
+    return set(trained.loc[there | (trained["variant"] == ""), "case"])
 
-    Rounds of training that names its network as variant, as of policies that look at the clock,
-    hold there and at that bandwidth alone.
-    """
+
+def times_to_target(results: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
+    """By network and bandwidth, the seconds (at the trained number of workers) of every method
+    whose training holds there and that can run there; infinite for seeds that never reached the
+    target."""
     rounds = arrived(results, "rounds_to_target")
     trained = results[results["experiment"] == "training"]
     if trained.empty:
         return {}
     model, workers = trained[["model", "workers"]].iloc[0]
-    places = trained.drop_duplicates("case").set_index("case")[["variant", "bandwidth"]]
     times = metric(results, "round_time").query("model == @model and workers == @workers")
-    return {
-        (where, bandwidth): {
+    made = {}
+    for (_, where, _, bandwidth), row in times.iterrows():
+        holds = holding(results, where, bandwidth)
+        made[where, bandwidth] = {
             label: Estimate.of(rounds[label].by_seed * row[label])
             for label in times
-            if label in rounds
-            and math.isfinite(row[label])
-            and (not places.at[label, "variant"] or tuple(places.loc[label]) == (where, bandwidth))
+            if label in holds and label in rounds and math.isfinite(row[label])
         }
-        for (_, where, _, bandwidth), row in times.iterrows()
-    }
+    return made
 
 
 # Everything of a method in one row ---------------------------------------------------------------
 
 
-def ranking(results: pd.DataFrame) -> pd.DataFrame:
-    """All methods, those first that reach the target and are nearest to the best in their cells.
+def info(results: pd.DataFrame) -> pd.DataFrame:
+    """A row a method: its group as variant, its four answers, in how many cells it runs."""
+    rows = results[(results["experiment"] == "methods") & (results["metric"] == "cells")]
+    return rows.set_index("case")
 
-    Wins and ratios are among the :func:`qualified` methods, over the cells in which a method runs;
-    a method that is not qualified has the ratio to the best of those that are. A win that others
-    share is a tie.
+
+def ranking(results: pd.DataFrame) -> pd.DataFrame:
+    """All methods, those first that reach the target and have the highest :func:`score`.
+
+    Wins, ratios and scores are among the :func:`qualified` methods; a method that is not qualified
+    is held against the best of those that are. Ratios are over the cells in which a method runs,
+    scores over all. A win that others share is a tie.
     """
     times = metric(results, "round_time")
     known = qualified(results)
-    over = times.div(times[known].min(axis=1), axis=0)
+    over = ratios(times, known)
+    scores = score(times, known)
     won = best(times[known]).reindex(columns=times.columns, fill_value=False)
     shared = won.sum(axis=1) > 1
-    info = results[results["experiment"] == "methods"].set_index("case")
+    groups = info(results)["variant"]
     accuracy = arrived(results, "final_accuracy")
-    rounds = arrived(results, "rounds_to_target")
+    needed = arrived(results, "rounds_to_target")
     rows = []
-    for label in info.index:
+    for label, group in groups.items():
         mine = over[label].dropna() if label in over else pd.Series(dtype=float)
         rows.append(
             {
                 "method": label,
-                "group": info.at[label, "variant"],
+                "group": group,
                 "cells": len(mine),
+                "score": scores.get(label, 0.0),
                 "wins alone": int((won[label] & ~shared).sum()) if label in won else 0,
                 "ties for first": int((won[label] & shared).sum()) if label in won else 0,
                 "times the best": float(np.exp(np.log(mine).mean())) if len(mine) else math.nan,
                 "worst": float(mine.max()) if len(mine) else math.nan,
                 "qualified": label in known,
                 "accuracy": accuracy.get(label),
-                "rounds": rounds.get(label),
+                "rounds": needed.get(label),
             }
         )
     table = pd.DataFrame(rows)
-    order = ["qualified", "times the best"]
-    return table.sort_values(order, ascending=[False, True], kind="stable", ignore_index=True)
+    order = ["qualified", "score"]
+    return table.sort_values(order, ascending=False, kind="stable", ignore_index=True)
 
 
 def strongholds(results: pd.DataFrame) -> dict[str, str]:
@@ -329,30 +395,31 @@ def strongholds(results: pd.DataFrame) -> dict[str, str]:
 
 
 def dense(results: pd.DataFrame) -> list[str]:
-    """Methods that send whole gradients in every round: no codec, and everyone meets."""
-    info = results[results["experiment"] == "methods"].set_index("case")
-    plain = (info["compression"] == "identity") & (info["synchronization"] == "bsp")
-    return list(info.index[plain])
+    """Methods that send everything, uncompressed, in every round."""
+    rows = results[(results["experiment"] == "methods") & (results["metric"] == "dense")]
+    return list(rows["case"])
 
 
 def headline(results: pd.DataFrame) -> str:
     """The main finding in words, computed."""
     times = metric(results, "round_time")[qualified(results)]
     reached = any(not one.never for one in arrived(results, "rounds_to_target").values())
+    compared, most = rounds(results)
     aim = ""
     if reached:
         trained = results.loc[results["experiment"] == "training", "model"].iloc[0]
         aim = f" that bring {model_name(trained)} to {target(results):g} % with every seed"
+        aim += f" within {most} rounds"
     always = best(times)[times.notna().any(axis=1)].all().any()
     text = f"Of {times.shape[1]} methods{aim}, {'one' if always else 'none'} is fastest everywhere."
     for kind, name in (("flat", "On flat clusters"), ("sites", "Between sites")):
         here = times[times.index.get_level_values("variant").str.startswith(kind)]
         here = here.dropna(how="all")
         if len(here):
-            share = best(here).mean().sort_values(ascending=False, kind="stable")
+            names, wins = _leaders(best(here).sum())
             text += (
-                f" {name}, {share.index[0]} has the shortest round in {share.iloc[0]:.0%} of "
-                f"{len(here)} cells, alone or tied."
+                f" {name}, {_listed(names)} {'each have' if names[1:] else 'has'} the shortest "
+                f"round in {wins / len(here):.0%} of {len(here)} cells, alone or tied."
             )
     plain = [label for label in dense(results) if label in times]
     if plain:
@@ -366,12 +433,25 @@ def headline(results: pd.DataFrame) -> str:
     places = times_to_target(results)
     firsts = [label for place in places.values() for label in first(place)]
     if firsts:
-        counts = pd.Series(firsts).value_counts()
+        names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
         text += (
-            f" To that accuracy, {counts.index[0]} is first or tied for first on "
-            f"{counts.iloc[0]} of {len(places)} networks."
+            f" To that accuracy, {_listed(names)} {'are each' if names[1:] else 'is'} first or "
+            f"tied for first on {count} of {len(places)} networks."
         )
+    if reached:
+        text += f" Accuracies are compared after {compared} rounds."
     return text
+
+
+def _leaders(counts: pd.Series) -> tuple[list[str], int]:
+    """All that have the highest count, and that."""
+    return list(counts.index[counts == counts.max()]), int(counts.max())
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    *others, last = [*names[:most], *more]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def model_name(model: str) -> str:

@@ -151,7 +151,8 @@ class Round:
 
     @property
     def scaling_efficiency(self) -> float:
-        """Share of the speed of as many workers that neither communicate nor wait."""
+        """Speed over ``workers`` times that of one worker with the whole batch, of whose time only
+        the part that grows with the batch can be shared."""
         return self.alone_s / (self.workers * self.round_s)
 
 

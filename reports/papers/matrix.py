@@ -19,6 +19,7 @@ from reports.claims import Claim
 from reports.figures import INK, PALETTE
 from reports.matrix import model_name, rate
 from reports.papers import Shown
+from testbed.training import device
 
 TITLE = "The matrix: every method on one footing"
 
@@ -153,7 +154,8 @@ def _paint(code: int) -> dict[str, Any]:
     """Of a number: the palette in turn, then in turn hatched."""
     colours = list(PALETTE.values())
     colour = colours[(code - 1) % len(colours)]
-    hatch = [None, "....", "////", "xxxx"][min((code - 1) // len(colours), 3)]
+    # Lines: dots would make the figure's file many times as large.
+    hatch = [None, "////", "\\\\\\\\", "xxxx"][min((code - 1) // len(colours), 3)]
     return {"facecolor": colour, "alpha": 0.55, "edgecolor": INK, "hatch": hatch, "linewidth": 0}
 
 
@@ -166,11 +168,11 @@ def _codes_legend(fig: Figure, codes: dict[str, int]) -> None:
 
 
 def profiles(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
-    """Performance profiles of all methods over all cells, by group."""
-    times = matrix.metric(results, "round_time")
+    """Performance profiles of the methods that reach the target over all cells, by group."""
+    times = matrix.metric(results, "round_time")[matrix.qualified(results)]
     factors = np.geomspace(1, 100, 121)
     shares = matrix.profile(times, factors)
-    panels = _panels(results, shares.iloc[: len(factors) // 2].mean())
+    panels = _panels(results, matrix.score(times))
     columns = 2 if len(panels) > 1 else 1
     lines = math.ceil(len(panels) / columns)
     with figures.style():
@@ -193,10 +195,10 @@ def profiles(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
 
 def _panels(results: pd.DataFrame, score: pd.Series) -> list[tuple[str, list[str]]]:
     """Groups of methods, best first, in as many panels as it takes for few lines in each."""
-    info = results[results["experiment"] == "methods"]
+    groups = matrix.info(results)["variant"]
     made = []
     for group, title in matrix.GROUPS.items():
-        labels = [name for name in info.loc[info["variant"] == group, "case"] if name in score]
+        labels = [name for name in groups.index[groups == group] if name in score]
         labels.sort(key=lambda name: -score[name])
         pieces = math.ceil(len(labels) / _MOST)
         size = math.ceil(len(labels) / max(pieces, 1))
@@ -217,21 +219,22 @@ def _line(i: int) -> dict[str, Any]:
 
 def pareto(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
     """Accuracy of the trained model against the time and the bytes of a round."""
-    points = {where: table for where, table in _points(results).items() if where.endswith("/even")}
+    points = _points(results)
     with figures.style():
         fig = Figure(figsize=(8.6, 3.9 * len(points)), layout="constrained")
         axes = fig.subplots(len(points), 2, sharey="row", squeeze=False)
         for (left, right), (where, table) in zip(axes, points.items(), strict=True):
             at = rate(table["bandwidth"].iloc[0])
+            whose = "leave the sites" if _sites(where) else "a worker sends and receives"
             sides = (
                 (left, "time", "ms a round"),
-                (right, "bytes", "kB a worker sends and receives"),
+                (right, "bytes", f"kB a round that {whose}"),
             )
             for ax, name, label in sides:
                 scale = 1e3 if name == "time" else 1e-3
                 _scatter(ax, table, scale * table[name])
                 figures.log_axis(ax, label)
-            left.set_ylabel("final accuracy (%)")
+            left.set_ylabel(_accuracy(results))
             left.set_title(f"{matrix.WHERE.get(where, where)}, {at}")
         handles = [
             Line2D([], [], **_FRONT, label="on the front of time, accuracy and bytes"),
@@ -270,7 +273,9 @@ def _scatter(ax: Axes, table: pd.DataFrame, x: pd.Series) -> None:
 
 
 def _points(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Time, accuracy and bytes of every trained method by network, and which are on the front."""
+    """Time, accuracy and bytes of every method whose training holds on a network, and which are on
+    the front: by network, those of even speeds and those where policies were trained. Between
+    sites, bytes are what leaves them."""
     accuracy = {
         label: one
         for label, one in matrix.arrived(results, "final_accuracy").items()
@@ -278,22 +283,27 @@ def _points(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
     if not accuracy:
         raise ValueError("no method of the matrix was trained")
-    trained = results[results["experiment"] == "training"].iloc[0]
+    training = results[results["experiment"] == "training"]
+    trained = training.iloc[0]
     times = matrix.metric(results, "round_time")
-    sent = matrix.metric(results, "bytes_per_round")
     made = {}
     for cell in matrix.closeups(results):
-        if cell["model"] != trained["model"]:
+        where = cell["variant"]
+        key = (cell["model"], where, trained["workers"], cell["bandwidth"])
+        if cell["model"] != trained["model"] or key not in times.index:
             continue
-        key = (cell["model"], cell["variant"], trained["workers"], cell["bandwidth"])
-        labels = [
-            label
-            for label in accuracy
-            if label in times and math.isfinite(times[label].get(key, math.nan))
-        ]
+        named = (training["variant"] == where) & (training["bandwidth"] == cell["bandwidth"])
+        if not where.endswith("/even") and not named.any():
+            continue
+        holds = matrix.holding(results, where, cell["bandwidth"])
+        row = times.loc[key].dropna()
+        labels = [label for label in accuracy if label in row and label in holds]
+        if not labels:
+            continue
+        sent = matrix.metric(results, "wan_bytes" if _sites(where) else "bytes_per_round")
         table = pd.DataFrame(
             {
-                "time": times.loc[key, labels],
+                "time": row[labels],
                 "bytes": sent.loc[key].reindex(labels),
                 "accuracy": [accuracy[label].mean for label in labels],
                 "low": [accuracy[label].interval.low for label in labels],
@@ -303,8 +313,18 @@ def _points(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
             index=labels,
         )
         lost = table[["time", "bytes"]].assign(lost=-table["accuracy"])
-        made[cell["variant"]] = table.assign(front=matrix.front(lost))
+        made[where] = table.assign(front=matrix.front(lost))
+    if not made:
+        raise ValueError("no round was timed on as many workers as were trained")
     return made
+
+
+def _sites(where: str) -> bool:
+    return where.startswith("sites")
+
+
+def _accuracy(results: pd.DataFrame) -> str:
+    return f"accuracy after {matrix.rounds(results)[0]} rounds (%)"
 
 
 # One cell in parts -------------------------------------------------------------------------------
@@ -319,7 +339,10 @@ def parts(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
     chosen = []
     for cell in cells:
         key = (model, cell["variant"], workers, cell["bandwidth"])
-        chosen.append((cell, key, _shown(results, times.loc[key].dropna())))
+        if key in times.index:
+            chosen.append((cell, key, _shown(results, times.loc[key].dropna())))
+    if not chosen:
+        raise ValueError(f"no round of {model_name(model)} on {workers} workers could be timed")
     columns = min(2, len(chosen))
     lines = math.ceil(len(chosen) / columns)
     with figures.style():
@@ -358,7 +381,7 @@ def parts(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
 
 def _shown(results: pd.DataFrame, times: pd.Series, others: int = 3) -> list[str]:
     """Systems, combinations and the fastest of the other groups, fastest first."""
-    groups = results[results["experiment"] == "methods"].set_index("case")["variant"]
+    groups = matrix.info(results)["variant"]
     ordered = times.sort_values(kind="stable").index
     kept, seen = [], dict.fromkeys(matrix.GROUPS, 0)
     for label in ordered:
@@ -373,12 +396,16 @@ def scaling(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
     """Scaling efficiency by workers: the systems, and the fastest of every other group."""
     model, workers = matrix.close_model(results), matrix.close_workers(results)
     made = matrix.metric(results, "scaling_efficiency")
-    groups = results[results["experiment"] == "methods"].set_index("case")["variant"]
+    groups = matrix.info(results)["variant"]
     cells = [
         cell
         for cell in matrix.closeups(results)
-        if cell["model"] == model and cell["variant"].endswith("/even")
+        if cell["model"] == model
+        and cell["variant"].endswith("/even")
+        and (model, cell["variant"], workers, cell["bandwidth"]) in made.index
     ]
+    if not cells:
+        raise ValueError(f"no round of {model_name(model)} on {workers} workers could be timed")
     with figures.style():
         fig = Figure(figsize=(8.6, 3.3 * len(cells)), layout="constrained")
         axes = fig.subplots(len(cells), 2, sharey=True, squeeze=False)
@@ -416,36 +443,48 @@ def scaling(results: pd.DataFrame, claims: Sequence[Claim] = ()) -> Figure:
 
 def _ranking(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     table = matrix.ranking(results)
-    sent = matrix.metric(results, "bytes_per_round")
+    _, most = matrix.rounds(results)
+    made = {
+        "method": table["method"],
+        "group": table["group"],
+        "cells": table["cells"],
+        "score (%)": [round(100 * one, 1) for one in table["score"]],
+        "fastest alone": table["wins alone"],
+        "tied for fastest": table["ties for first"],
+        "times the best (mean)": table["times the best"].map(_rounded),
+        "times the best (worst)": table["worst"].map(_rounded),
+        _accuracy(results): [_told(one, "diverged") for one in table["accuracy"]],
+        f"rounds to target (at most {most})": [_told(one) for one in table["rounds"]],
+    }
+    for name, what, where in (
+        ("bytes_per_round", "bytes a round and worker", "flat/even"),
+        ("wan_bytes", "bytes a round between sites", "sites/even"),
+    ):
+        place, sent = _sent(results, name, where)
+        made[f"{what} ({place})"] = [
+            f"{sent[label]:.0f}" if label in sent else "" for label in table["method"]
+        ]
+    return pd.DataFrame(made)
+
+
+def _sent(results: pd.DataFrame, name: str, where: str) -> tuple[str, dict[str, float]]:
+    """Bytes by method in one cell, and that in words."""
     model, workers = matrix.close_model(results), matrix.close_workers(results)
-    here = sent.query("model == @model and workers == @workers")
-    lan = here[here.index.get_level_values("variant").str.startswith("flat/even")]
-    wan = here[here.index.get_level_values("variant").str.startswith("sites/even")]
-    sizes = [side.iloc[0] if len(side) else pd.Series(dtype=float) for side in (lan, wan)]
-    sizes = sizes[0].reindex(sent.columns).fillna(sizes[1].reindex(sent.columns))
-    untrained = "not trained"
-    return pd.DataFrame(
-        {
-            "method": table["method"],
-            "group": table["group"],
-            "cells": table["cells"],
-            "fastest alone": table["wins alone"],
-            "tied for fastest": table["ties for first"],
-            "times the best (mean)": table["times the best"].map(_rounded),
-            "times the best (worst)": table["worst"].map(_rounded),
-            "final accuracy (%)": [_told(one, untrained) for one in table["accuracy"]],
-            "rounds to target": [_told(one, untrained) for one in table["rounds"]],
-            f"bytes a round and worker ({model_name(model)}, {workers} workers)": [
-                f"{sizes[label]:.0f}" if math.isfinite(sizes.get(label, math.nan)) else ""
-                for label in table["method"]
-            ],
-        }
-    )
+    rows = results[
+        (results["experiment"] == "closeup")
+        & (results["metric"] == name)
+        & (results["model"] == model)
+        & (results["variant"] == where)
+        & (results["workers"] == workers)
+    ]
+    at = f", {rate(rows['bandwidth'].iloc[0])}" if len(rows) else ""
+    place = f"{model_name(model)}, {workers} workers, {where.partition('/')[0]}{at}"
+    return place, rows.set_index("case")["value"].to_dict()
 
 
 def standing(results: pd.DataFrame) -> pd.DataFrame:
     """How each method came out, for its card: its label, its four answers, and where it wins."""
-    info = results[results["experiment"] == "methods"].set_index("case")
+    info = matrix.info(results)
     table = _ranking(pd.DataFrame(), results).rename(columns={"method": "label"})
     there = matrix.strongholds(results)
     answers = info.loc[table["label"], matrix.ROOMS].reset_index(drop=True)
@@ -457,12 +496,16 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _told(one: Estimate | None, absent: str = "") -> str:
-    return str(one) if isinstance(one, Estimate) else absent
+def _told(one: Estimate | None, lost: str = "never") -> str:
+    """An estimate in words; ``lost`` is what seeds did that have no value."""
+    if not isinstance(one, Estimate):
+        return "not trained"
+    return f"{one.never} of {one.seeds} seeds {lost}" if one.never else str(one)
 
 
 def _target_table(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
-    """Who reaches the target first on every network."""
+    """Who reaches the target first on every network, and when the others do."""
+    _, most = matrix.rounds(results)
     plain = set(matrix.dense(results))
     rows = []
     for (where, bandwidth), times in _places(results).items():
@@ -481,7 +524,8 @@ def _target_table(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame
                 "sending everything takes": f"{number(_rounded(whole / least))} times as long"
                 if math.isfinite(whole / least)
                 else "",
-                "never": sum(one.never > 0 for one in times.values()),
+                f"not by round {most}": sum(one.never > 0 for one in times.values()),
+                "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
             }
         )
     return pd.DataFrame(rows)
@@ -500,15 +544,14 @@ def _rates_table(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     if tried.empty:
         raise ValueError("no learning rate of the matrix was tried")
     lr = tried["variant"].str.removeprefix("lr=").astype(float)
-    table = tried.assign(lr=lr).pivot(index="case", columns="lr", values="value")
+    told = tried["value"].map("{:.2f}".format).where(tried["status"] == "ok", "diverged")
+    table = tried.assign(lr=lr, told=told).pivot(index="case", columns="lr", values="told")
     chosen = results[(results["experiment"] == "training") & (results["metric"] == "chosen_lr")]
     chosen = chosen.drop_duplicates("case").set_index("case")["value"]
-    shown = table.loc[list(dict.fromkeys(tried["case"]))]
+    shown = table.loc[list(dict.fromkeys(tried["case"]))].fillna("–")
     made = {"method": shown.index}
     for rate_ in shown:
-        made[f"lr {rate_:g}: accuracy (%)"] = [
-            "diverged" if math.isnan(value) else f"{value:.2f}" for value in shown[rate_]
-        ]
+        made[f"lr {rate_:g}: accuracy (%)"] = list(shown[rate_])
     made["chosen"] = [f"{chosen[label]:g}" if label in chosen else "" for label in shown.index]
     return pd.DataFrame(made)
 
@@ -543,26 +586,33 @@ TABLES = {
     "learning_rates": _rates_table,
     "cannot_run": _reasons_table,
 }
+DEVICE = device.profile("v100_matrix")
+_FIXED = f"{1000 * DEVICE.round_overhead_s:g} ms"
 _QUALIFIED = (
     "Among methods that bring the trained model to the target accuracy with every seed: a round is "
     "soon over that teaches little. "
 )
 _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
-    "it; codecs that it does not time cost what its slowest one does. Unless a method names its "
-    "own fusion, LayerFusion groups dense tensors, and codecs get one tensor at a time, as they do "
-    "in training. The global batch is the same on every cluster. "
+    f"it; an iteration costs {_FIXED} besides its samples, an assumption. Codecs that Table 1 does "
+    "not print cost what the most alike of its methods does: FP16 and EFSignSGD as SignSGD, "
+    "int8_blocks and two_bit as TernGrad, bisparse, dgt, sparse_fp32 and sparse_int8 as Top-k, the "
+    "count-sketch as QSGD for each row of its table, and any other as DGC, the slowest. Unless a "
+    "method names its own fusion, LayerFusion groups dense tensors, and codecs get one tensor at a "
+    "time, as they do in training. The global batch is the same on every cluster. "
 )
 _POLICIES = (
-    "Policies that look at the clock send whole models, grouped by no fusion, and a round of "
-    "theirs is as many iterations as there are workers. "
+    "Policies that send changes or look at the clock send whole models, grouped by no fusion, and "
+    "a round of theirs is as many iterations as there are workers. "
 )
 _TRAINED = (
     "Every method was trained with the same data order and initial weights, at the best learning "
-    "rate of one grid; methods of the same arithmetic share a run. The rounds that a method in "
-    "lockstep needs are the same on any network. Those of policies that look at the clock are not, "
-    "so that they are compared only where they were trained. Intervals are 95 % of the mean over "
-    "seeds. "
+    "rate of one grid; methods of the same arithmetic share a run. Accuracies are compared after "
+    "the same number of rounds, or at the first evaluation after it; methods that have not reached "
+    "the target by then train on, up to a most, and may reach it later (both numbers head the "
+    "table of all methods). The rounds that a method in lockstep needs are the same on any "
+    "network. Those of policies that send changes or look at the clock are not, so that they are "
+    "compared only where they were trained. Intervals are 95 % of the mean over seeds. "
 )
 PAGE = (
     Shown(
@@ -589,12 +639,16 @@ PAGE = (
         "table",
         "ranking",
         "All methods",
-        "Over the cells in which a method runs: how often its round is the shortest, alone or "
-        "within 2 % of the best, and how many times the best it takes, in the geometric mean and "
-        "at worst. "
+        "In the order of the score: the share of all cells in which a method's round takes at most "
+        "so many times the shortest, in the mean over 1 to 10 times (evenly on a log scale); cells "
+        "in which it cannot run are lost. Over the cells in which it runs: how often its round is "
+        "the shortest, alone or within 2 % of the best, and how many times the best it takes, in "
+        "the geometric mean and at worst. "
         + _QUALIFIED
-        + "The others come last, held against the best of those. Bytes are "
-        "payload, exactly as the formats have it. " + _FOOTING,
+        + "The others come last, held against the best of those. Bytes are payload, exactly as the "
+        "formats have it: what a worker sends and receives, and what leaves all sites together. "
+        "Accuracies are compared after the same number of rounds for all; what has not reached "
+        "the target by then trains on. " + _FOOTING,
         "",
         "cells closeup training methods",
     ),
@@ -614,8 +668,8 @@ PAGE = (
         "Time to the target accuracy",
         "Rounds that training needs times the seconds of a round on that network. "
         + _TRAINED
-        + "Next is the first that is surely later; never counts methods that did not get there "
-        "with every seed.",
+        + "Next is the first that is surely later. Methods that did not get there with every seed "
+        "are counted, and come last in the list of all.",
         "",
         "training cells",
     ),
@@ -624,19 +678,20 @@ PAGE = (
         "profiles",
         "Performance profiles",
         "The share of all cells in which a method's round takes at most so many times the "
-        "shortest of all methods (Dolan and Moré, 2002). Where a line ends below one, the method "
-        "cannot run in the rest of the cells: HiPS needs sites.",
+        "shortest (Dolan and Moré, 2002). Where a line ends below one, the method cannot run in "
+        "the rest of the cells: HiPS needs sites. " + _QUALIFIED,
         "",
-        "cells",
+        "cells training",
     ),
     Shown(
         "figure",
         "pareto",
         "Time, accuracy and bytes",
         "Each point is a method; bars are 95 % intervals of its accuracy, cut at the frame. On the "
-        "front are means that no other method equals in all three and betters in one. " + _TRAINED,
+        "front are means that no other method equals in all three and betters in one. Bytes "
+        "between sites are those that leave all of them together. " + _TRAINED,
         "",
-        "training closeup",
+        "training cells closeup",
     ),
     Shown(
         "figure",
@@ -653,8 +708,10 @@ PAGE = (
         "figure",
         "scaling",
         "Scaling efficiency",
-        "Speed over that of as many workers that neither communicate nor wait. The global batch "
-        "stays, so that workers compute less, the more they are.",
+        "Speed over that of one worker with the whole batch, times the number of workers. The "
+        f"batch is shared, so that workers compute less, the more they are; the {_FIXED} that an "
+        "iteration costs besides its samples do not shrink with it, so that efficiency falls with "
+        "more workers even where nobody communicates or waits.",
         "",
         "closeup",
     ),

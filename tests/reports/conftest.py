@@ -103,8 +103,7 @@ def built_site(geomx_claims, desk_results, rat_claims, rat_rows, tmp_path_factor
     from reports import advise, html, matrix, verdicts
     from testbed.results import Row, frame
 
-    told = (made_up.GROUPS, made_up.TRAINED_AS, made_up.TRAINED_AT)
-    condensed = matrix.condense(made_up.made(), *told)
+    condensed = matrix.condense(made_up.made(), *made_up.PLACES)
     judged = [
         verdicts.detail(geomx_claims, desk_results, geomx_results.RECIPE, "desk", {}),
         verdicts.detail(rat_claims, rat_rows, rat_results.RECIPE, "desk", {}),

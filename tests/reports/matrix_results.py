@@ -8,7 +8,7 @@ from testbed.results import Row
 METHODS = {
     # label: (group, seconds computing, bytes, rounds to the target by seed; None: never)
     "dense": ("exchange", 1.0, 1e9, [10, 11, 12]),
-    "twin": ("fusion", 1.01, 1e9, [10, 11, 12]),
+    "twin": ("exchange", 1.01, 1e9, [10, 11, 12]),
     "sparse": ("codec", 2.0, 1e7, [20, 22, 24]),
     "hasty": ("codec", 0.5, 1e6, [None, None, None]),
     "lucky": ("codec", 4.0, 1e7, [9, None, 10]),
@@ -18,17 +18,24 @@ METHODS = {
 }
 TRAINED_AS = {label: label for label in METHODS if label != "elsewhere"} | {"twin": "dense"}
 TRAINED_AT = dict.fromkeys(TRAINED_AS, "") | {"loose": "flat/even"}  # it looks at the clock
+DENSE = ["dense", "twin"]
+ROUNDS, MOST_ROUNDS, GRID, TARGET = 6, 30, [0.01, 0.05], 90.0
 GROUPS = {label: group for label, (group, *_) in METHODS.items()}
 MODELS, WORKERS, BANDWIDTHS = ("lenet5", "resnet50"), (8, 16), (1e7, 1e9, 1e11)
 KINDS = ("flat/even", "sites/even")
 
-
-PLACES = GROUPS, TRAINED_AS, TRAINED_AT
+PLACES = GROUPS, TRAINED_AS, TRAINED_AT, DENSE, ROUNDS, MOST_ROUNDS, GRID
+"""What is condensed besides the results."""
 
 
 def round_s(label: str, bandwidth: float) -> float:
     _, compute, nbytes, _ = METHODS[label]
     return compute + 8 * nbytes / bandwidth
+
+
+def wan_bytes(label: str) -> float:
+    """In another order than what workers send: less of it leaves where there are servers inside."""
+    return METHODS[label][2] / (1000 if label == "dense" else 2)
 
 
 def made(reach: bool = True, trained: bool = True):
@@ -38,10 +45,11 @@ def made(reach: bool = True, trained: bool = True):
 
 def _row(label: str, **fields) -> Row:
     exchange = "hips" if label == "sites only" else "ring"
-    codec = "identity" if label in ("dense", "twin") else "top_k"
+    # Changes of several steps may travel uncompressed, too, and are not all of every round.
+    codec = "identity" if label in ("dense", "twin", "loose") else "top_k"
     base = dict(paper="matrix", case=label, exchange=exchange, compression=codec, scale="smoke")
     base |= dict(
-        synchronization="asp" if label == "loose" else "bsp",
+        synchronization="bsp",
         fusion="layer_fusion",
         evidence="simulated",
     )
@@ -65,8 +73,10 @@ def _cells():
                         seconds |= dict(compress_time=0.0, exchange_time=total - compute)
                         for name, value in seconds.items():
                             yield _row(label, **place, metric=name, value=value, unit="s")
-                        for name in ("bytes_per_round", "wan_bytes"):
-                            yield _row(label, **place, metric=name, value=nbytes, unit="B")
+                        yield _row(label, **place, metric="bytes_per_round", value=nbytes, unit="B")
+                        if where.startswith("sites"):
+                            yield _row(label, **place, metric="wan_bytes", value=wan_bytes(label),
+                                       unit="B")  # fmt: skip
                         yield _row(label, **place, metric="scaling_efficiency", unit="1",
                                    value=compute / total / workers)  # fmt: skip
 
@@ -74,21 +84,29 @@ def _cells():
 def _training(reach: bool):
     for label in dict.fromkeys(TRAINED_AS.values()):
         place = dict(model="lenet5", workers=8, dataset="mnist", evidence="measured")
-        for lr in (0.1, 0.2):
-            yield _row(label, **place, experiment="tuning", variant=f"lr={lr:g}", seed=1,
-                       metric="final_accuracy", value=50 + 100 * lr, unit="%")  # fmt: skip
+        for lr in GRID:
+            broken = dict(status="failed", reason="loss is nan", value=math.nan)
+            broken = broken if (label, lr) == ("lucky", 0.05) else {}
+            yield _row(label, **place, experiment="tuning", variant=f"lr={lr:g}", seed=1, unit="%",
+                       metric="final_accuracy", **{"value": 50 + 100 * lr} | broken)  # fmt: skip
         place |= dict(experiment="training", bandwidth=1e9)
-        yield _row(label, **place, metric="chosen_lr", value=0.2, unit="1")
+        yield _row(label, **place, metric="chosen_lr", value=0.05, unit="1")
         for seed, rounds in enumerate(METHODS[label][3], 1):
             for at in (5, 10):
                 yield _row(label, **place, seed=seed, metric="test_accuracy", value=5.0 * at,
                            unit="%", round=at)  # fmt: skip
             accuracy = 95 - METHODS[label][1] + 0.1 * seed
-            yield _row(label, **place, seed=seed, metric="final_accuracy", value=accuracy, unit="%")
-            yield _row(label, **place, seed=seed, metric="target_accuracy", value=93.0, unit="%")
+            if (label, seed) == ("lucky", 2):
+                yield _row(label, **place, seed=seed, metric="final_accuracy", unit="%",
+                           status="failed", reason="loss is nan")  # fmt: skip
+            else:
+                # A policy whose rounds come several at a time is judged a little later.
+                yield _row(label, **place, seed=seed, metric="final_accuracy", value=accuracy,
+                           unit="%", round=ROUNDS + 2 * (label == "loose"))  # fmt: skip
+            yield _row(label, **place, seed=seed, metric="target_accuracy", value=TARGET, unit="%")
             done = dict(metric="rounds_to_target", unit="rounds", seed=seed)
             if rounds is None or not reach:
-                why = "never reached 93 % within 30 rounds"
+                why = f"never reached {TARGET:g} % within {MOST_ROUNDS} rounds"
                 yield _row(label, **place, **done, status="failed", reason=why, value=math.nan)
             else:
                 yield _row(label, **place, **done, value=float(rounds))

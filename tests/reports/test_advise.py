@@ -12,10 +12,11 @@ import pytest
 
 from reports import advise
 from reports.advise import Offer, between, packed, page, ranked, rate, reason
-from testbed import results
+from testbed import lineup, results
 from testbed.matrix import Round
 from testbed.results import Row
 from workflow.advice import BENT, refined
+from workflow.experiments import matrix as experiment
 
 SCRIPT = Path(advise.__file__).parent / "assets" / "advise.js"
 
@@ -78,6 +79,38 @@ def test_rounds_are_counted_on_curves_of_all_seeds():
     found = advise.rounds_to(90.0, results.frame(rows))
     assert found["b"] is None  # one seed never arrives
     assert 0 < found["a"] <= 20
+
+
+def test_only_rounds_that_count_do_and_what_diverges_later_has_arrived():
+    assert advise.WINDOW == experiment.WINDOW
+    rows = curve("late", 1, [0.0] * 10 + [100.0] * 5)
+    assert advise.rounds_to(90.0, results.frame(rows))["late"] > 100
+    assert advise.rounds_to(90.0, results.frame(rows), within=100)["late"] is None
+    broken = dict(value=math.nan, status="failed", reason="loss is nan", round=60)
+    for label, values in (("after", [100.0] * 5), ("before", [0.0] * 5)):
+        made = curve(label, 1, values)
+        rows += [*made, made[-1].model_copy(update=broken)]
+    found = advise.rounds_to(90.0, results.frame(rows))
+    assert found["after"] is not None and found["before"] is None
+
+
+def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
+    same = lineup.trained_as(advise.methods(advise.recipe()))
+    rows = []
+    for label in ("ring", "top_k", "LPSP"):
+        # top_k, which had not arrived by then, went on for longer than the others.
+        values = [50.0, 91.0, 91.0, 91.0] if label != "top_k" else [50.0] * 15 + [95.0] * 4
+        rows += curve(same[label], 1, values)
+    results.write(rows, tmp_path / "trained.parquet")
+    said = ask(capsys, "--lan", "1G", "--target", "90", "--trained", str(tmp_path))
+    table, missing = said.split("Not ranked:")
+    assert "top_k" in table and "ring" in table and "Above" not in table
+    (why,) = [line for line in missing.splitlines() if "LPSP," in line]
+    assert "sends changes or looks at the clock: its rounds hold only where" in why
+    said = ask(capsys, "--lan", "1G", "--target", "93", "--trained", str(tmp_path))
+    (why,) = [line for line in said.splitlines() if "top_k" in line]
+    assert why.endswith("did not reach 93 % within 130 rounds")
+    assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
 
 
 def ask(capsys, *arguments):

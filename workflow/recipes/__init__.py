@@ -54,6 +54,16 @@ class Check:
         except (TypeError, ValueError) as error:
             self.fail(key, error)
 
+    def model(self, key: str, part: Part) -> None:
+        """A model that can be made; weights are not drawn."""
+        import torch
+
+        from testbed.training import models
+
+        self.need(f"{key}.name", part.name, models.MODELS)
+        with torch.device("meta"):
+            self.make(key, models.make, part.name, **part.parameters)
+
 
 def papers() -> list[str]:
     """Names of all documents."""

@@ -293,7 +293,7 @@ class GeoMX(PaperRecipe):
         self._check_links(check)
         from methods import compression, exchange, synchronization
         from testbed.network import geo_sites
-        from testbed.training import device, models
+        from testbed.training import device
 
         check.need("cluster.device", self.cluster.device, device.profiles())
         networks = {"model": self.model, "stands_for": self.stands_for}
@@ -301,8 +301,7 @@ class GeoMX(PaperRecipe):
         networks |= {f"table1.models.{n}": Part(name=n, **p) for n, p in self.table1.models.items()}
         for key, part in networks.items():
             if part is not None:
-                check.need(f"{key}.name", part.name, models.MODELS)
-                check.make(key, models.make, part.name, **part.parameters)
+                check.model(key, part)
         sites = geo_sites([1, 1])
         for name, system in self.systems.items():
             check.need(f"systems.{name}.exchange", system.exchange, exchange.names())

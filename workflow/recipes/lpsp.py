@@ -240,7 +240,6 @@ class LpspRecipe(PaperRecipe):
 
     def check(self, check: Check) -> None:
         from methods import synchronization
-        from testbed.training import models
 
         for name, value in self:
             if value is None:
@@ -266,9 +265,7 @@ class LpspRecipe(PaperRecipe):
             for label in labels:
                 check.need(key, label, self.methods)
         for name in ("mnist", "cifar10", "ray"):
-            model = getattr(self, name).model
-            check.need(f"{name}.model.name", model.name, models.MODELS)
-            check.make(f"{name}.model", models.make, model.name, **model.parameters)
+            check.model(f"{name}.model", getattr(self, name).model)
         for number, meeting in enumerate(self.example.drawn):
             for worker in meeting:
                 if worker >= len(self.example.times):

@@ -83,14 +83,15 @@ rule matrix_condensed:
         mem_mb=3000,
         runtime=minutes(15),
     params:
-        groups={label: system.group for label, system in MATRIX.found().items()},
-        trained_as=MATRIX_TRAINED_AS,
-        trained_at=MATRIX.trained_at(),
-        dense=[label for label, system in MATRIX.found().items() if system.dense],
-        lockstep=[label for label, where in MATRIX.trained_at().items() if not where],
-        rounds=MATRIX.training.rounds,
-        most_rounds=MATRIX.training.most_rounds,
-        grid=MATRIX.training.grid,
+        told=dict(
+            groups={label: system.group for label, system in MATRIX.found().items()},
+            trained_as=MATRIX_TRAINED_AS,
+            trained_at=MATRIX.trained_at(),
+            dense=[label for label, system in MATRIX.found().items() if system.dense],
+            rounds=MATRIX.training.rounds,
+            most_rounds=MATRIX.training.most_rounds,
+            grid=MATRIX.training.grid,
+        ),
     message:
         "matrix: putting all results together"
     script:
