@@ -511,15 +511,24 @@ def _federated_table(verdicts: pd.DataFrame, results: pd.DataFrame) -> pd.DataFr
         ("training, ms", live("train_time"), _MS, None),
         ("accuracy, %", final, 1.0, _fl_ids("acc")),
         ("of the live run, %", live("final_accuracy"), 1.0, None),
-        ("apart from one process", _apart(results, "federated_seeds", _MODES), 1.0, None),
     ]
     table = _table(_ordered(final, _MODES), printed, columns)
+    apart = _apart(results, "federated_seeds", _MODES)
+    table["apart from one process"] = [_checked(apart, label) for label in table[""]]
     gained = [_gained(final, label) for label in table[""]]
     at = list(table).index("of the live run, %")
     table.insert(at, "more by feedback, points", gained)
     models = ", ".join(sorted(set(final["model"])))
     names = {"": "mode", "accuracy, %": f"accuracy of {models}, %"}
     return table.rename(columns=names)
+
+
+def _checked(apart: pd.DataFrame, label: str) -> str:
+    """A difference with the model and the rounds that it is of, which are not the accuracy's."""
+    rows = apart[apart["case"] == label]
+    return "; ".join(
+        f"{number(one.value)} ({one.model} after round {one.round})" for one in rows.itertuples()
+    )
 
 
 def _gained(final: pd.DataFrame, label: str) -> str:
@@ -760,7 +769,8 @@ PAGE = (
         + "Where these name another model, it is a smaller one with as many samples and rounds, "
         "and they compare with each other only. One process is a loop without clock, "
         "network or policy, not the engine on virtual time; its first rounds equal those of the "
-        "real processes to the bit, which each run checks. When a round ends is up to the "
+        "real processes to the bit, on the document's model and, with feedback, on that of the "
+        "seeds, which each run checks. When a round ends is up to the "
         "controller's policy (fedavg). EF feeds back what was not sent, which the document does "
         "not; from model is the same without it. Both send in round 1 what changed from the model, "
         "where the document's sparse modes send a tenth of the weights themselves.",
@@ -775,7 +785,9 @@ PAGE = (
         _LIVE_RUN
         + "Accuracies over seeds are of rounds in one process, of the model that is named. More by "
         "feedback: EF less from model, seed by seed. Apart: the largest difference of a parameter "
-        "when the first rounds are repeated in one process; anything but 0 stops the run. Columns "
+        "when a few rounds on real processes, of the model in brackets, are repeated in one "
+        "process; anything but 0 stops the run. One mode with feedback is checked on the model of "
+        "the seeds. Columns "
         '"there" are recovered from the document\'s repository.',
         "",
         "federated federated_seeds",

@@ -1,7 +1,6 @@
 """Made-up images, and clients that do not behave; scripts are imported by name."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import struct
@@ -39,7 +38,7 @@ class Running(SERVER.Process):
 
 
 @contextlib.contextmanager
-def process(settings, folder, gate="", namespace=None):
+def process(settings, folder, gate=""):
     """As :func:`testbed.live.dds.federated.live.process`, started in a tenth of the time."""
     is_client = isinstance(settings, ClientSettings)
     role = "client" if is_client else "controller"
@@ -48,7 +47,7 @@ def process(settings, folder, gate="", namespace=None):
     file.write_text(settings.model_dump_json())
     said = folder / f"{name}.txt"
     said.touch()
-    arguments = (role, file, said, gate, namespace)
+    arguments = (role, file, said, gate)
     running = Running(target=command, args=arguments, daemon=True)
     running.start()
     try:
@@ -58,15 +57,11 @@ def process(settings, folder, gate="", namespace=None):
         running.wait()
 
 
-def command(role, file, said, gate, namespace):
+def command(role, file, said, gate):
     os.environ[GATE] = str(gate)
     with said.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    if namespace is not None:
-        with open(f"/run/netns/{namespace}") as entry:
-            if ctypes.CDLL(None, use_errno=True).setns(entry.fileno(), 0) != 0:
-                raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     sys.exit(commands.main([role, str(file)]))
 
 

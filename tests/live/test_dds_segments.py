@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cyclonedds.idl import IdlStruct
 
-from testbed.live.dds import segments
-from testbed.live.dds.channel import Assembly
+from testbed.live.dds import channel, segments
+from testbed.live.dds.channel import Assembly, _Memory
 from testbed.live.dds.segments import Refused, Segment, check, cut, load_secret, run_key
 
 SECRET = b"sixteen bytes and more"
@@ -179,6 +179,59 @@ def test_messages_of_several_senders_mix():
     assembly = Assembly(KEY)
     messages = [message for part in parts if (message := assembly.add(part))]
     assert {message.sender: bytes(message.payload) for message in messages} == payloads
+
+
+HOLDERS = {
+    "payload": lambda payload: payload,
+    "part": lambda payload: payload[3:-3],
+    "array": lambda payload: np.frombuffer(payload, np.uint8)[5:],
+    "array of another type": lambda payload: np.frombuffer(payload[:40], "<f4").reshape(2, 5)[:, 1],
+    "exporter": lambda payload: np.asarray(payload.obj)[7:],
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_somebody_holds_is_never_overwritten(holder, monkeypatch):
+    """While other messages come and go, in the memory of those that nobody holds any more."""
+    memory = _Memory(10_000)
+    monkeypatch.setattr(channel, "_memory", memory)
+    assembly, draw, held, used = Assembly(KEY), random.Random(0), {}, 0
+    for number in range(300):
+        payload = draw.randbytes(draw.randint(150, 500))
+        reused = len(memory._idle)
+        for part in cut(KEY, 1, 2, number, payload, size=100):
+            message = assembly.add(part)
+            if part.start == 0:
+                used += len(memory._idle) < reused
+        assert bytes(message.payload) == payload
+        held[draw.randrange(10)] = (
+            HOLDERS[holder](message.payload),
+            HOLDERS[holder](memoryview(np.frombuffer(payload, np.uint8))),
+        )
+        del message
+        assert all(bytes(ours) == bytes(expected) for ours, expected in held.values())
+    assert used > 100
+
+
+def test_idle_memory_is_used_again_and_bounded():
+    memory = _Memory(100)
+
+    def address(view):
+        return np.frombuffer(view, np.uint8).ctypes.data
+
+    first, second = memory.take(60), memory.take(50)
+    place = address(second)
+    del first, second
+    assert sum(map(len, memory._idle)) == 50
+    short = memory.take(24)  # less than half of it
+    assert len(memory._idle) == 1 and len(short) == 24
+    again = memory.take(25)
+    assert address(again) == place and len(again) == 25 and not memory._idle
+    huge = memory.take(101)
+    del huge, again, short
+    assert sum(map(len, memory._idle)) <= 100
+    part = memory.take(80)[10:20]
+    assert memory.take(80).obj is not part.obj
 
 
 def test_replays_are_refused():

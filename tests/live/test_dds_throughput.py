@@ -1,5 +1,10 @@
 """Every way of an all-gather is timed in every round, between real processes."""
 
+import random
+
+import pytest
+from cyclonedds.core import DDSException
+
 from testbed.live.dds import throughput
 
 
@@ -8,3 +13,27 @@ def test_all_ways_take_turns():
     assert set(took) == {"raw dds", "dds", "gloo"}
     for rounds in took.values():
         assert len(rounds) == 2 and min(rounds) > 0
+
+
+class Busy:
+    """A writer whose readers take nothing for some tries."""
+
+    def __init__(self, tries):
+        self.tries, self.written = tries, []
+
+    def write(self, segment):
+        if self.tries:
+            self.tries -= 1
+            raise DDSException(DDSException.DDS_RETCODE_TIMEOUT)
+        self.written.append(bytes(segment.body))
+
+
+def test_raw_writes_wait_for_slow_readers_but_not_for_ever():
+    raw = throughput._Raw(random.SystemRandom().randrange(1, 233), 0, 0, 60.0)
+    payload = bytes(throughput.CUT) + b"rest"
+    raw.writer = Busy(tries=3)
+    raw.exchange(memoryview(payload))
+    assert b"".join(raw.writer.written) == payload
+    raw.writer, raw.timeout_s = Busy(tries=-1), 0.1
+    with pytest.raises(ConnectionError, match="raw writes: .*TIMEOUT"):
+        raw.exchange(memoryview(payload))

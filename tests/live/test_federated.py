@@ -1,5 +1,6 @@
 """Federated training by real processes, which are killed, late and rude; and by none."""
 
+import dataclasses
 import json
 import os
 import queue
@@ -137,7 +138,7 @@ def test_printed_bytes_of_the_documents_model(make):
     }
     for nbytes, codec in modes.items():
         task = make(task={"model": {"name": "mnist_cnn"}, "codec": codec}).task
-        contribution = training.Contribution(task)
+        contribution = training.Contribution(task, 60)
         values = torch.sin(torch.arange(task.values, dtype=torch.float32))
         frame = training.Frame(task.make_codec().compress(values, "model"))
         head = training.Update(0, 0, 1, 0, True, 60, 0.0, 0.0)
@@ -212,12 +213,26 @@ def test_weighted_by_samples(make):
     task = make().task
     brought = {}
     for client, (samples, value) in enumerate([(10, 1.0), (30, 5.0)]):
-        brought[client] = training.Contribution(task)
+        brought[client] = training.Contribution(task, 240)
         brought[client].values.fill_(value)
         brought[client].sent = training.Sent(samples, 0, 0, 0, 0)
     start = torch.full((task.values,), 2.0)
     new = training.aggregate(task, start, brought, zero=False)
     torch.testing.assert_close(new, torch.full_like(new, 2 + (10 * 1 + 30 * 5) / 40))
+
+
+@pytest.mark.parametrize(("subset", "most"), [(0, 240), (40, 40), (1000, 240)])
+def test_nobody_trained_on_more_samples_than_there_are(make, subset, most):
+    task = make().task
+    asked = training.Command(1, 0, subset, 1, 0.1, 0, zero=False, end=False)
+    frame = training.Frame(task.make_codec().compress(torch.ones(task.values), "model")).to_bytes()
+    for samples in (most + 1, 2**32 - 1):
+        head = training.Update(0, 0, 1, 0, True, samples, 0.0, 0.0)
+        with pytest.raises(ValueError, match=f"{samples} samples, of at most {most}"):
+            training.Contribution(task, 240).add(head, frame, asked, 0.0)
+    honest = training.Contribution(task, 240)
+    honest.add(training.Update(0, 0, 1, 0, True, most, 0.0, 0.0), frame, asked, 0.0)
+    assert honest.complete and honest.sent.samples == most
 
 
 def test_who_has_no_samples_has_no_weight(make, monkeypatch):
@@ -294,16 +309,19 @@ class Wire:
     def __init__(self, participant, topic, member, key, deliver, left, *failed, **limits):
         self.hand, self.gone, self.sent = deliver, left, queue.Queue()
         self.other = int(topic.rsplit("_", 1)[1]) + 1 if member == 0 else 0
-        self.last = -1
+        self.last, self.lingered_s, self.takes = -1, None, threading.Event()
+        self.takes.set()
 
     def send(self, payload, label, timeout_s):
+        self.takes.wait(WAIT_S)
         self.sent.put((label, bytes(payload)))
 
     def members(self):
         return {self.other}
 
     def close(self, linger_s):
-        """Nothing to close."""
+        self.lingered_s = linger_s
+        self.takes.set()
 
     def say(self, head, body=b""):
         self.last += 1
@@ -437,6 +455,31 @@ def test_who_greets_once_more_is_told_of_the_end_once_more(make, start):
     ends.result(WAIT_S)
 
 
+def test_end_waits_for_a_slow_link(make, start):
+    """Longer than a lease, and then for what is on its way; not for who is not there."""
+    settings = make(task={"clients": 2}, min_clients=1, rounds=1, lease_s=0.1, wait_s=0.5)
+    task, weights = settings.task, training.initial(settings)
+    absent, slow, ends = start(settings)
+    [announced] = slow.hear("announcement")
+    absent.hear("announcement")
+    absent.takes.clear()
+    absent.say(messages.Hello(0, 7, 0, task.fingerprint, ""))  # whose answer it never takes
+    has = store.digest(0, weights)
+    slow.say(messages.Hello(1, 7, announced.session, task.fingerprint, has))
+    [asked] = slow.hear("command")
+    slow.takes.clear()
+    participant = training.Participant(task, 1, settings.task.data.load())
+    [(head, frame)] = participant.updates(asked, weights)
+    slow.say(head, frame.to_bytes())
+    with pytest.raises(TimeoutError):
+        ends.result(2.0)
+    slow.takes.set()
+    _, end = slow.hear("model", "command")
+    assert end.end
+    ends.result(WAIT_S)
+    assert (slow.lingered_s, absent.lingered_s) == (settings.wait_s, 0.0)
+
+
 def test_rubbish_of_who_is_needed_has_a_bound(make, start):
     """It is asked a few times, and then not before others have ended the round."""
     settings = make(task={"clients": 3}, min_clients=2, rounds=1)
@@ -513,6 +556,31 @@ def test_what_was_recorded_of_one_controller_is_nothing_to_the_next(make, start,
     assert [head.hello for head in wire.hear("announcement", "announcement")] == [7, 8]
     assert wire.sent.empty()
     assert torch.equal(store.load(settings.state, task)[1], learned)
+
+
+@pytest.mark.parametrize("left", ["nothing", "torn", "all"])
+def test_log_of_a_controller_killed_after_it_saved(make, start, left):
+    """The round that it saved is in the log, once, and what comes is no part of a torn line."""
+    settings = make(task={"clients": 1}, min_clients=1, rounds=2)
+    expected, weights = simulate(settings)
+    data = settings.task.data.load()
+    _, before = simulate(settings.model_copy(update={"rounds": 1}), data)
+    store.save(settings.state, messages.pack(*store.message(1, settings.task, before)))
+    line = json.dumps(dataclasses.asdict(expected[0])) + "\n"
+    settings.log.write_text({"nothing": "", "torn": line[:-9], "all": line}[left])
+    wire, ends = start(settings)
+    [announced] = wire.hear("announcement")
+    whose = (announced.session, settings.task.fingerprint, store.digest(1, before))
+    wire.say(messages.Hello(0, 7, *whose))
+    [asked] = wire.hear("command")
+    [(head, frame)] = training.Participant(settings.task, 0, data).updates(asked, before)
+    wire.say(head, frame.to_bytes())
+    assert torch.equal(ends.result(WAIT_S), weights)
+    rounds = read_log(settings.log)
+    assert [r.number for r in rounds] == [1, 2] and settings.log.read_text().count("\n") == 2
+    assert [r.accuracy for r in rounds] == [r.accuracy for r in expected]
+    assert same_bytes(rounds[left != "all" :], expected[left != "all" :])
+    assert (rounds[0].sent == {}) == (left != "all")
 
 
 def test_who_has_the_model_is_not_sent_it(make, start):
@@ -686,7 +754,7 @@ RUBBISH = {
 def test_rubbish_is_refused_and_the_round_goes_on(make, tmp_path):
     """Each sort in a round of its own; in the round after, the client takes part again."""
     numbers = range(2, 2 * len(RUBBISH) + 1, 2)
-    settings = make(min_clients=1, subset=240, rounds=numbers[-1] + 1)
+    settings = make(min_clients=1, subset=None, rounds=numbers[-1] + 1)
     rubbish = dict(zip(numbers, RUBBISH, strict=True))
     with ExitStack() as stack:
         serving = stack.enter_context(process(settings, tmp_path))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dds_results
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -160,7 +161,8 @@ def test_tables_have_ours_and_theirs(made):
     assert list(federated.loc[MODES, "payload, B"]) == ["4799528", "1204590", "959916", "600432"]
     assert set(federated.loc[FEEDBACK, "accuracy, %: there"]) == {""}
     assert "accuracy of mnist_cnn, %" in federated
-    assert set(federated.loc[MODES, "apart from one process"]) == {"0 (1 seed)"}
+    assert set(federated.loc[MODES, "apart from one process"]) == {"0 (mnist_cnn after round 1)"}
+    assert set(federated.loc[FEEDBACK, "apart from one process"]) == {""}
     # Its gain is over the same mode without it, seed by seed; in this world 0.05 points.
     gained = federated["more by feedback, points"]
     assert (gained[[m for m in gained.index if "EF" not in m]] == "").all()
@@ -172,6 +174,16 @@ def test_tables_have_ours_and_theirs(made):
     assert list(ddp["longest wait, ms: there"]) == ["", "3025.49", "414.15", "", ""]
     assert ddp.loc["baseline", "one way, B"] == "407146"
     assert ddp.loc["fp32", "counted as there, MiB"] == "4.658"
+
+
+def test_a_check_names_its_own_model(dds_claims, one_run):
+    check = one_run.query("experiment == 'federated_seeds' and metric == 'live_difference'")[:1]
+    check = check.assign(case="int8_sparse EF", model="mlp", round=2)
+    results = pd.concat([one_run, check])
+    judged = detail(dds_claims, results, dds_results.RECIPE, "desk", {})
+    table = dds.TABLES["federated"](judged, results).set_index("mode")
+    assert table.loc["int8_sparse EF", "apart from one process"] == "0 (mlp after round 2)"
+    assert "accuracy of mnist_cnn, %" in table
 
 
 def test_bytes_in_the_table_follow_from_the_layout(made):

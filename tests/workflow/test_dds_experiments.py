@@ -1,6 +1,7 @@
 """What DDS's experiments must show, on tiny settings; real processes are tests/live's affair."""
 
 import math
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -128,12 +129,13 @@ def test_bytes_are_those_of_the_formulas(recipe):
 @pytest.fixture
 def as_live(monkeypatch):
     """Stands in for real processes: the same rounds, with times that are known."""
-    told = []
+    told, alone = [], threading.Lock()
 
     def live(settings, timeout_s):
         assert settings.timeout_s < timeout_s < 2 * settings.timeout_s
         told.append(settings)
-        done, weights = simulate(settings)
+        with alone:  # models are drawn from a generator that all threads share
+            done, weights = simulate(settings)
         timed = []
         for one in done:
             sent = {
@@ -223,6 +225,20 @@ def test_other_rounds_than_those_of_the_run_are_run_once_more(recipe, as_live):
     modes = len(recipe.federated.live)
     again = modes + len(recipe.federated.variants)
     assert [settings.rounds for settings in as_live] == [2] * modes + [1] * again
+
+
+def test_the_seeds_model_is_checked_with_error_feedback(recipe, as_live):
+    data = recipe.only("federated", "federated_seeds")
+    data["federated"] |= dict(model={"name": "lenet5"}, checked_rounds=1)
+    data["federated_seeds"] |= dict(model=MODEL)
+    table = results.frame(rows("dds", data, "smoke", "federated", lambda message: None))
+    checks = table[table["metric"] == "live_difference"].set_index("case")
+    assert (checks["value"] == 0).all() and set(checks["round"]) == {1}
+    models = dict.fromkeys([*recipe.federated.live, *recipe.federated.variants], "lenet5")
+    assert checks["model"].to_dict() == models | {"int8_sparse EF": "mlp"}
+    [live] = [settings for settings in as_live if settings.task.model.name == "mlp"]
+    assert live.task.codec.parameters["error_feedback"]
+    assert (live.rounds, live.subset) == (1, recipe.federated.checked_subset)
 
 
 def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeypatch):

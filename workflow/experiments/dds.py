@@ -171,8 +171,8 @@ def _sizes(row: Callable[..., Row], sent: Sent) -> Iterator[Row]:
 
 
 def _federated(bench: _Bench) -> Iterator[Row]:
-    """Modes on real processes; and a few short rounds of each, and of variants, beside one
-    process."""
+    """Modes on real processes; and a few short rounds of each, of variants, and of error feedback
+    on the model of further seeds, beside one process."""
     chosen = bench.recipe.federated
     modes = {label: chosen.modes[label] for label in chosen.live}
     settings = {label: _settings(bench, label, part, chosen.seed) for label, part in modes.items()}
@@ -182,6 +182,12 @@ def _federated(bench: _Bench) -> Iterator[Row]:
         label: _settings(bench, label, part, chosen.seed, test_limit=FEW, **few)
         for label, part in (({} if alike else modes) | chosen.variants).items()
     }
+    if (seeds := bench.recipe.federated_seeds) is not None:
+        of = dict(model=seeds.model, test_limit=FEW, **few)
+        others = {label: part for label, part in chosen.modes.items() if label not in modes}
+        feedback = [label for label, part in others.items() if "error_feedback" in part.parameters]
+        for label in feedback[-1:]:
+            short[label] = _settings(bench, label, others[label], chosen.seed, **of)
     done = _all_live(bench, settings, 1 if chosen.timed else UNTIMED)
     again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
     tests = Data(name=chosen.dataset, test_limit=chosen.test_limit).load()

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 import uuid
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ TICK_S = 0.05
 
 SEND_S = 60.0
 """How long a message may take to send, unless told otherwise."""
+
+IDLE = 256 << 20
+"""Bytes of memory that a process keeps for the messages to come."""
 
 BATCH = 32
 MEMBER = struct.Struct("<16sIQ32s")
@@ -111,7 +115,7 @@ class Assembly:
             )
         if this > latest:
             whole = len(segment.body) == segment.total
-            payload = bytes(segment.body) if whole else _buffer(segment.total)
+            payload = bytes(segment.body) if whole else _memory.take(segment.total)
             partial = _Partial(*this, False, segment.label, payload)
             self._senders[segment.sender] = partial
         if (segment.total, segment.label) != (len(partial.payload), partial.label):
@@ -133,9 +137,43 @@ class Assembly:
         return Message(segment.sender, *this, segment.label, payload, partial.frame_bytes)
 
 
-def _buffer(length: int) -> memoryview:
-    """Not a bytearray: NumPy asks for huge pages, which makes the first write 5 times faster."""
-    return memoryview(np.empty(length, np.uint8))
+class _Memory:
+    """Memory of messages, which the next ones get once nothing refers to it any more: the first
+    write to fresh pages costs more than all else that is done for a message.
+
+    Not of bytearrays: NumPy asks for huge pages, which makes that first write 5 times faster.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._idle: list[np.ndarray] = []
+        # Memory may come back on any thread, and while this one looks for some.
+        self._lock = threading.RLock()
+
+    def take(self, length: int) -> memoryview:
+        """``length`` bytes, of any value."""
+        base = self._find(length)
+        # Whatever is made of the answer refers to ``view``: of a view of an array NumPy would make
+        # views that refer to ``base`` instead, but a memoryview between the two keeps it from that.
+        view = np.frombuffer(memoryview(base), np.uint8, length)
+        weakref.finalize(view, self._give_back, base).atexit = False
+        return memoryview(view)
+
+    def _find(self, length: int) -> np.ndarray:
+        with self._lock:
+            for place, base in enumerate(self._idle):
+                if length <= len(base) <= 2 * length:
+                    return self._idle.pop(place)
+        return np.empty(length, np.uint8)
+
+    def _give_back(self, base: np.ndarray) -> None:
+        with self._lock:
+            self._idle.append(base)
+            while sum(map(len, self._idle)) > self._most:
+                del self._idle[0]
+
+
+_memory = _Memory(IDLE)
 
 
 class Channel:

@@ -12,7 +12,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from cyclonedds.core import ReadCondition, WaitSet
+from cyclonedds.core import DDSException, ReadCondition, WaitSet
 from cyclonedds.pub import DataWriter
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
@@ -131,10 +131,21 @@ class _Raw:
                 self.received += length
                 self.changed.notify_all()
 
+    def _write(self, segment: Segment) -> None:
+        """As a channel does: that readers take nothing for a while ends no round."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return self.writer.write(segment)
+            except DDSException as error:
+                late = time.monotonic() > deadline
+                if late or error.code != DDSException.DDS_RETCODE_TIMEOUT:
+                    raise ConnectionError(f"raw writes: {error}") from error
+
     def exchange(self, payload: memoryview) -> None:
         for start in range(0, len(payload), CUT):
             body = payload[start : start + CUT]
-            self.writer.write(Segment(1, self.rank, 0, 0, start, len(payload), bytes(16), "", body))
+            self._write(Segment(1, self.rank, 0, 0, start, len(payload), bytes(16), "", body))
         whole = self.others * len(payload)
         with self.changed:
             if not self.changed.wait_for(lambda: self.received >= whole, self.timeout_s):

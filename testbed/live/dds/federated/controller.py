@@ -79,7 +79,7 @@ class _Controller:
 
     def __init__(self, settings: ControllerSettings, data: Dataset) -> None:
         self.settings, self.task = settings, settings.task
-        self.examiner = training.Examiner(self.task, data)
+        self.examiner, self.samples = training.Examiner(self.task, data), len(data.train_y)
         settings.state.parent.mkdir(parents=True, exist_ok=True)
         if settings.state.exists():
             self.done, self.weights = store.load(settings.state, self.task)
@@ -107,6 +107,7 @@ class _Controller:
         self.refused: list[str] = []
         self.begun = False
         self.start = self.round_start = self.enough = time.monotonic()
+        self._mend_log()
         self._connect()
 
     def _connect(self) -> None:
@@ -144,10 +145,12 @@ class _Controller:
         return self
 
     def __exit__(self, kind, *_) -> None:
-        linger_s = self.settings.lease_s if kind is None else 0.0
-        wait(self.latest.values(), linger_s)
+        # Who is here has to hear of the end, however slow its link is: each send to it gives up by
+        # itself. Announcements to the others never do.
+        told = self.present if kind is None else {}
+        wait([self.latest[client] for client in told])
         for client, channel in self.channels.items():
-            channel.close(linger_s)
+            channel.close(self.settings.wait_s if client in told else 0.0)
             self.senders[client].shutdown(cancel_futures=True)
 
     # The course of things -----------------------------------------------------------------------
@@ -310,7 +313,7 @@ class _Controller:
         for client in asked:
             command = training.command(self.settings, self.done + 1, self.present[client])
             self.asked[client] = command
-            self.brought[client] = Contribution(self.task)
+            self.brought[client] = Contribution(self.task, self.samples)
             self._send(client, command)
         for decision in decisions:
             if isinstance(decision, Sync):
@@ -347,9 +350,9 @@ class _Controller:
             self._readmit(client)
 
     def _announce(self, client: int, hello: int = 0) -> None:
-        """Waits, where nobody else has to, until the client takes it."""
+        """Waits, where nobody else has to, until a client that is not here takes it."""
         announcement = Announcement(self.session, hello, self.task.fingerprint)
-        self._send(client, announcement, timeout_s=math.inf)
+        self._send(client, announcement, timeout_s=None if client in self.present else math.inf)
 
     def _send(
         self, client: int, head: IdlStruct, body: bytes = b"", timeout_s: float | None = None
@@ -376,6 +379,17 @@ class _Controller:
         if self.settings.log is not None:
             with self.settings.log.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(done)) + "\n")
+
+    def _mend_log(self) -> None:
+        """Make good what a killed controller left: drop a line that it did not finish, and log the
+        round that it did not; of that, who sent what and how long it took is not known."""
+        if self.settings.log is None or not self.done:
+            return
+        with self.settings.log.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        if self.done not in [one.number for one in read_log(self.settings.log)]:
+            self._log({}, math.nan)
 
     def _say(self, what: str) -> None:
         print(f"controller: {what}", file=sys.stderr, flush=True)

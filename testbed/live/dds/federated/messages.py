@@ -29,8 +29,6 @@ CONTROLLER = 0
 
 LENGTH = struct.Struct("<I")
 MAX_HEAD = 1 << 16
-MOST = 2**32 - 1
-"""Largest whole number that travels."""
 
 
 @dataclass

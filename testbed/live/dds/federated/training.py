@@ -66,7 +66,8 @@ class Round:
     accuracy: of the new model on the test set, %.
     sent: by client, of those that count.
     downlink_bytes: payload of the model that every client gets.
-    round_s: from the round's start until the new model is on disk and handed to the senders.
+    round_s: from the round's start until the new model is on disk and handed to the senders; nan,
+        with nothing ``sent``, where the controller was killed before it had logged the round.
     refused: what was refused in it and of whom.
     """
 
@@ -220,14 +221,18 @@ def samples(task: Task, labels: Tensor, client: int, asked: Command) -> Tensor:
 class Contribution:
     """What a client brings to a round, packet by packet: their sum.
 
+    Parameters
+    ----------
+    samples: of the training set; nobody can have trained on more.
+
     Raises
     ------
     ValueError
         From :meth:`add`: a packet out of order, or one that does not fit the task.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task, self._codec = task, task.make_codec()
+    def __init__(self, task: Task, samples: int) -> None:
+        self._task, self._codec, self._samples = task, task.make_codec(), samples
         self.values = torch.zeros(task.values)
         self.packets, self.complete = 0, False
         self.sent = Sent(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -236,7 +241,7 @@ class Contribution:
         """Add one packet, ``arrived`` at this time of the monotonic clock."""
         if self.complete or head.packet != self.packets or head.packet >= self._task.packets:
             raise ValueError(f"packet {head.packet} where {self.packets} is due")
-        most = asked.subset or messages.MOST
+        most = min(asked.subset or self._samples, self._samples)
         if head.samples > most:
             raise ValueError(f"{head.samples} samples, of at most {most}")
         got = Frame.from_bytes(frame, limit=messages.longest(self._task.values, len(frame)))
@@ -321,7 +326,7 @@ def simulate(
     rounds = []
     for number in range(1, settings.rounds + 1):
         asked = command(settings, number)
-        brought = {client: Contribution(task) for client in clients}
+        brought = {client: Contribution(task, len(data.train_y)) for client in clients}
         for client in clients:
             for head, frame in participants[client].updates(asked, weights):
                 # Neither took any time: nobody's clock looks at them here.
