@@ -201,7 +201,7 @@ def test_nodes_may_be_slow_to_write_their_logs(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(launch, "Nursery", Slow)
+    monkeypatch.setattr(launch, "Nursery", lambda *_: Slow())
     with (
         Launched(settings.parse(document(tmp_path, [1], 1))) as launched,
         pytest.raises(Failed, match="not done in 0.2 s"),

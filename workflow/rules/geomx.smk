@@ -62,7 +62,9 @@ rule geomx_links:
         live=sources("testbed/live/agreement.py", "testbed/live/busy.py")
         + sources("testbed/live/plan_*.py", "testbed/live/processes.py"),
         system=lambda wildcards: (
-            sources("testbed/live/hips/*.py") if wildcards.experiment == "system" else []
+            sources("testbed/live/hips/*.py", "testbed/live/nursery.py")
+            if wildcards.experiment == "system"
+            else []
         ),
         workflow=sources("workflow/experiments/geomx.py", "workflow/experiments/_links.py")
         + sources("workflow/recipes/geomx.py"),

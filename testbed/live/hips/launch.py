@@ -25,14 +25,15 @@ from testbed.live.hips.messages import (
     scheduler_of,
     site_of,
 )
-from testbed.live.hips.nursery import Child, Nursery, environment
 from testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
 from testbed.live.hips.settings import Cluster
 from testbed.live.hips.van import FLUSH_S, Van
+from testbed.live.nursery import Child, Nursery, environment
 
 if TYPE_CHECKING:
     from testbed.network.emulated import Measured
 
+COMMAND, ROLES = "testbed.live.hips", ["testbed.live.hips.roles"]
 POLL_S = 0.05
 PORT = 5570
 """Of schedulers on emulated links, where every host has all ports to itself."""
@@ -190,7 +191,7 @@ class Launched:
                 self.links = self._stack.enter_context(Emulated(self._topology))
                 if self.pairs:
                     self.measured = self.links.measure(self.pairs, self.measured_s)
-            self._nursery = self._stack.enter_context(contextlib.closing(Nursery()))
+            self._nursery = self._stack.enter_context(contextlib.closing(Nursery(COMMAND, ROLES)))
             addresses = self._addresses() | self.given.addresses
             self.cluster = self.given.model_copy(update={"addresses": addresses})
             fields = self.cluster.model_dump(mode="json", exclude={"training": {"networks"}})

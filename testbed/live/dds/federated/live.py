@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -18,6 +16,7 @@ from testbed.live.dds.federated import store
 from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
 from testbed.live.dds.federated.training import Round
+from testbed.live.nursery import Child, Nursery
 
 POLL_S = 0.05
 SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s", "wait_s")
@@ -71,7 +70,7 @@ def run_live(
 
 
 @contextlib.contextmanager
-def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
+def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
     """A controller or client with its configuration and what it says (``*.txt``) in ``folder``;
     killed at the end, and gone, too, when this process is killed."""
     is_client = isinstance(settings, ClientSettings)
@@ -79,15 +78,7 @@ def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
     name = f"client {settings.client}" if is_client else role
     file = folder / f"{name}.json"
     file.write_text(settings.model_dump_json())
-    paths = os.pathsep.join(path for path in sys.path if path)
-    with (folder / f"{name}.txt").open("ab") as said:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "testbed.live.dds.federated", role, str(file), "--tied"],
-            stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
+    running = _nursery().start(name, [role, str(file), "--tied"], folder / f"{name}.txt")
     try:
         yield running
     finally:
@@ -96,12 +87,18 @@ def process(settings: BaseModel, folder: Path) -> Iterator[subprocess.Popen]:
         running.stdin.close()
 
 
+@cache
+def _nursery() -> Nursery:
+    """For all trainings of this process, with which it ends."""
+    return Nursery("testbed.live.dds.federated")
+
+
 def _length(log: Path) -> int:
     """Bytes, which grow with each round."""
     return log.stat().st_size if log.exists() else 0
 
 
-def _check(processes: dict[str, subprocess.Popen], folder: Path, late: bool) -> None:
+def _check(processes: dict[str, Child], folder: Path, late: bool) -> None:
     for name, its in processes.items():
         if its.poll() or late and its.poll() is None:
             how = (

@@ -1,7 +1,7 @@
-"""Starts the nodes of one machine from one process, which has imported torch for all of them.
+"""Starts processes from one that has imported torch for all of them.
 
 A new interpreter needs seconds for that, a fork of one that has done it milliseconds. The nursery
-has one thread and no socket but its line to the launcher, so nodes inherit neither.
+has one thread and no socket but its line to the launcher, so its children inherit neither.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import math
 import os
@@ -16,22 +17,31 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
 LARGEST = 2**16
-"""Bytes of a request."""
+"""Bytes of a request that are read at a time."""
 
 
 class Nursery:
-    """The launcher's end; to be closed, after its children have ended."""
+    """The launcher's end; to be closed, after its children have ended.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    package: whose command, ``python -m package``, its children run.
+    modules: what they import besides, and takes long.
+    """
+
+    def __init__(self, package: str, modules: Sequence[str] = ()) -> None:
+        self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
         with theirs:
-            main = f"from testbed.live.hips import nursery; nursery.serve({theirs.fileno()})"
+            names = [f"{package}.__main__", *modules]
+            main = f"from testbed.live import nursery; nursery.serve({theirs.fileno()}, {names})"
             self.process = subprocess.Popen(
                 [sys.executable, "-c", main],
                 stdin=subprocess.DEVNULL,
@@ -41,7 +51,8 @@ class Nursery:
             )
 
     def start(self, name: str, argv: Sequence[str], said: Path, namespace: str = "") -> Child:
-        """A node that runs ``python -m testbed.live.hips`` with ``argv``; is there on return.
+        """A process that runs the command with ``argv``, and finds modules and the environment as
+        this one does now; is there on return.
 
         Parameters
         ----------
@@ -55,12 +66,13 @@ class Nursery:
             The nursery has died; it has said why on standard error.
         """
         wanted = dict(name=name, argv=list(argv), said=str(said), namespace=namespace)
+        wanted |= dict(path=sys.path, environment=dict(os.environ))
         line, theirs = socket.socketpair()
         try:
             with theirs:
                 pid = self._ask(wanted, [theirs.fileno()])
             if pid is None:
-                raise RuntimeError(f"cannot start {name}: the process that starts nodes has died")
+                raise RuntimeError(f"cannot start {name}: the process that starts others has died")
         except BaseException:
             line.close()
             raise
@@ -79,8 +91,9 @@ class Nursery:
     def _ask(self, what: object, fds: Sequence[int] = ()) -> int | None:
         """The nursery's answer, None if it has died."""
         try:
-            socket.send_fds(self._line, [json.dumps(what).encode()], fds)
-            answer = self._line.recv(LARGEST)
+            with self._lock:
+                socket.send_fds(self._line, [json.dumps(what).encode() + b"\n"], fds)
+                answer = self._line.recv(LARGEST)
         except OSError:
             return None
         except BaseException:  # interrupted: the next answer would be that of this question
@@ -90,7 +103,7 @@ class Nursery:
 
 
 class Child:
-    """A node's process, under the names of :class:`subprocess.Popen`.
+    """A process, under the names of :class:`subprocess.Popen`.
 
     ``stdin`` is its standard input, and ends when it does: nobody else has the other end.
     """
@@ -128,11 +141,9 @@ def environment() -> dict[str, str]:
 # In the nursery -----------------------------------------------------------------------------------
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, names: Sequence[str]) -> None:
     """Fork a child, or tell how one ended, for every request; until the launcher is gone."""
-    from testbed.live.hips import __main__ as command
-    from testbed.live.hips import roles  # noqa: F401  what takes long
-
+    command, *_ = map(importlib.import_module, names)
     gc.freeze()  # a collection would touch, and so copy, all pages in every child
     ended, born = 0, _serve(socket.socket(fileno=fd))
     if born:
@@ -149,6 +160,8 @@ def _serve(line: socket.socket) -> tuple[dict, int] | None:
     with line:
         while True:
             data, fds, *_ = socket.recv_fds(line, LARGEST, 1)
+            while data and not data.endswith(b"\n"):
+                data += line.recv(LARGEST)
             if not data:
                 return None
             asked = json.loads(data)
@@ -163,7 +176,10 @@ def _serve(line: socket.socket) -> tuple[dict, int] | None:
 
 
 def _settle(wanted: dict, stdin: int) -> None:
-    """Give this process its files, name and network."""
+    """Give this process its surroundings, files, name and network."""
+    sys.path[:] = wanted["path"]
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
     said = os.open(wanted["said"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for old, new in ((stdin, 0), (said, 1), (said, 2)):
         os.dup2(old, new)

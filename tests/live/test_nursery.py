@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.live.hips.nursery import Nursery
+from testbed.live.hips.launch import COMMAND, ROLES
+from testbed.live.nursery import Nursery
 
 
 @pytest.fixture(scope="module")
 def nursery():
-    with contextlib.closing(Nursery()) as its:
+    with contextlib.closing(Nursery(COMMAND, ROLES)) as its:
         yield its
 
 
@@ -48,12 +49,32 @@ def test_a_network_that_is_not_there(nursery, tmp_path):
     assert "FileNotFoundError" in said.read_text()
 
 
+def test_children_find_what_the_launcher_does_now(tmp_path, monkeypatch):
+    package = tmp_path / "asked"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import os, sys\n"
+        "def main(argv):\n"
+        "    print(*argv, os.environ.get('OLD'), len(os.environ['NEW']), sys.path[0])\n"
+        "    return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OLD", "old")
+    with contextlib.closing(Nursery("asked")) as nursery:
+        monkeypatch.delenv("OLD")
+        monkeypatch.setenv("NEW", "n" * 100_000)  # more than is read at a time
+        monkeypatch.syspath_prepend("elsewhere")
+        assert nursery.start("a", ["x", "y"], tmp_path / "said").wait(60) == 3
+    assert (tmp_path / "said").read_text() == "x y None 100000 elsewhere\n"
+
+
 def test_a_dead_nursery_is_named(tmp_path):
     waits = waiting(tmp_path)
-    with contextlib.closing(Nursery()) as nursery:
+    with contextlib.closing(Nursery(COMMAND, ROLES)) as nursery:
         child = nursery.start("a", [str(waits)], tmp_path / "said")
         nursery.process.kill()
-        with pytest.raises(RuntimeError, match="cannot start b: the process that starts nodes has"):
+        with pytest.raises(RuntimeError, match="cannot start b: .* has died"):
             nursery.start("b", ["--help"], tmp_path / "said")
         assert child.poll() is None
         child.kill()
