@@ -161,7 +161,8 @@ def _serve(line: socket.socket) -> tuple[dict, int] | None:
         while True:
             data, fds, *_ = socket.recv_fds(line, LARGEST, 1)
             while data and not data.endswith(b"\n"):
-                data += line.recv(LARGEST)
+                more = line.recv(LARGEST)
+                data = data + more if more else b""
             if not data:
                 return None
             asked = json.loads(data)

@@ -4,11 +4,13 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from testbed.live import nursery as nursery_module
 from testbed.live.hips.launch import COMMAND, ROLES
 from testbed.live.nursery import Nursery
 
@@ -67,6 +69,14 @@ def test_children_find_what_the_launcher_does_now(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend("elsewhere")
         assert nursery.start("a", ["x", "y"], tmp_path / "said").wait(60) == 3
     assert (tmp_path / "said").read_text() == "x y None 100000 elsewhere\n"
+
+
+@pytest.mark.timeout(30)
+def test_a_launcher_that_dies_in_mid_request_ends_the_nursery():
+    launcher, line = socket.socketpair()
+    launcher.sendall(b'{"name": "ha')
+    launcher.close()
+    assert nursery_module._serve(line) is None
 
 
 def test_a_dead_nursery_is_named(tmp_path):
