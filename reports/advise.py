@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from reports.matrix import TIE
+from reports.matrix import TIE, arrived, target
 from testbed import lineup
 from testbed.lineup import System
 from testbed.matrix import Cluster, Round, in_lockstep, time_round
@@ -225,8 +225,10 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     every model, kind of network and number of workers (the last change first): of every point of
     the curve, each packed: bandwidth (Gbit/s), coding, exchanging, and the rest of the round (s).
     The text is empty where the method cannot run; ``reasons`` says why, by method and kind.
+    ``rounds`` tells in how many a method that was trained reached the matrix's target.
     """
-    rows = results[(results["paper"] == "matrix") & (results["experiment"] == "advice")]
+    results = results[results["paper"] == "matrix"]
+    rows = results[results["experiment"] == "advice"]
     if rows.empty:
         return None
     kind = rows["variant"].str.partition("/")[0]
@@ -263,14 +265,21 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
             for label in dict.fromkeys(rows["case"])
         },
         "reasons": reasons,
+        "rounds": {
+            label: str(one) if one.never else f"{one.mean:.0f}"
+            for label, one in arrived(results, "rounds_to_target").items()
+        },
     }
     networks = given["networks"]
+    trained = results.loc[results["experiment"] == "training", "model"]
     return {
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "models": {name: given["models"].get(name) for name in models_there},
         "kinds": kinds,
         "workers": {count: networks["per_site"].get(count) for count in workers},
         "device": device.profile(given["device"]).title,
+        "trained": ", ".join(dict.fromkeys(trained)),
+        "target": target(results),
         "networks": networks | {"lan": _rate(networks["lan"])},
         "span": [_rate(value) for value in data["span"]],
     }

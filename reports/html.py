@@ -16,6 +16,9 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,7 @@ def build(
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     out_dir: str | Path,
+    processes: int = 1,
 ) -> Path:
     """Write the report and return the path of its first page, ``out_dir/index.html``.
 
@@ -95,6 +99,8 @@ def build(
     provenance: what is shown under Provenance (``scale``, ``versions``, ``machine``, ``seeds``,
         ``durations``, ...); values are texts, numbers, lists or mappings.
     out_dir: the folder; what was in it is replaced once everything new is written.
+    processes: that make the documents' parts and the methods' cards; several are forked, so this
+        one should not have used threads of torch before.
 
     Raises
     ------
@@ -108,7 +114,7 @@ def build(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
     try:
-        _write(fresh, results, verdict_table, recipe, provenance)
+        _write(fresh, results, verdict_table, recipe, provenance, processes)
         fresh.chmod(0o755)
         if out_dir.exists():
             shutil.rmtree(out_dir)
@@ -125,18 +131,22 @@ def _write(
     verdict_table: pd.DataFrame,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    processes: int,
 ) -> None:
     shutil.copytree(_HERE / "assets", folder / "assets")
     verdict_table[verdicts.COLUMNS].to_csv(folder / "verdicts.csv", index=False)
-    documents = {
-        name: _paper(name, results, verdict_table, folder)
-        for name in dict.fromkeys(verdict_table["paper"])
-    }
-    of_matrix = results[results["paper"] == MATRIX]
-    matrix = _matrix(of_matrix, folder)
+    mine = dict(iter(results.groupby("paper")))
+    none = results[:0]
+    judged = dict(iter(verdict_table.groupby("paper", sort=False)))
+    parts = [partial(_matrix, mine.get(MATRIX, none), folder)]
+    parts += [
+        partial(_paper, name, mine.get(name, none), its, folder) for name, its in judged.items()
+    ]
+    parts += [partial(methods.card, room, name) for room, name in methods.names()]
+    matrix, *made = _all(parts, processes)
+    documents, cards = dict(zip(judged, made, strict=False)), made[len(judged) :]
     advice = _advice(results)
     every = [claim for document in documents.values() for claim in document["claims"]]
-    cards = methods.cards()
     counts = tables.scoreboard(verdict_table)
     failed = results[(results["status"] == "failed") & (results["paper"] != MATRIX)]
     menu = {
@@ -184,6 +194,14 @@ def _write(
     (folder / "assets" / "search.js").write_text(text, encoding="utf-8")
 
 
+def _all(tasks: Sequence[Callable[[], Any]], processes: int) -> list[Any]:
+    """What each of them returns."""
+    if processes == 1:
+        return [task() for task in tasks]
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        return [made.result() for made in [pool.submit(task) for task in tasks]]
+
+
 def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
     """A function that writes a page; its template has the page's name if it is not given."""
     environment = jinja2.Environment(
@@ -207,20 +225,17 @@ def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
     return page
 
 
-def _paper(
-    name: str, results: pd.DataFrame, verdict_table: pd.DataFrame, folder: Path
-) -> dict[str, Any]:
-    """Everything the pages show of one document; its figures and tables go to ``folder``."""
+def _paper(name: str, results: pd.DataFrame, judged: pd.DataFrame, folder: Path) -> dict[str, Any]:
+    """Everything the pages show of one document, of its rows and verdicts; its figures and tables
+    go to ``folder``."""
     source = _ROOT / "data" / "claims" / f"{name}.yaml"
     printed = claims.load(source)
-    mine = results[results["paper"] == name]
-    judged = verdict_table[verdict_table["paper"] == name]
     items: list[papers.Shown] = []
     made = []
     if name in papers.names():
         module = papers.load(name)
         items = list(module.PAGE)
-        made = [shown.entry(name, item, module, judged, mine, printed, folder) for item in items]
+        made = [shown.entry(name, item, module, judged, results, printed, folder) for item in items]
     again = {claim.id: _command(name, claim, items) for claim in printed}
     counts = tables.scoreboard(judged)
     return {

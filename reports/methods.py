@@ -102,13 +102,13 @@ class Card:
         return f"methods/{self.room}-{self.name}.html"
 
 
-def cards() -> list[Card]:
-    """Of every method, room by room."""
-    return [_card(room, name) for room in ROOMS for name in ROOMS[room][0].names()]
+def names() -> list[tuple[str, str]]:
+    """Room and name of every method, room by room."""
+    return [(room, name) for room in ROOMS for name in ROOMS[room][0].names()]
 
 
 @cache
-def _card(room: str, name: str) -> Card:
+def card(room: str, name: str) -> Card:
     module = ROOMS[room][0]
     method = module.load(name)
     sends, says = {

@@ -9,11 +9,15 @@ and whole models travel. The network is the fluid simulator's in both.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import pickle
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -24,6 +28,8 @@ from methods.compression import Compressor
 from methods.exchange import Exchange, Plan, Topology
 from methods.fusion import Costs, timeline
 from methods.synchronization import Policy, Sync
+from testbed import network
+from testbed.kept import Kept
 from testbed.network import Network, geo_sites, node_traffic, region_traffic, simulate, star
 from testbed.training.device import Device
 from testbed.training.learner import check_pair, default_down
@@ -37,6 +43,9 @@ STEP = 64.0
 sizes wherever a line is off by more than BENT: other links can limit small messages than large."""
 
 BENT = 1e-3
+
+KEPT_VARIABLE = "SLOWLINK_SIMULATED"
+"""Names the file that keeps what was simulated, for other processes and later; none if not set."""
 
 RATE = 1e9
 """bit/s at which flat clusters are simulated: at others, time is that of more or fewer bytes."""
@@ -191,6 +200,7 @@ class _Transfers:
     def __init__(self, exchanger: Exchange, cluster: Cluster) -> None:
         self.topology, self.efficiency = cluster.topology, cluster.efficiency
         self.plan = exchanger(cluster.topology)
+        self.name = _digest(self.plan, self.topology, self.efficiency, _simulator())
         self._at, self._straight = cache(self._simulate), cache(self._is_straight)
 
     def seconds(self, sizes: Sizes, scale: float = 1.0) -> float:
@@ -223,9 +233,29 @@ class _Transfers:
         return begin + (end - begin) * (nbytes - low) / (high - low)
 
     def _simulate(self, slot: str, nbytes: float) -> float:
-        sizes = {name: nbytes if slot in ("", name) else 0.0 for name in self.plan.slots}
-        done = simulate(self.plan, self.topology, sizes, efficiency=self.efficiency)
-        return done.completion_s
+        def completion_s() -> float:
+            sizes = {name: nbytes if slot in ("", name) else 0.0 for name in self.plan.slots}
+            done = simulate(self.plan, self.topology, sizes, efficiency=self.efficiency)
+            return done.completion_s
+
+        kept = _kept()
+        return kept.get(f"{self.name} {slot} {nbytes!r}", completion_s) if kept else completion_s()
+
+
+def _kept() -> Kept | None:
+    path = os.environ.get(KEPT_VARIABLE)
+    return Kept(path) if path else None
+
+
+def _digest(*values: object) -> str:
+    return hashlib.blake2b(pickle.dumps(values), digest_size=16).hexdigest()
+
+
+@cache
+def _simulator() -> str:
+    """What a simulated number depends on besides the plan and the network."""
+    files = sorted(Path(network.__file__).parent.glob("*.py"))
+    return _digest(*(file.read_bytes() for file in files))
 
 
 @cache

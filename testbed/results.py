@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from testbed import files
 
 if TYPE_CHECKING:  # slow to import, and most processes only make rows
     import pandas as pd
@@ -79,16 +79,8 @@ def write(rows: Iterable[Row], path: str | Path) -> None:
     table = frame(rows)
     if table.empty:
         raise ValueError(f"{path}: no rows to write")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        table.to_parquet(temporary, index=False)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with files.whole(path) as part:
+        table.to_parquet(part, index=False)
 
 
 def read(paths: Iterable[str | Path]) -> pd.DataFrame:

@@ -22,10 +22,6 @@ from testbed.training.pipeline import Layers, layers
 from testbed.training.recipe import Part
 from workflow.recipes.matrix import Matrix
 
-HALVINGS = 4
-"""A gap between two bandwidths is halved (of the logarithm) so many times at most: at the same
-points for all curves, so that they share what is simulated."""
-
 BENT = 0.02
 """Points are added where the line between two may be off by more."""
 
@@ -69,7 +65,7 @@ def rows(
             index[-1]: tuple(times)
             for index, times in zip(curve.index, curve.to_numpy(), strict=True)
         }
-        full = refined(points, timed) if workers <= MOST else points
+        full = refined(points, timed, recipe.halvings) if workers <= MOST else points
         say(f"{label}, {model}, {workers} workers, {where}: {len(full) - len(points)} points more")
         row = partial(
             Row,
@@ -92,7 +88,9 @@ def rows(
         yield Row(**cell | {"experiment": "advice"})
 
 
-def refined(points: Mapping[float, Times], timed: Callable[[float], Times]) -> dict[float, Times]:
+def refined(
+    points: Mapping[float, Times], timed: Callable[[float], Times], halvings: int
+) -> dict[float, Times]:
     """Times by bandwidth with further points where lines between those given would mislead, and
     without those that lines tell.
 
@@ -110,7 +108,7 @@ def refined(points: Mapping[float, Times], timed: Callable[[float], Times]) -> d
             split(middle, high, halvings - 1)
 
     for low, high in pairwise(sorted(points)):
-        split(low, high, HALVINGS)
+        split(low, high, halvings)
     for bandwidth in sorted(full)[1:-1]:
         others = {b: times for b, times in full.items() if b != bandwidth}
         if np.allclose(between(others, bandwidth)[0], full[bandwidth][0], rtol=BENT / 10):

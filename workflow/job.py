@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -41,20 +39,6 @@ def job(log: str | Path) -> Iterator[Callable[[str], None]]:
             traceback.print_exc(file=file)
             print(f"error: {error} (log: {log})", file=sys.stderr, flush=True)
             sys.exit(1)
-
-
-@contextmanager
-def whole(output: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``output`` that takes its name only when all went well."""
-    output = Path(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=output.parent, suffix=output.suffix)
-    os.close(handle)
-    try:
-        yield Path(temporary)
-        os.replace(temporary, output)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def only_run(folder: Path) -> TextIO | None:

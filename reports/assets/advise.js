@@ -107,6 +107,7 @@ function start() {
       cell(row, offer.rank);
       cell(row, offer.label, "th");
       for (const part of ["round", "coding", "exchanging", "rest"]) cell(row, seconds(offer[part]));
+      cell(row, data.rounds[offer.label] ?? "not trained");
     }
     const grouped = {};
     for (const [label, why] of without) (grouped[why] ??= []).push(label);

@@ -249,7 +249,7 @@ def test_a_place():
     [
         ("{", "Expecting"),
         ("[]", "valid dictionary"),
-        ('{"run": "a", "run": "b"}', "'run' comes twice"),
+        ('{"run": "a", "run": "b"}', "key 'run' is given twice"),
         ('{"run": NaN}', "NaN is not a finite number"),
         ('{"run": 1e999}', "1e999 is not a finite number"),
         ('{"run": "a"}', "domain: Field required"),

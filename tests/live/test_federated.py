@@ -616,7 +616,7 @@ def test_model_is_kept_before_its_name_is(make, tmp_path, monkeypatch):
         os, "fsync", lambda file: note(Path(f"/dev/fd/{file}").resolve(), fsync, file)
     )
     store.save(tmp_path / "model", b"model")
-    assert done == [tmp_path / "model.new", "replace", tmp_path]
+    assert done == [tmp_path / ".model.part", "replace", tmp_path]
     assert (tmp_path / "model").read_bytes() == b"model"
 
 

@@ -131,7 +131,7 @@ def test_what_a_client_cannot_be(key, value, message):
         ("{", "c.json: not JSON"),
         ("[]", "c.json: Input should be an object"),
         ('{"rounds": 1, "rounds": 2}', "c.json: not JSON: key 'rounds' is given twice"),
-        ('{"rounds": NaN}', "c.json: not JSON: NaN is not a number of JSON"),
+        ('{"rounds": NaN}', "c.json: not JSON: NaN is not a finite number"),
         ("[" * 100_000, "c.json: not JSON"),
         (b"\xff\xfe", "c.json: not JSON"),
     ],

@@ -184,7 +184,7 @@ def test_a_worker_that_hangs_ends_the_run_though_its_van_goes_on(tmp_path):
     state = tmp_path / "state"
     given = document(tmp_path, [2], 100_000, heartbeat_timeout_s=2, state=str(state), stall_s=5)
     state.mkdir()
-    os.mkfifo(state / "site1-worker0.3.pt.new")
+    os.mkfifo(state / ".site1-worker0.3.pt.part")
     with Launched(settings.parse(given)) as launched:
         with pytest.raises(Failed, match="lost site1/worker0: silent for 2 s"):
             launched.wait(ENOUGH_S)

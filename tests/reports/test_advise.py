@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from reports import advise
@@ -169,7 +170,7 @@ BANDWIDTHS = [10e6, 50e6, 155e6, 1e9, 10e9, 40e9]
 @pytest.mark.parametrize("seed", range(10))
 def test_refined_curves_tell_rounds_at_any_bandwidth(seed):
     timed, asked = kinked(seed), []
-    full = refined({b: timed(b) for b in BANDWIDTHS}, lambda b: asked.append(b) or timed(b))
+    full = refined({b: timed(b) for b in BANDWIDTHS}, lambda b: asked.append(b) or timed(b), 4)
     chance = np.random.default_rng(seed)
     for bandwidth in np.exp(chance.uniform(math.log(10e6), math.log(40e9), 50)):
         assert between(full, bandwidth)[0] == pytest.approx(timed(bandwidth)[0], rel=2 * BENT)
@@ -183,7 +184,7 @@ def test_straight_curves_need_their_ends_only():
     def never(bandwidth):
         raise AssertionError(bandwidth)
 
-    assert sorted(refined({b: timed(b) for b in BANDWIDTHS}, never)) == [10e6, 40e9]
+    assert sorted(refined({b: timed(b) for b in BANDWIDTHS}, never, 4)) == [10e6, 40e9]
 
 
 def test_packed_numbers_come_back():
@@ -220,6 +221,22 @@ def grid():
 def test_nothing_to_show_without_the_matrix():
     table, _ = grid()
     assert page(table[table["experiment"] == "cells"]) is None
+
+
+def test_the_form_tells_who_never_arrives():
+    table, _ = grid()
+    learned = [
+        Row(
+            paper="matrix", experiment="training", case=label, metric="rounds_to_target",
+            unit="rounds", seed=seed, scale="smoke", evidence="measured",
+            **(dict(value=value) if value else dict(status="failed", reason="never")),
+        )
+        for label, values in {"a": (80, 90, 100), "b": (80, None, None)}.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    made = json.loads(page(pd.concat([table, results.frame(learned)]))["data"])
+    assert made["rounds"] == {"a": "90", "b": "2 of 3 seeds never"}
+    assert json.loads(page(table)["data"])["rounds"] == {}
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")

@@ -130,7 +130,7 @@ def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     ran = ranking[ranking["cells"] > 0]
     assert set(ran.index) == {"ring", "block_mean"}
     assert ran.at["block_mean", "accuracy after 6 rounds (%)"] != "not trained"
-    card = "from reports import methods; print([card.name for card in methods.cards()])"
+    card = "from reports import methods; print([methods.card(*n).page for n in methods.names()])"
     told = subprocess.run([sys.executable, "-c", card], cwd=checkout.path, text=True,
                           env=checkout.environment, capture_output=True, timeout=300)  # fmt: skip
-    assert "'block_mean'" in told.stdout, told.stderr[-2000:]
+    assert "'methods/compression-block_mean.html'" in told.stdout, told.stderr[-2000:]

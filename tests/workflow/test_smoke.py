@@ -33,7 +33,7 @@ def replace(src, dst, **kwargs):
 os.replace = replace
 """
 
-# For every rule: something that it writes.
+# For every rule: something that it writes, soon.
 RULES = {
     "dataset": "results/data/fashion_mnist.json",
     "matrix_job": "results/smoke/matrix/cells/ring.parquet",
@@ -41,17 +41,17 @@ RULES = {
     "matrix_advice": "results/smoke/matrix/advice.parquet",
     "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
     "geomx_recorded": "results/smoke/geomx/links/recorded.parquet",
-    "geomx_links": "results/smoke/geomx/links/emulated.parquet",
-    "train": "results/smoke/geomx/train/mixed.parquet",
+    "geomx_links": "results/smoke/geomx/links/agreement.parquet",
+    "train": "results/smoke/dds/train/ddp_seeds.parquet",
     "summary": "results/smoke/geomx/summary/figure6.parquet",
-    "rat_experiment": "results/smoke/rat/packet-RAT.parquet",
+    "rat_experiment": "results/smoke/rat/table1.parquet",
     "rat_cost": "results/smoke/rat/scale.parquet",
     "rat_joint": "results/smoke/rat/figure7_joint.parquet",
     "sketch_fusion_simulate": "results/smoke/sketch_fusion/theory.parquet",
-    "sketch_fusion_measure": "results/smoke/sketch_fusion/live.parquet",
-    "lpsp_simulate": "results/smoke/lpsp/waiting-12.parquet",
+    "sketch_fusion_measure": "results/smoke/sketch_fusion/fusion.parquet",
+    "lpsp_simulate": "results/smoke/lpsp/example.parquet",
     "lpsp_measure": "results/smoke/lpsp/batching.parquet",
-    "dds_simulate": "results/smoke/dds/bytes.parquet",
+    "dds_simulate": "results/smoke/dds/non_iid-1.parquet",
     "dds_measure": "results/smoke/dds/transport.parquet",
     "csv": "results/smoke/geomx/tables/table2.csv",
     "svg": "results/smoke/rat/figures/figure7.svg",

@@ -7,7 +7,6 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -33,10 +32,9 @@ from testbed.live.dds.federated.training import Examiner
 from testbed.results import Row, Scale
 from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Part
+from workflow.experiments._bench import Bench, Say
 from workflow.experiments._simulated import same, simulated
 from workflow.recipes.dds import DENSE, DdsRecipe, FederatedSeeds
-
-Say = Callable[[str], None]
 
 MIB = 2**20
 SIZES = {
@@ -60,26 +58,7 @@ WARM = 100
 """Steps after which every kernel has been compiled and every buffer has its size."""
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One experiment at one scale."""
-
-    recipe: DdsRecipe
-    scale: Scale
-    experiment: str
-    say: Say
-
-    def row(self, case: str, metric: str, value: float, unit: str, **fields) -> Row:
-        return Row(
-            paper=self.recipe.paper,
-            experiment=fields.pop("experiment", self.experiment),
-            case=case,
-            scale=self.scale,
-            metric=metric,
-            value=float(value),
-            unit=unit,
-            **fields,
-        )
+_Bench = Bench[DdsRecipe]
 
 
 def rows(recipe: DdsRecipe, scale: Scale, experiment: str, say: Say = print) -> Iterator[Row]:

@@ -22,9 +22,8 @@ from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Part
 from testbed.training.stragglers import Fixed, Jitter, Stragglers, Trace, Varying
 from testbed.training.virtual_time import Communication, Log, Meeting, OnNetwork, Scripted, play
+from workflow.experiments._bench import Bench, Say
 from workflow.recipes.lpsp import LPSP, LpspRecipe
-
-Say = Callable[[str], None]
 
 ROOT = Path(__file__).parents[2]
 BSP, SERVER = "BSP", "parameter_server"
@@ -39,30 +38,13 @@ WARM_UP = 0.3
 PERCENTILES = 5, 50, 95, 99.9
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One experiment at one scale."""
-
-    recipe: LpspRecipe
-    scale: Scale
-    experiment: str
-    say: Say
-
+class _Bench(Bench[LpspRecipe]):
     def row(self, case: str, metric: str, value: float, unit: str, **fields) -> Row:
+        """``part``: the policy."""
         part = fields.pop("part", None)
         if part is not None:
             fields |= dict(exchange=SERVER, compression="identity", synchronization=part.name)
-        return Row(
-            paper=self.recipe.paper,
-            experiment=fields.pop("experiment", self.experiment),
-            case=case,
-            scale=self.scale,
-            evidence=fields.pop("evidence", "simulated"),
-            metric=metric,
-            value=float(value),
-            unit=unit,
-            **fields,
-        )
+        return super().row(case, metric, value, unit, **dict(evidence="simulated") | fields)
 
     def times(self, workers: int, draw: int) -> Fixed:
         """The speeds of a draw; training's seeds are draws too."""

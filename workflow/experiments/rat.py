@@ -8,7 +8,6 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -33,21 +32,15 @@ from testbed.network import (
     topology,
 )
 from testbed.results import Row, Scale
+from workflow.experiments._bench import Bench, Say
 from workflow.recipes.rat import Rat
 
-Say = Callable[[str], None]
 AGREES = 0.1
 """Share within which two simulators agree."""
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One experiment at one scale: makes plans and rows."""
-
-    recipe: Rat
-    scale: Scale
-    experiment: str
-    say: Say
+class _Bench(Bench[Rat]):
+    """Makes plans, too."""
 
     def plan(self, method: str, network: Topology, **changes: object) -> Plan:
         chosen = self.recipe.methods[method]
@@ -66,25 +59,19 @@ class _Bench:
         return simulate(plan, network, self.recipe.nbytes, **options).completion_s
 
     def row(self, case: str, metric: str, value: float, unit: str, **fields) -> Row:
+        """``method`` and ``network``: of the exchange."""
         method = self.recipe.methods.get(fields.pop("method", ""))
         network = fields.pop("network", None)
         if network is not None:
             fields.setdefault("workers", len(network.workers))
-        return Row(
-            paper=self.recipe.paper,
-            experiment=fields.pop("experiment", self.experiment),
-            case=case,
+        mine = dict(
             exchange=method.exchange if method else "",
             compression="identity",
             synchronization=self.recipe.synchronization,
             model=self.recipe.model,
-            scale=self.scale,
-            evidence=fields.pop("evidence", "simulated"),
-            metric=metric,
-            value=float(value),
-            unit=unit,
-            **fields,
+            evidence="simulated",
         )
+        return super().row(case, metric, value, unit, **mine | fields)
 
     def refused(self, case: str, metric: str, unit: str, error: ValueError, **fields) -> Row:
         """The row of an exchange that this network does not suit."""

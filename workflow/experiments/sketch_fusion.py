@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,10 +21,9 @@ from testbed.results import Row, Scale
 from testbed.training import device, models, pipeline, quadratic
 from testbed.training.datasets import load_dataset
 from testbed.training.recipe import Level, Link, Part, Recipe
+from workflow.experiments._bench import Bench, Say
 from workflow.experiments._simulated import difference, simulated
 from workflow.recipes.sketch_fusion import Method, SketchFusion
-
-Say = Callable[[str], None]
 
 LAYER_WISE, LAYER_FUSION = "layer_wise", "layer_fusion"
 HERE = "this_cpu"
@@ -35,31 +34,13 @@ DRAWN = "vgg16", "Sketch-Fusion"
 """Figure 2: the model and the method whose iteration is drawn."""
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """One experiment at one scale."""
-
-    recipe: SketchFusion
-    scale: Scale
-    experiment: str
-    say: Say
-
+class _Bench(Bench[SketchFusion]):
     def row(self, case: str, metric: str, value: float, unit: str, **fields) -> Row:
-        label = fields.pop("label", "")
-        method = self.recipe.methods.get(label)
+        """``label``: of the method."""
+        method = self.recipe.methods.get(fields.pop("label", ""))
         if method:
             fields.setdefault("compression", method.codec.name)
-        return Row(
-            paper=self.recipe.paper,
-            experiment=fields.pop("experiment", self.experiment),
-            case=case,
-            scale=self.scale,
-            evidence=fields.pop("evidence", "simulated"),
-            metric=metric,
-            value=float(value),
-            unit=unit,
-            **fields,
-        )
+        return super().row(case, metric, value, unit, **dict(evidence="simulated") | fields)
 
 
 def rows(recipe: SketchFusion, scale: Scale, experiment: str, say: Say = print) -> Iterator[Row]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from methods.synchronization import Policy
 from testbed import lineup
@@ -71,6 +78,7 @@ class Matrix(PaperRecipe):
     options: dict[str, dict[str, Any]] = {}
     carriers: dict[str, str] = {}
     training: Training
+    halvings: NonNegativeInt
     methods: dict[str, System] | None = None
 
     def only(self, label: str) -> dict[str, Any]:

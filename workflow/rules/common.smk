@@ -1,8 +1,10 @@
 # Settings, paths and which source files a result depends on.
+import os
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.scheduling.job_scheduler import JobScheduler
 
 sys.path.insert(0, str(Path(workflow.basedir)))
 
@@ -17,6 +19,17 @@ try:
     SETTINGS = load(config, names=RUNNING is not None)
 except SettingsError as error:
     raise WorkflowError(str(error)) from None
+
+
+# For a limit on submissions, Snakemake looks for jobs to start a second after it looked: for ever,
+# and once more a second for every job that ended. After some hundred jobs that takes a core. Here
+# jobs that end are reason enough to look again.
+def look_again(self, delay, later=JobScheduler._schedule_reevalutation):
+    if not self.workflow.local_exec:
+        later(self, delay)
+
+
+JobScheduler._schedule_reevalutation = look_again
 
 
 wildcard_constraints:
@@ -38,6 +51,13 @@ def sources(*patterns):
 def minutes(desk):
     """The longest that a job may run, for schedulers that ask: many times longer at paper scale."""
     return desk * (48 if SCALE == "paper" else 1)
+
+
+# Methods that share an exchange share what is simulated of it.
+os.environ.setdefault("SLOWLINK_SIMULATED", str(Path("results/simulated.sqlite").absolute()))
+
+# Of jobs whose times count, so that nothing runs beside them; no number of smoke counts.
+ALONE = 1 if SCALE == "smoke" else workflow.cores
 
 
 # What the methods of a room share.

@@ -29,7 +29,8 @@ def dds_sources(wildcards):
         + TRAINING_SOURCES
         + sources(*(f"methods/compression/{name}.py" for name in sorted(set(DDS_CODECS))))
         + sources("methods/exchange/allgather.py", "methods/synchronization/fedavg.py")
-        + sources("workflow/experiments/dds.py", "workflow/experiments/_simulated.py")
+        + sources("workflow/experiments/dds.py", "workflow/experiments/_bench.py")
+        + sources("workflow/experiments/_simulated.py")
         + sources("workflow/recipes/dds.py")
         + sources("testbed/live/*.py", "testbed/live/dds/**/*.py")
     )
@@ -78,7 +79,7 @@ rule dds_measure:
         f"{RESULTS}/jobs/dds/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="|".join(DDS_MEASURED),
-    threads: workflow.cores
+    threads: ALONE
     resources:
         mem_mb=6000,
         runtime=minutes(60),

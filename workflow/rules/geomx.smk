@@ -76,7 +76,7 @@ rule geomx_links:
         f"{RESULTS}/jobs/geomx_links/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="emulated|agreement|system",
-    threads: workflow.cores
+    threads: ALONE
     resources:
         mem_mb=12000,
         runtime=minutes(60),

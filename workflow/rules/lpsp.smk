@@ -23,7 +23,8 @@ def lpsp_sources(wildcards):
         + TRAINING_SOURCES
         + sources(*(f"methods/synchronization/{name}.py" for name in ("__init__", *policies)))
         + sources("methods/exchange/__init__.py", "methods/exchange/parameter_server.py")
-        + sources("workflow/experiments/lpsp.py", "workflow/recipes/lpsp.py")
+        + sources("workflow/experiments/lpsp.py", "workflow/experiments/_bench.py")
+        + sources("workflow/recipes/lpsp.py")
         + sources(*LPSP_LIVE.get(wildcards.experiment, []))
     )
 
@@ -67,7 +68,7 @@ rule lpsp_measure:
         f"{RESULTS}/jobs/lpsp/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="|".join(LPSP_MEASURED),
-    threads: workflow.cores
+    threads: ALONE
     resources:
         mem_mb=6000,
         runtime=minutes(60),

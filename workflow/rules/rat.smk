@@ -17,7 +17,7 @@ def rat_sources(wildcards):
         NETWORK_SOURCES
         + SHARED
         + [f"methods/exchange/{name}.py" for name in ("__init__", *sorted(exchanges))]
-        + sources("workflow/experiments/rat.py")
+        + sources("workflow/experiments/rat.py", "workflow/experiments/_bench.py")
     )
 
 
@@ -58,7 +58,7 @@ rule rat_cost:
         f"{RESULTS}/jobs/rat/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="scale",
-    threads: workflow.cores
+    threads: ALONE
     resources:
         mem_mb=8000,
         runtime=minutes(60),
@@ -75,7 +75,7 @@ rule rat_cost:
 rule rat_joint:
     input:
         rows=rat_rows("figure7"),
-        sources=sources("workflow/experiments/rat.py"),
+        sources=sources("workflow/experiments/rat.py", "workflow/experiments/_bench.py"),
     output:
         f"{RAT_DIR}/figure7_joint.parquet",
     log:

@@ -109,7 +109,7 @@ rule html:
         REPORT,
     log:
         f"logs/{SCALE}/html.log",
-    threads: 1
+    threads: workflow.cores
     resources:
         mem_mb=1000,
         runtime=minutes(10),

@@ -15,7 +15,8 @@ SKF_MEASURED = {"fusion": [], "measured": ["measured"], "live": ["live"]}
 def skf_sources(wildcards):
     """The source files behind a job's numbers."""
     experiment, methods = wildcards.experiment, SKF.methods.values()
-    own = sources("workflow/experiments/sketch_fusion.py", "testbed/results.py") + SHARED
+    own = SHARED + sources("testbed/results.py", "workflow/experiments/_bench.py")
+    own += sources("workflow/experiments/sketch_fusion.py")
     if experiment == "theory":
         return own + sources("testbed/training/quadratic.py")
     exchanges = {method.exchange for method in methods}
@@ -78,7 +79,7 @@ rule sketch_fusion_measure:
         f"{RESULTS}/jobs/sketch_fusion/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="|".join(SKF_MEASURED),
-    threads: workflow.cores
+    threads: ALONE
     resources:
         mem_mb=6000,
         runtime=minutes(60),

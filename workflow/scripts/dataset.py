@@ -2,8 +2,9 @@
 
 import json
 
+from testbed.files import whole
 from testbed.training.fetch import obtain
-from workflow.job import job, whole
+from workflow.job import job
 
 
 def main(name: str, output: str, log: str) -> None:

@@ -2,7 +2,8 @@
 
 from reports import figures, papers
 from testbed import results as rows
-from workflow.job import job, whole
+from testbed.files import whole
+from workflow.job import job
 from workflow.judging import claims_of
 
 

@@ -17,13 +17,15 @@ def main(
     recipes: dict,
     scale: str,
     jobs: str,
+    processes: int,
     output: str,
     log: str,
 ) -> None:
     with job(log):
         table = rows.read(results)
         origin = provenance(scale, table, datasets, jobs)
-        html.build(table, pd.read_parquet(details), recipes, origin, Path(output).parent)
+        folder = Path(output).parent
+        html.build(table, pd.read_parquet(details), recipes, origin, folder, processes)
 
 
 if "snakemake" in globals():
@@ -34,6 +36,7 @@ if "snakemake" in globals():
         snakemake.params.recipes,  # noqa: F821
         snakemake.params.scale,  # noqa: F821
         snakemake.params.jobs,  # noqa: F821
+        snakemake.threads,  # noqa: F821
         snakemake.output[0],  # noqa: F821
         snakemake.log[0],  # noqa: F821
     )

@@ -1,7 +1,8 @@
 """One table of a document with our numbers and verdicts, as CSV."""
 
 from reports import papers
-from workflow.job import job, whole
+from testbed.files import whole
+from workflow.job import job
 from workflow.judging import judge_from
 
 

@@ -3,7 +3,8 @@
 import pandas as pd
 
 from reports import verdicts
-from workflow.job import job, whole
+from testbed.files import whole
+from workflow.job import job
 from workflow.judging import judge_from
 
 

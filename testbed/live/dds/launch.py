@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import secrets
 import sys
@@ -23,7 +22,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from methods import compression
-from testbed.live import data_parallel
+from testbed import files
+from testbed.live import data_parallel, strict_json
 from testbed.live.data_parallel import Case
 from testbed.live.dds.data_parallel import join
 from testbed.live.dds.domain import LAST_DOMAIN
@@ -102,31 +102,11 @@ class Settings(BaseModel):
 def load_settings(path: str | Path) -> Settings:
     """Read a JSON file. Raises ValueError, naming the file and the field, and OSError."""
     try:
-        document = json.loads(
-            Path(path).read_text(encoding="utf-8"),
-            object_pairs_hook=_unique,
-            parse_float=_finite,
-            parse_constant=_finite,
-        )
-        return Settings.model_validate(document)
+        return Settings.model_validate(strict_json.loads(Path(path).read_bytes()))
     except ValidationError as error:
         raise ValueError(f"{path}: {_first(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
-    return found
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{text} is not a finite number")
-    return float(text)
 
 
 def _first(error: ValidationError, *where: str) -> str:
@@ -182,14 +162,12 @@ def run_rank(
 def save(report: dict, rank: int, folder: Path) -> None:
     """Write ``rank-R.json``, what was measured by step, and of rank 0 ``model.pt``, parameters by
     name."""
-    folder.mkdir(parents=True, exist_ok=True)
     profile = {name: report[name] for name in ("tests", "sent", "framed", "received", "times")}
-    part = folder / f"rank-{rank}.part"
-    part.write_text(json.dumps(profile) + "\n")
-    part.replace(folder / f"rank-{rank}.json")
+    with files.whole(folder / f"rank-{rank}.json") as part:
+        part.write_text(json.dumps(profile) + "\n")
     if rank == 0:
-        torch.save(report["parameters"], part)
-        part.replace(folder / "model.pt")
+        with files.whole(folder / "model.pt") as part:
+            torch.save(report["parameters"], part)
 
 
 def launch(settings: Settings, workers: int) -> None:

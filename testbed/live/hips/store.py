@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from testbed import files
 
 
 class Store:
@@ -25,13 +26,8 @@ class Store:
 
     def save(self, number: int, state: dict[str, Any], kept: int = 2) -> None:
         """Write, and forget all but the latest ``kept``: whoever reads finds old or new files."""
-        path = self._path(number)
-        new = path.with_name(path.name + ".new")
-        with new.open("wb") as file:
-            torch.save({"run": self.run, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        with files.whole(self._path(number), lasting=True) as part:
+            torch.save({"run": self.run, "state": state}, part)
         for old in sorted(n for n in self._numbers() if n <= number)[:-kept]:
             self._path(old).unlink(missing_ok=True)
         for undone in (n for n in self._numbers() if n > number):

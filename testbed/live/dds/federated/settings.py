@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -31,6 +30,7 @@ from pydantic import (
 
 from methods import compression
 from methods.compression import MAX_VALUES, Compressor
+from testbed.live import strict_json
 from testbed.live.dds import segments
 from testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, Network
 from testbed.training import datasets, models, splits
@@ -316,27 +316,12 @@ def read(path: str | Path, kind: type[S]) -> S:
 def parse(text: str | bytes, kind: type[S], name: str = "settings") -> S:
     """The settings in a JSON text; raises as :func:`read`."""
     try:
-        return kind.model_validate_json(_without_repeats(text))
+        strict_json.loads(text)  # pydantic's reader would take a key twice
+        return kind.model_validate_json(text)
     except ValidationError as error:
         raise ValueError("\n".join(_line(name, kind, entry) for entry in error.errors())) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: not JSON: {error}") from None
-
-
-def _without_repeats(text: str | bytes) -> str | bytes:
-    """``text``, which JSON's reader would take even if it gave a key twice."""
-
-    def unique(pairs: list) -> None:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"key {name!r} is given twice")
-
-    def no_constant(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number of JSON")
-
-    json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
-    return text
 
 
 def _line(name: str, kind: type[BaseModel], entry: dict) -> str:

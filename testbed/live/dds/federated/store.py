@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from methods import compression
 from methods.compression import Frame
+from testbed import files
 from testbed.live.dds.federated import messages
 from testbed.live.dds.federated.messages import Model
 from testbed.live.dds.federated.settings import Task
@@ -56,17 +56,8 @@ def digest(number: int, weights: Tensor) -> str:
 def save(path: Path, data: bytes) -> None:
     """Replace the file at once: whoever reads it finds old or new, and new once this returns, even
     if the machine stops."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # where the name is kept
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with files.whole(path, lasting=True) as part:
+        part.write_bytes(data)
 
 
 def load(path: Path, task: Task, other_task: bool = False) -> tuple[int, Tensor]:

@@ -1,0 +1,43 @@
+import math
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import pytest
+
+from testbed.kept import Kept
+
+
+def refuse():
+    raise AssertionError("computed again")
+
+
+def test_a_number_is_computed_once_to_the_last_bit(tmp_path):
+    value = math.pi * 1e-9
+    assert Kept(tmp_path / "deep" / "file").get("a", lambda: value) == value
+    assert Kept(tmp_path / "deep" / "file").get("a", refuse) == value
+    with pytest.raises(AssertionError):
+        Kept(tmp_path / "deep" / "file").get("b", refuse)
+
+
+def many(path, first):
+    kept = Kept(path)
+    return [kept.get(str(number), lambda number=number: number / 7) for number in range(first, 60)]
+
+
+def test_processes_share_it(tmp_path):
+    with ProcessPoolExecutor(4, get_context("spawn")) as pool:
+        found = list(pool.map(partial(many, tmp_path / "file"), [0, 20, 40, 0]))
+    assert found == [[number / 7 for number in range(first, 60)] for first in (0, 20, 40, 0)]
+    assert many(tmp_path / "file", 0) == found[0]
+    kept = Kept(tmp_path / "file")
+    assert [kept.get(str(number), refuse) for number in range(60)] == found[0]
+
+
+def test_it_computes_where_nothing_can_be_kept(tmp_path):
+    (tmp_path / "damaged").write_text("no database " * 100)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for path in ("damaged", "folder", "file/below"):
+        assert Kept(tmp_path / path).get("a", lambda: 2) == 2
+    assert (tmp_path / "damaged").read_text().startswith("no database")
