@@ -42,7 +42,7 @@ lint: env  ## formatters, linter and the one-way arrows
 	$(BIN)/lint-imports --no-cache
 
 test: lint $(VENV)/.installed-extras  ## checks and tests, those on Ray and in a browser too
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 clean:  ## results and reports, not the data

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 
 from methods.compression import aggregate, load
 from methods.compression.pieces import sampling
+from testbed.live.processes import run_ranks
+
+sys.path.insert(0, str(Path(__file__).parent))  # for processes that import the peer by its name
+import power_sgd_peer  # noqa: E402
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -31,59 +36,28 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-class Bucket:
-    """What torch's hook reads of DDP's bucket, over gradients of ``shapes``."""
-
-    def __init__(self, buffer: torch.Tensor, shapes: list[tuple[int, ...]]):
-        self.flat, self.shapes = buffer, shapes
-
-    def buffer(self):
-        return self.flat
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
-
-    def gradients(self):
-        parts = self.flat.split([math.prod(shape) for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("rank", [1, 2, 4])
-@pytest.mark.parametrize("epsilon", [0, 1e-8])
-def test_equals_torchs_hook_step_by_step(group, rank, epsilon):
+def test_equals_torchs_hook_step_by_step():
     """From the same Q, with warm start and error feedback; biases and tiny matrices go dense."""
     shapes = [(16, 3, 3, 3), (16,), (40, 30), (40,), (2, 2)]
-    state = hook.PowerSGDState(
-        None,
-        matrix_approximation_rank=rank,
-        start_powerSGD_iter=2,
-        min_compression_rate=1,
-        orthogonalization_epsilon=epsilon,
-    )
-    state.iter = 2  # past the steps without compression
-    first = [
-        torch.randn(rank, columns, generator=sampling.generator(7, key, 0))
-        for key, columns in ((0, 27), (2, 30))
+    steps = [
+        [normal(*shape, seed=100 * number + k) for k, shape in enumerate(shapes)]
+        for number in range(6)
     ]
-    state.q_memory_dict[0] = torch.cat([q.T.reshape(-1) for q in first])
-    state.p_memory_dict[0] = torch.empty(rank * (16 + 40))
-    codec = load("power_sgd", rank=rank, seed=7)
-    for number in range(6):
-        gradients = [normal(*shape, seed=100 * number + k) for k, shape in enumerate(shapes)]
-        bucket = Bucket(torch.cat([g.reshape(-1) for g in gradients]), shapes)
-        hook.powerSGD_hook(state, bucket).wait()
-        for key, (gradient, expected) in enumerate(zip(gradients, bucket.gradients(), strict=True)):
-            torch.testing.assert_close(step(codec, gradient, key), expected, rtol=1e-3, atol=2e-5)
+    cases = []
+    for rank, epsilon in product([1, 2, 4], [0, 1e-8]):
+        first = [
+            torch.randn(rank, columns, generator=sampling.generator(7, key, 0))
+            for key, columns in ((0, 27), (2, 30))
+        ]
+        q = torch.cat([part.T.reshape(-1) for part in first])
+        cases.append((rank, epsilon, torch.empty(rank * (16 + 40)), q))
+    (every,) = run_ranks(power_sgd_peer.hooked, 1, steps, cases, timeout_s=60)
+    assert len(every) == len(cases)
+    for (rank, *_), results in zip(cases, every, strict=True):
+        codec = load("power_sgd", rank=rank, seed=7)
+        for gradients, expected in zip(steps, results, strict=True):
+            for key, (gradient, whole) in enumerate(zip(gradients, expected, strict=True)):
+                torch.testing.assert_close(step(codec, gradient, key), whole, rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("shape", [(30, 50), (50, 30), (20, 6, 5, 2)])
