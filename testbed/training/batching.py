@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import nn
@@ -19,8 +19,7 @@ from torch.func import functional_call, vmap
 
 from testbed import measuring
 from testbed.training import models
-
-How = Literal["one_by_one", "channels_last", "vmap"]
+from testbed.training.recipe import How
 
 
 def gradients(
@@ -53,8 +52,10 @@ def gradients(
     """
     _check(model, leaves, parameters, images, labels, how, buffers)
     buffers = [()] * len(parameters) if buffers is None else buffers
+    if how == "channels_last":
+        images = [channels_last(batch) for batch in images]
     return (_stacked if how == "vmap" else _looped)(
-        model, leaves, parameters, [_laid_out(batch, how) for batch in images], labels, buffers
+        model, leaves, parameters, images, labels, buffers
     )
 
 
@@ -92,9 +93,16 @@ def _stacked(model, leaves, parameters, images, labels, buffers):
     return [list(own) for own in zip(*found, strict=True)], losses.detach()
 
 
-def _laid_out(batch: torch.Tensor, how: How) -> torch.Tensor:
-    channels_last = how == "channels_last"
-    return batch.contiguous(memory_format=torch.channels_last) if channels_last else batch
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    """(N, C, H, W) images with their channels innermost in memory.
+
+    One channel is innermost and outermost at once, and torch takes it for outermost; by its stride
+    it is told otherwise, so that a convolution's result has its own channels innermost.
+    """
+    if images.shape[1] > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    images = images.contiguous()
+    return images.as_strided(images.shape, (images.stride(0), 1, images.stride(2), 1))
 
 
 def _check(model, leaves, parameters, images, labels, how, buffers) -> None:

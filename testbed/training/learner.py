@@ -335,7 +335,10 @@ class Learner:
         for images, labels in zip(
             self.data.test_x.split(batch), self.data.test_y.split(batch), strict=True
         ):
-            scores, labels = self.model(self._prepare(images)), labels.flatten()
+            images, labels = self._prepare(images), labels.flatten()
+            if self.recipe.gradients == "channels_last":
+                images = batching.channels_last(images)
+            scores = self.model(images)
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()

@@ -83,14 +83,6 @@ def strided_cnn(in_channels: int = 1, classes: int = 10, hidden: int = 180) -> n
     )
 
 
-class ChannelsInnermost(nn.Module):
-    """The same values, laid out in memory as torch's kernels of convolution and pooling are
-    fastest on a processor."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(memory_format=torch.channels_last)
-
-
 @_model
 def mnist_cnn() -> nn.Module:
     """Two 3×3 convolutions and two linear layers for 28×28 grey images: 1,199,882 values.
@@ -100,7 +92,6 @@ def mnist_cnn() -> nn.Module:
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
-        ChannelsInnermost(),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),
         nn.MaxPool2d(2),

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, m
 
 from testbed.results import Scale
 
+How = Literal["one_by_one", "channels_last", "vmap"]
+"""The gradients of several workers are computed, see :mod:`testbed.training.batching`."""
+
 
 class Part(BaseModel):
     """A method or model by name; every other key is a parameter of it."""
@@ -131,7 +134,7 @@ class Recipe(BaseModel):
     timed_workers: PositiveInt | None = None
     timed_batch: PositiveInt | None = None
     networks: dict[str, Link]
-    gradients: Literal["one_by_one", "channels_last", "vmap"] = "one_by_one"
+    gradients: How = "one_by_one"
     torch_threads: PositiveInt = 1
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
 

@@ -180,3 +180,13 @@ def test_the_ways_open_to_a_model_are_timed_in_turns(monkeypatch, name, able):
     assert list(seconds) == able and min(seconds.values()) > 0
     # Each turn runs a way once uncounted and once on the clock.
     assert calls == [how for how in able for _ in range(2)] * 2
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_are_innermost_for_the_kernels_that_follow_one_channel_too(channels):
+    images = torch.randn(4, channels, 9, 7)
+    laid = batching.channels_last(images)
+    assert torch.equal(laid, images)
+    out = torch.nn.Conv2d(channels, 5, 3)(laid)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    assert not out.is_contiguous()

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from testbed.live import data_parallel
@@ -30,7 +31,7 @@ from testbed.live.dds.federated import (
 )
 from testbed.live.dds.federated.training import Examiner
 from testbed.results import Row, Scale
-from testbed.training.datasets import load_dataset
+from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.recipe import Part
 from workflow.experiments._bench import Bench, Say
 from workflow.experiments._simulated import same, simulated
@@ -170,7 +171,15 @@ def _federated(bench: _Bench) -> Iterator[Row]:
     done = _all_live(bench, settings, 1 if chosen.timed else UNTIMED)
     again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
     tests = Data(name=chosen.dataset, test_limit=chosen.test_limit).load()
-    for label, (rounds, weights) in done.items():
+    examiners = [(Examiner(settings[label].task, tests), of[1]) for label, of in done.items()]
+    threads = dict(initializer=torch.set_num_threads, initargs=(bench.recipe.threads,))
+    with ThreadPoolExecutor(1, **threads) as pool:
+        accuracies = pool.map(lambda each: each[0].accuracy(each[1]), examiners)
+        # Beside it, on the other core; models are made in this thread alone.
+        bench.say("federated: the same in one process")
+        repeated = {label: simulate((settings | short)[label])[1] for label in again}
+        finals = dict(zip(done, accuracies, strict=True))
+    for label, (rounds, _) in done.items():
         row = _row(bench, label, settings[label], evidence="measured")
         sent = [[one.sent[client] for one in rounds] for client in range(chosen.clients)]
         yield from _sizes(row, _alike(label, rounds))
@@ -180,16 +189,14 @@ def _federated(bench: _Bench) -> Iterator[Row]:
         yield row("round_time", mean(one.round_s for one in rounds), "s")
         yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s")
         yield row("train_time", mean(one.train_s for client in sent for one in client), "s")
-        final = Examiner(settings[label].task, tests).accuracy(weights)
-        yield from _accuracies(row, rounds, final)
+        yield from _accuracies(row, rounds, finals[label])
         if not _further_seeds(bench, label):
-            yield row("judged_accuracy", final, "%")
+            yield row("judged_accuracy", finals[label], "%")
     for label, (rounds, weights) in again.items():
         row = _row(bench, label, of := (settings | short)[label], evidence="measured")
         if label in chosen.variants:
             yield from _sizes(row, _alike(label, rounds))
-        bench.say(f"federated: {label}, against one process")
-        apart = same([weights], [simulate(of)[1]], label)
+        apart = same([weights], [repeated[label]], label)
         fields = dict(experiment="federated_seeds", round=chosen.checked_rounds)
         yield row("live_difference", apart, "1", **fields)
 
@@ -304,41 +311,62 @@ def _ddp(bench: _Bench) -> Iterator[Row]:
 
     A run is the simulated one of its seed, too, where that is not simulated.
     """
-    recipe, ddp = bench.recipe, bench.recipe.ddp
+    ddp = bench.recipe.ddp
     dataset = load_dataset(ddp.dataset, limit=ddp.images, test_limit=ddp.test_limit)
-    for labels in ([label for label in ddp.cases if label != ddp.centralised], [ddp.centralised]):
-        bench.say(f"ddp: {', '.join(labels)}")
-        runs = {label: recipe.run(label, ddp.seed, bench.scale) for label in labels}
-        cases = [
-            data_parallel.Case(run, steps, ordered=True, evaluate=evaluate)
-            for label, run in runs.items()
-            for steps, evaluate in ((ddp.checked(label), False), (ddp.steps, True))
-        ]
-        secret = secrets.token_bytes(32)
-        done = dds_data_parallel.measure_all(cases, dataset=dataset, secret=secret)
-        for (label, run), short, live in zip(runs.items(), done[::2], done[1::2], strict=True):
-            row = partial(
-                bench.row,
-                label,
-                exchange=run.exchange.name,
-                compression=run.levels[0].up.name,
-                synchronization=run.synchronization.name,
-                model=ddp.model.name,
-                dataset=ddp.dataset,
-                workers=sum(run.workers),
-                seed=run.seed,
-                evidence="measured",
-            )
-            yield from _tests(row, live.tests)
-            judged = [test for test in live.tests if test[0] <= ddp.judged_steps]
-            yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
-            if label not in ddp.simulated or ddp.seed not in ddp.seeds:
-                yield from _tests(partial(row, experiment="ddp_seeds"), judged)
-            yield from _profile(row, live, ddp.warmup_steps(label))
-            steps = ddp.checked(label)
-            alone = simulated(run, short.groups, steps, dataset)
-            apart = same(short.parameters.values(), alone, label)
-            yield row("live_difference", apart, "1", experiment="ddp_seeds", round=steps)
+    with ThreadPoolExecutor(1) as pool:
+        together = partial(_ddp_live, bench, dataset)
+        several = together([label for label in ddp.cases if label != ddp.centralised])
+        # One process, of whose times nobody asks, beside the steps that are repeated here.
+        alone = pool.submit(together, [ddp.centralised])
+        yield from _ddp_rows(bench, dataset, several)
+        yield from _ddp_rows(bench, dataset, alone.result())
+
+
+Live = tuple[data_parallel.Run, data_parallel.Run]
+"""A case's first steps, and all of them."""
+
+
+def _ddp_live(bench: _Bench, dataset: Dataset, labels: Sequence[str]) -> dict[str, Live]:
+    ddp = bench.recipe.ddp
+    bench.say(f"ddp: {', '.join(labels)}")
+    cases = [
+        data_parallel.Case(
+            bench.recipe.run(label, ddp.seed, bench.scale), steps, ordered=True, evaluate=evaluate
+        )
+        for label in labels
+        for steps, evaluate in ((ddp.checked(label), False), (ddp.steps, True))
+    ]
+    secret = secrets.token_bytes(32)
+    done = dds_data_parallel.measure_all(cases, dataset=dataset, secret=secret)
+    return dict(zip(labels, zip(done[::2], done[1::2], strict=True), strict=True))
+
+
+def _ddp_rows(bench: _Bench, dataset: Dataset, done: dict[str, Live]) -> Iterator[Row]:
+    ddp = bench.recipe.ddp
+    for label, (short, live) in done.items():
+        run = bench.recipe.run(label, ddp.seed, bench.scale)
+        row = partial(
+            bench.row,
+            label,
+            exchange=run.exchange.name,
+            compression=run.levels[0].up.name,
+            synchronization=run.synchronization.name,
+            model=ddp.model.name,
+            dataset=ddp.dataset,
+            workers=sum(run.workers),
+            seed=run.seed,
+            evidence="measured",
+        )
+        yield from _tests(row, live.tests)
+        judged = [test for test in live.tests if test[0] <= ddp.judged_steps]
+        yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
+        if label not in ddp.simulated or ddp.seed not in ddp.seeds:
+            yield from _tests(partial(row, experiment="ddp_seeds"), judged)
+        yield from _profile(row, live, ddp.warmup_steps(label))
+        steps = ddp.checked(label)
+        repeated = simulated(run, short.groups, steps, dataset)
+        apart = same(short.parameters.values(), repeated, label)
+        yield row("live_difference", apart, "1", experiment="ddp_seeds", round=steps)
 
 
 def _tests(row: Callable[..., Row], tests: Sequence[tuple[int, float, float]]) -> Iterator[Row]:

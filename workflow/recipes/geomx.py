@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from testbed.results import Scale
-from testbed.training.recipe import Level, Link, Part, Recipe
+from testbed.training.recipe import How, Level, Link, Part, Recipe
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, slug
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class GeoMX(PaperRecipe):
     dataset: Literal["mnist", "fashion_mnist", "cifar10"]
     sampler: Literal["random", "sequential"]
     augment: bool
+    gradients: How
     cluster: Cluster
     model: Part
     stands_for: Part | None
@@ -248,6 +249,7 @@ class GeoMX(PaperRecipe):
             limit=live.limit,
             test_limit=live.test_limit,
             workers=tuple(live.workers),
+            gradients=self.gradients,
             batch=live.batch,
             lr=live.lr,
             rounds=live.rounds,
@@ -276,6 +278,7 @@ class GeoMX(PaperRecipe):
             workers=tuple(experiment.workers),
             sampler=self.sampler,
             augment=self.augment,
+            gradients=self.gradients,
             batch=self.batch,
             lr=self.optimizer.lr,
             momentum=self.optimizer.momentum,

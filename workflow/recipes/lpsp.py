@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from testbed.results import Scale
-from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from testbed.training.recipe import How, Level, Link, Part, Recipe, Uneven
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, slug
 
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), AfterValidator(distinct)]
@@ -77,7 +77,7 @@ class Training(Strict):
     model: Part
     workers: Sizes
     cases: list[str]
-    gradients: Literal["one_by_one", "channels_last", "vmap"]
+    gradients: How
     ablated_workers: PositiveInt | None = None
     base_s: PositiveFloat
     seconds: PositiveFloat

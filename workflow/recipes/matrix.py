@@ -19,7 +19,7 @@ from testbed import lineup
 from testbed.lineup import Fusions, System
 from testbed.matrix import Cluster, Method, among, in_lockstep, load_codec
 from testbed.results import Scale
-from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from testbed.training.recipe import How, Level, Link, Part, Recipe, Uneven
 from workflow.recipes import Check, PaperRecipe, Strict, distinct, kept_momentum
 
 
@@ -43,6 +43,7 @@ class Training(Strict):
 
     model: Part
     dataset: str
+    gradients: How
     workers: PositiveInt
     momentum: Annotated[float, Field(ge=0, lt=1)]
     grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
@@ -207,6 +208,7 @@ class Matrix(PaperRecipe):
             fusion=grouping,
             model=training.model,
             dataset=training.dataset,
+            gradients=training.gradients,
             limit=training.limit,
             test_limit=training.test_limit,
             workers=workers,
