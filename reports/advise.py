@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from reports.matrix import TIE, arrived, target
+from reports.matrix import TIE, arrived, holding, target
 from testbed import lineup
 from testbed.lineup import System
 from testbed.matrix import Cluster, Round, in_lockstep, time_round
@@ -59,6 +59,7 @@ STEPS, LEAST = 3600, 1e-7
 least on; 000 is 0."""
 
 _PLAYED = "sends changes or looks at the clock"
+_ELSEWHERE = f"{_PLAYED}: its rounds hold only where it was trained"
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -225,7 +226,9 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     every model, kind of network and number of workers (the last change first): of every point of
     the curve, each packed: bandwidth (Gbit/s), coding, exchanging, and the rest of the round (s).
     The text is empty where the method cannot run; ``reasons`` says why, by method and kind.
-    ``rounds`` tells in how many a method that was trained reached the matrix's target.
+    ``rounds`` tells in how many a method that was trained reached the matrix's target;
+    ``to_target`` has their number, of methods that reach it with every seed and whose rounds hold
+    anywhere, and ``late`` why the other trained ones have none.
     """
     results = results[results["paper"] == "matrix"]
     rows = results[results["experiment"] == "advice"]
@@ -252,6 +255,9 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     ):
         reasons.setdefault(label, {}).setdefault(network, why)
     given = recipe()
+    rounds = arrived(results, "rounds_to_target")
+    anywhere = holding(results, "", 0.0)
+    to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
     data = {
         "models": models_there,
         "kinds": kinds,
@@ -266,8 +272,14 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         },
         "reasons": reasons,
         "rounds": {
-            label: str(one) if one.never else f"{one.mean:.0f}"
-            for label, one in arrived(results, "rounds_to_target").items()
+            label: str(one) if one.never else f"{one.mean:.0f}" for label, one in rounds.items()
+        },
+        "target": target(results) if rounds else None,
+        "to_target": to_target,
+        "late": {
+            label: f"{one} reached the target" if one.never else _ELSEWHERE
+            for label, one in rounds.items()
+            if label not in to_target
         },
     }
     networks = given["networks"]
@@ -280,6 +292,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         "device": device.profile(given["device"]).title,
         "trained": ", ".join(dict.fromkeys(trained)),
         "target": target(results),
+        "ranks_targets": bool(to_target),
         "networks": networks | {"lan": _rate(networks["lan"])},
         "span": [_rate(value) for value in data["span"]],
     }
@@ -414,7 +427,7 @@ def advice(options: argparse.Namespace, given: Mapping[str, Any]) -> str:
         counted = _counted(options.target, within, options.trained, systems)
         for label, system in systems.items():
             if not in_lockstep(system.synchronization):
-                reasons[label] = f"{_PLAYED}: its rounds hold only where it was trained"
+                reasons[label] = _ELSEWHERE
             elif label not in counted:
                 reasons[label] = "was not trained"
             elif counted[label] is None:

@@ -255,10 +255,14 @@ def aggregate(
     tensors: Sequence[torch.Tensor],
     key: Key,
     at: Compressor | None = None,
+    everyone: bool = True,
 ) -> tuple[list[torch.Tensor], list[list[int]], list[int]]:
     """Drive the generators of all parties through one aggregation in this process.
 
-    ``at`` is the aggregator's own instance (the first party's if None).
+    Parameters
+    ----------
+    at: the aggregator's own instance (the first party's if None).
+    everyone: decodes what comes back; else, of codecs that keep nothing of it, one party for all.
 
     Returns
     -------
@@ -269,6 +273,8 @@ def aggregate(
     asked = [next(encoding) for encoding in encodings]
     up: list[list[int]] = [[] for _ in codecs]
     down: list[int] = []
+    if not everyone and all(type(codec).encode is Compressor.encode for codec in codecs):
+        encodings = encodings[:1]
     while True:
         payloads = [payload for payload, _ in asked]
         for sent, payload in zip(up, payloads, strict=True):

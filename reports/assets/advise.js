@@ -18,8 +18,9 @@ function between(data, text, rate) {
   return [1, 2, 3].map((part) => Math.max(share * low[part] + (1 - share) * high[part], 0));
 }
 
-// Methods from the best, each with its rank; and those that cannot run there.
-function ranked(data, { model, workers, kind, rate }) {
+// Methods from the best, each with its rank; and those that cannot run there, or of which nobody
+// knows how many rounds they need, where they are ranked by the time of all of them.
+function ranked(data, { model, workers, kind, rate, by }) {
   const places = [data.models.indexOf(model), data.kinds.indexOf(kind), data.workers.indexOf(workers)];
   if (places.includes(-1)) throw new RangeError("outside of the grid");
   const index = (places[0] * data.kinds.length + places[1]) * data.workers.length + places[2];
@@ -30,13 +31,19 @@ function ranked(data, { model, workers, kind, rate }) {
       missing.push([label, data.reasons[label]?.[kind] ?? "cannot run there"]);
       continue;
     }
+    const rounds = by === "target" ? data.to_target[label] : 1;
+    if (rounds === undefined) {
+      missing.push([label, data.late[label] ?? "was not trained"]);
+      continue;
+    }
     const [coding, exchanging, rest] = between(data, curves[index], rate);
-    offers.push({ label, round: coding + exchanging + rest, coding, exchanging, rest });
+    const round = coding + exchanging + rest;
+    offers.push({ label, rounds, time: rounds * round, round, coding, exchanging, rest });
   }
-  offers.sort((a, b) => a.round - b.round);
+  offers.sort((a, b) => a.time - b.time);
   let first = null;
   offers.forEach((offer, place) => {
-    if (!first || offer.round > first.round * (1 + data.tie)) {
+    if (!first || offer.time > first.time * (1 + data.tie)) {
       first = offer;
       offer.rank = place + 1;
     } else {
@@ -52,7 +59,7 @@ function seconds(value) {
 }
 
 // Why the first is first, against the first that does not tie with it.
-function reason(offers) {
+function reason(offers, by) {
   const [first] = offers;
   const tied = offers.slice(1).filter((offer) => offer.rank === 1);
   const second = offers.find((offer) => offer.rank > 1);
@@ -60,9 +67,15 @@ function reason(offers) {
   if (!second) return `${names} takes ${seconds(first.round)} a round: nothing sets it apart.`;
   const parts = { exchanging: "exchanging", coding: "coding", rest: "computing and waiting" };
   const [most] = Object.keys(parts).sort((a, b) => second[b] - first[b] - (second[a] - first[a]));
+  const all = ({ time, rounds }) => `${seconds(time)} (${Math.round(rounds)} rounds)`;
+  const told =
+    by === "target"
+      ? `${all(first)} to the target against ${all(second)} of ${second.label}; ` +
+        `a round takes ${seconds(first.round)} against ${seconds(second.round)}`
+      : `${seconds(first.round)} against ${seconds(second.round)} of ${second.label}`;
+  if (second[most] <= first[most]) return `${names} is first: ${told}.`;
   return (
-    `${names} is first: ${seconds(first.round)} against ${seconds(second.round)} of ${second.label}, ` +
-    `which is ${seconds(second[most] - first[most])} longer ${parts[most]} ` +
+    `${names} is first: ${told}, which is ${seconds(second[most] - first[most])} longer ${parts[most]} ` +
     `(${seconds(second[most])}, not ${seconds(first[most])}).`
   );
 }
@@ -83,31 +96,35 @@ function start() {
   const missing = document.getElementById("advise-missing");
 
   function answer() {
-    const { model, workers, kind, rate, unit } = form.elements;
+    const { model, workers, kind, rate, unit, by } = form.elements;
     const asked = {
       model: model.value,
       workers: Number(workers.value),
       kind: kind.value,
       rate: Number(rate.value) * Number(unit.value),
+      by: by?.value,
     };
     const [least, most] = data.span;
     body.replaceChildren();
     missing.textContent = "";
     const command = ["--model", model.value, "--workers", workers.value];
     command.push(kind.value === "flat" ? "--lan" : "--wan", `${rate.value}${unit.value === "1e6" ? "M" : "G"}`);
+    if (asked.by === "target") command.push("--target", data.target);
     document.getElementById("advise-command").textContent = `python -m reports.advise ${command.join(" ")}`;
     if (!(asked.rate >= least && asked.rate <= most)) {
       said.textContent = `The form knows rates from ${least / 1e6} Mbit/s to ${most / 1e9} Gbit/s; for others, use the command.`;
       return;
     }
     const { offers, missing: without } = ranked(data, asked);
-    said.textContent = offers.length ? reason(offers) : "No method can run there.";
+    said.textContent = offers.length ? reason(offers, asked.by) : "No method can run there.";
     for (const offer of offers) {
       const row = body.insertRow();
       cell(row, offer.rank);
       cell(row, offer.label, "th");
       for (const part of ["round", "coding", "exchanging", "rest"]) cell(row, seconds(offer[part]));
       cell(row, data.rounds[offer.label] ?? "not trained");
+      const rounds = data.to_target[offer.label];
+      cell(row, rounds === undefined ? "" : seconds(rounds * offer.round));
     }
     const grouped = {};
     for (const [label, why] of without) (grouped[why] ??= []).push(label);

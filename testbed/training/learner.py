@@ -292,7 +292,7 @@ class Learner:
         codecs = [self.codec("up", outermost, node, spec.up) for node in parties]
         centre = self.codec("up", outermost, -1, spec.up)
         results, up, down = compression.aggregate(
-            codecs, [tensors[node] for node in parties], key, centre
+            codecs, [tensors[node] for node in parties], key, centre, everyone=False
         )
         total = results[0]
         for node, sent in zip(parties, up, strict=True):

@@ -276,6 +276,21 @@ def test_all_parties_get_the_sum_of_what_each_sent(name, parameters, parties):
 
 
 @every_case
+def test_what_the_first_party_decodes_needs_no_other_to(name, parameters):
+    parties = 2  # what bisparse is set to
+    steps = list(zip(*(gradients(3, (20, 17), seed=p) for p in range(parties)), strict=True))
+
+    def outcomes(everyone):
+        codecs = [load(name, **parameters) for _ in range(parties)]
+        centre = load(name, **parameters)
+        made = [aggregate(codecs, tensors, "w", centre, everyone) for tensors in steps]
+        return [(results[0], up, down) for results, up, down in made]
+
+    for (ours, *bytes_), (theirs, *expected) in zip(outcomes(False), outcomes(True), strict=True):
+        assert torch.equal(ours, theirs) and bytes_ == expected
+
+
+@every_case
 def test_every_payload_survives_a_frame(name, parameters):
     (tensor,) = gradients(1, (9, 31))
     for payload in payloads(load(name, **parameters), tensor):

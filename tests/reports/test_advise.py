@@ -223,30 +223,42 @@ def test_nothing_to_show_without_the_matrix():
     assert page(table[table["experiment"] == "cells"]) is None
 
 
-def test_the_form_tells_who_never_arrives():
-    table, _ = grid()
-    learned = [
+def learned(**by_label):
+    """Rows of how many rounds each seed of a method needs; None where it never arrives."""
+    rows = [
         Row(
             paper="matrix", experiment="training", case=label, metric="rounds_to_target",
             unit="rounds", seed=seed, scale="smoke", evidence="measured",
             **(dict(value=value) if value else dict(status="failed", reason="never")),
         )
-        for label, values in {"a": (80, 90, 100), "b": (80, None, None)}.items()
+        for label, values in by_label.items()
         for seed, value in enumerate(values)
     ]  # fmt: skip
-    made = json.loads(page(pd.concat([table, results.frame(learned)]))["data"])
+    return results.frame(rows)
+
+
+def test_the_form_tells_who_never_arrives():
+    table, _ = grid()
+    trained = learned(a=(80, 90, 100), b=(80, None, None))
+    made = json.loads(page(pd.concat([table, trained]))["data"])
     assert made["rounds"] == {"a": "90", "b": "2 of 3 seeds never"}
+    assert made["to_target"] == {"a": 90}
+    assert made["late"] == {"b": "2 of 3 seeds never reached the target"}
     assert json.loads(page(table)["data"])["rounds"] == {}
+    assert not page(table)["ranks_targets"]
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_the_form_ranks_as_the_command_does(tmp_path):
     table, timed = grid()
-    made = page(table)
+    rounds = {"a": 300.0, "b": 100.0}
+    trained = learned(a=(250, 300, 350), b=(100, 100, 100), c=(50, None, 60))
+    made = page(pd.concat([table, trained]))
     assert "</" not in made["data"]
     data = json.loads(made["data"])
     questions = [
-        dict(model="lenet5", kind=kind, workers=workers, rate=rate)
+        dict(model="lenet5", kind=kind, workers=workers, rate=rate, by=by)
+        for by in ("round", "target")
         for kind in ("flat", "sites")
         for workers in (4, 8)
         for rate in (10e6, 33e6, 155e6, 2e9, 40e9)
@@ -256,7 +268,7 @@ def test_the_form_ranks_as_the_command_does(tmp_path):
         f"const data = {json.dumps(data)}; const asked = {json.dumps(questions)};"
         "console.log(JSON.stringify(asked.map((q) => {"
         "  const made = ranked(data, q);"
-        "  return [made.offers, made.missing, reason(made.offers)]; })))"
+        "  return [made.offers, made.missing, reason(made.offers, q.by)]; })))"
     )
     (tmp_path / "ask.js").write_text(code)
     done = subprocess.run(["node", tmp_path / "ask.js"], capture_output=True, text=True, check=True)
@@ -266,18 +278,27 @@ def test_the_form_ranks_as_the_command_does(tmp_path):
             for (label, kind, workers), time in timed.items()
             if (kind, workers) == (question["kind"], question["workers"])
         }
-        assert {offer["label"] for offer in offers} == set(here)
+        to_target = question["by"] == "target"
+        known = set(here) & set(rounds) if to_target else set(here)
+        assert {offer["label"] for offer in offers} == known
         for offer in offers:
             got = [offer["round"], offer["coding"], offer["exchanging"]]
             assert got == pytest.approx(list(here[offer["label"]]), rel=3e-3, abs=1e-4)
         first = replace(spent(), exchange_s=0.0)
         mine = ranked(
             [
-                Offer(o["label"], replace(first, compute_s=0.0, exchange_s=o["round"]))
+                Offer(
+                    o["label"],
+                    replace(first, compute_s=0.0, exchange_s=o["round"]),
+                    rounds[o["label"]] if to_target else None,
+                )
                 for o in offers
             ]
         )
         assert [(rank, o.label) for rank, o in mine] == [(o["rank"], o["label"]) for o in offers]
         assert why.startswith(offers[0]["label"])
-        no_sites = [["c", "no </script> sites"]]
-        assert missing == (no_sites if question["kind"] == "flat" else [])
+        assert ("to the target" in why) == to_target
+        if question["kind"] == "flat":
+            assert missing == [["c", "no </script> sites"]]
+        else:
+            assert missing == [["c", "1 of 3 seeds never reached the target"]][:to_target]

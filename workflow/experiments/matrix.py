@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
 from testbed import matrix
 from testbed.results import Row, Scale
 from testbed.training import device, train
+from testbed.training.datasets import load_dataset
 from testbed.training.pipeline import layers
 from testbed.training.recipe import Part
 from testbed.training.summary import arrival
@@ -84,10 +85,11 @@ def cells(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterato
 def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iterator[Row]:
     """Curves of the best learning rate of the grid, what they arrive at, and the whole grid."""
     how = recipe.training
+    load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
     tried: dict[float, float] = {}
     for lr in how.grid:
         run = recipe.run(label, lr, how.tuning_seed, how.tuning_rounds, scale, "tuning")
-        curve = list(train(run, say))
+        curve = list(train(run, say, load))
         (final,) = (
             row
             for row in arrivals(curve, how.target, how.tuning_rounds)
@@ -100,7 +102,7 @@ def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iter
     curves: list[Row] = []
     for seed in how.seeds:
         run = recipe.run(label, best, seed, how.most_rounds, scale, "training")
-        curves += until_target(train(run, say), how.target, how.rounds)
+        curves += until_target(train(run, say, load), how.target, how.rounds)
     yield from curves
     chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
     yield _summary(curves[0], **chosen, status="ok", reason="")
