@@ -19,6 +19,7 @@ rule matrix_advice:
         f"logs/{SCALE}/matrix/advice.log",
     benchmark:
         f"{RESULTS}/jobs/matrix/advice.tsv"
+    priority: 2
     threads: 1
     resources:
         mem_mb=4000,

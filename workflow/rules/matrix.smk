@@ -55,6 +55,7 @@ rule matrix_job:
         f"{RESULTS}/jobs/matrix/{{experiment}}.tsv"
     wildcard_constraints:
         experiment="|".join(MATRIX_JOBS) or "none",
+    priority: 2  # the form's times, minutes on one core, wait for these
     threads: 1
     resources:
         mem_mb=3000,
