@@ -1,8 +1,12 @@
 """Which tests run beside others, and which want the machine to themselves."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALONE = ("bench", "live", "network/test_emulated.py", "workflow/test_smoke.py")
 """What times, starts many processes or fills all cores."""
