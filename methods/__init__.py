@@ -27,6 +27,8 @@ def room(package: str, base: type[T]) -> tuple[Callable[[], list[str]], Callable
     Sub-packages and modules that start with an underscore hold shared pieces, not methods.
     """
 
+    loaded: dict[str, type[T]] = {}
+
     def names() -> list[str]:
         """Names of the methods found in this room, sorted."""
         path = importlib.import_module(package).__path__
@@ -44,7 +46,9 @@ def room(package: str, base: type[T]) -> tuple[Callable[[], list[str]], Callable
         ValueError
             Unknown name, unknown parameter or a value the method refuses; says what is allowed.
         """
-        return _construct(method_class(package, base, name, names()), name, parameters)
+        if name not in loaded:
+            loaded[name] = method_class(package, base, name, names())
+        return _construct(loaded[name], name, parameters)
 
     return names, load
 

@@ -39,8 +39,8 @@ class System(BaseModel):
     group: Group = "system"
 
     @property
-    def answers(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"group"})
+    def answers(self) -> tuple[Any, ...]:
+        return self.exchange, self.levels, self.synchronization, self.fusion
 
     @property
     def coded(self) -> bool:

@@ -200,6 +200,8 @@ class _Transfers:
     def __init__(self, exchanger: Exchange, cluster: Cluster) -> None:
         self.topology, self.efficiency = cluster.topology, cluster.efficiency
         self.plan = exchanger(cluster.topology)
+        used = (self.plan.slots[slot] for slot in np.unique(self.plan.slot))
+        self.pulls = any(slot.startswith("pull") for slot in used)
         self.name = _digest(self.plan, self.topology, self.efficiency, _simulator())
         self._at, self._straight = cache(self._simulate), cache(self._is_straight)
 
@@ -298,14 +300,10 @@ class _System:
     def plan(self) -> Plan:
         return self.transfers.plan
 
-    @cached_property
-    def _pulled(self) -> bool:
-        return any(self.plan.slots[slot].startswith("pull") for slot in set(self.plan.slot))
-
     def sizes(self, shape: Sequence[int]) -> list[Sizes]:
         """Bytes by slot of the message for a tensor, a mapping a round of communication."""
         outer, last = self.up[-1], f"pull/{len(self.up) - 1}"
-        grown = _growth(self.outer, self.parties) if self._pulled else 1.0
+        grown = _growth(self.outer, self.parties) if self.transfers.pulls else 1.0
         rounds = []
         for nbytes in outer.payload_bytes(shape):
             sizes = {slot: float(nbytes) for slot in self.plan.slots}
@@ -330,7 +328,8 @@ class _System:
         shapes = {tensor.values: tensor.shape for tensor in layers.tensors}
         backward_s = [tensor.backward * compute_s for tensor in layers.tensors]
         front, back = self.up[0], self.up[0] if self.passes else ([*self.down, self.up[-1]])[0]
-        gathers = front.combine == "gather" or (front.combine == "merge" and not self._pulled)
+        pulled = self.transfers.pulls
+        gathers = front.combine == "gather" or (front.combine == "merge" and not pulled)
         payloads = self.parties if gathers and len(self.up) == 1 else 1
 
         def communicate(values: int) -> float:
@@ -351,7 +350,7 @@ class _System:
         encodes the sum, decodes the answer and encodes it for its group; the last one merges."""
         outer = self.up[-1]
         # Who merges for all decodes every party's payload.
-        merged = outer.combine != "sum" and self._pulled
+        merged = outer.combine != "sum" and self.transfers.pulls
         total = self.parties * device.decode_s(outer.name, nbytes) if merged else 0.0
         for level, down in enumerate(self.down if not self.passes else ()):
             inner, above = self.up[level].name, self.up[level + 1].name

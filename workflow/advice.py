@@ -44,6 +44,7 @@ def rows(
     cells: results of the matrix's experiment ``cells``.
     """
     machine = device.profile(recipe.device)
+    methods = {label: system.method(label) for label, system in recipe.found().items()}
     tensors = {name: layers(Part(name=name)) for name in recipe.models}
     clusters = {(where, cluster.workers): cluster for where, cluster in recipe.clusters()}
     metrics = [f"{part}_time" for part in SHOWN]
@@ -55,7 +56,7 @@ def rows(
         label, where, model, workers = key
         timed = partial(
             _times,
-            recipe.method(label),
+            methods[label],
             tensors[model],
             clusters[where, workers],
             machine,

@@ -143,6 +143,7 @@ class Network:
         self._live: dict[int, Result] = {}
         self._ready: dict[int, Mapping[int, float]] = {}
         self._plans: dict[bytes, SimpleNamespace] = {}
+        self._seen: dict[int, tuple[Plan, SimpleNamespace]] = {}  # by id, which the plan keeps
 
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
@@ -236,6 +237,8 @@ class Network:
 
     def _compiled(self, plan: Plan) -> SimpleNamespace:
         """What the engine needs to know of a plan, computed once for all plans equal to it."""
+        if id(plan) in self._seen:
+            return self._seen[id(plan)][1]
         digest = hashlib.blake2b(repr((plan.units, plan.overlap, plan.slots)).encode())
         for name in ("src", "dst", "lo", "hi", "slot", "op", "phase"):
             digest.update(getattr(plan, name).tobytes())
@@ -243,9 +246,10 @@ class Network:
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
         key = digest.digest()
         if key not in self._plans:
-            if len(self._plans) >= REMEMBERED:
-                self._plans.pop(next(iter(self._plans)))
+            _forget(self._plans)
             self._plans[key] = _compile(plan, self.topology, self.paths)
+        _forget(self._seen)
+        self._seen[id(plan)] = plan, self._plans[key]
         return self._plans[key]
 
     def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
@@ -370,6 +374,12 @@ class _Pool:
 
     def give(self, offset: int, size: int) -> None:
         self._free.setdefault(size, []).append(offset)
+
+
+def _forget(kept: dict) -> None:
+    """Make room in ``kept`` for one more."""
+    if len(kept) >= REMEMBERED:
+        kept.pop(next(iter(kept)))
 
 
 def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:

@@ -24,7 +24,7 @@ from testbed.training.datasets import Dataset
 from testbed.training.recipe import Level, Part, Recipe
 from testbed.training.sampling import batches, split
 
-IMAGE_BATCH, TEXT_BATCH = 250, 16
+IMAGE_BATCH, TEXT_BATCH = 125, 16
 """Samples that are evaluated at once: a window of text has scores for every word at every step."""
 
 Sizes = dict[str, dict[int, float] | float]

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch.nn import functional
@@ -35,7 +35,7 @@ class Layer:
     shape: tuple[int, ...]
     backward: float
 
-    @property
+    @cached_property
     def values(self) -> int:
         return math.prod(self.shape)
 
@@ -55,7 +55,7 @@ class Layers:
     flops: float
     sample_s: float | None = None
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Values of each tensor."""
         return [tensor.values for tensor in self.tensors]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -124,6 +125,7 @@ def removable_draws(workers: int, draws: int, highest: float = 2.5, seed: int = 
     return times.max(axis=1) * (1 / times).mean(axis=1)
 
 
+@lru_cache(maxsize=1 << 16)  # policies that are compared meet the same ones
 def _draw(seed: int, *key: int) -> float:
     """A number from 0 to 1 that belongs to ``key``."""
     return float(np.random.default_rng((seed, *key)).random())

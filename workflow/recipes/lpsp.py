@@ -132,7 +132,6 @@ class LpspRecipe(PaperRecipe):
     paper: Literal["lpsp"]
     accelerator: Literal["auto", "cpu", "cuda"]
     averaged_over: Average
-    jobs: Literal["case", "experiment"]
     methods: dict[str, Part]
     ablations: dict[str, dict[str, dict[str, Any]]]
     stragglers: Stragglers
@@ -160,14 +159,10 @@ class LpspRecipe(PaperRecipe):
             for label, changed in self.ablations[group].items()
         }
 
-    def runs(self, scale: Scale) -> dict[str, list[Recipe]]:
-        """The training runs of every job, by its name."""
-        jobs: dict[str, list[Recipe]] = {}
-        for run in self._every_run(scale):
-            whole = self.jobs == "experiment"
-            name = run.experiment if whole else f"{run.experiment}-{run.system}"
-            jobs.setdefault(name, []).append(run)
-        return {slug(name): runs for name, runs in jobs.items()}
+    def runs(self, scale: Scale) -> dict[str, Recipe]:
+        """Every training run by its id."""
+        every = self._every_run(scale)
+        return {slug(f"{run.experiment}-{run.system}-seed{run.seed}"): run for run in every}
 
     def summaries(self) -> dict[str, dict[str, float]]:
         """By experiment, what its curves are held against."""

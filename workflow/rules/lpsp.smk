@@ -1,7 +1,7 @@
 # LPSP: its worked example, who waits for whom on uneven workers, and training under every policy.
 LPSP = SETTINGS.recipes["lpsp"]
 LPSP_DIR = f"{RESULTS}/lpsp"
-RUNS["lpsp"] = LPSP.runs(SCALE)
+RUNS["lpsp"] = in_jobs(LPSP.runs(SCALE))
 SUMMARIES["lpsp"] = LPSP.summaries()
 
 # The optional sections of the recipe that a job reads. What measures time runs alone.

@@ -4,10 +4,13 @@ RUNS, SUMMARIES = {}, {}
 
 
 def in_jobs(runs):
-    """A job a run; at smoke scale, where starting one takes longer than the run, an experiment."""
+    """At paper scale a job a run, at desk scale one for all seeds, at smoke scale an experiment,
+    for starting a job takes seconds."""
     jobs = {}
     for name, run in runs.items():
-        jobs.setdefault(run.experiment if SCALE == "smoke" else name, []).append(run)
+        of_seeds = name.removesuffix(f"-seed{run.seed}")
+        job = dict(paper=name, desk=of_seeds, smoke=run.experiment)[SCALE]
+        jobs.setdefault(job, []).append(run)
     return jobs
 
 
