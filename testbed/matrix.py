@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import pickle
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -29,7 +28,7 @@ from methods.exchange import Exchange, Plan, Topology
 from methods.fusion import Costs, timeline
 from methods.synchronization import Policy, Sync
 from testbed import network
-from testbed.kept import Kept
+from testbed.kept import kept, sources
 from testbed.network import Network, geo_sites, node_traffic, region_traffic, simulate, star
 from testbed.training.device import Device
 from testbed.training.learner import check_pair, default_down
@@ -43,9 +42,6 @@ STEP = 64.0
 sizes wherever a line is off by more than BENT: other links can limit small messages than large."""
 
 BENT = 1e-3
-
-KEPT_VARIABLE = "SLOWLINK_SIMULATED"
-"""Names the file that keeps what was simulated, for other processes and later; none if not set."""
 
 RATE = 1e9
 """bit/s at which flat clusters are simulated: at others, time is that of more or fewer bytes."""
@@ -240,13 +236,7 @@ class _Transfers:
             done = simulate(self.plan, self.topology, sizes, efficiency=self.efficiency)
             return done.completion_s
 
-        kept = _kept()
-        return kept.get(f"{self.name} {slot} {nbytes!r}", completion_s) if kept else completion_s()
-
-
-def _kept() -> Kept | None:
-    path = os.environ.get(KEPT_VARIABLE)
-    return Kept(path) if path else None
+        return kept(f"{self.name} {slot} {nbytes!r}", completion_s)
 
 
 def _digest(*values: object) -> str:
@@ -256,8 +246,7 @@ def _digest(*values: object) -> str:
 @cache
 def _simulator() -> str:
     """What a simulated number depends on besides the plan and the network."""
-    files = sorted(Path(network.__file__).parent.glob("*.py"))
-    return _digest(*(file.read_bytes() for file in files))
+    return sources(*sorted(Path(network.__file__).parent.glob("*.py")))
 
 
 @cache

@@ -5,7 +5,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from testbed.kept import Kept
+from testbed.kept import VARIABLE, Kept, kept, sources
 
 
 def refuse():
@@ -20,9 +20,28 @@ def test_a_number_is_computed_once_to_the_last_bit(tmp_path):
         Kept(tmp_path / "deep" / "file").get("b", refuse)
 
 
+def test_it_keeps_what_json_can_tell(tmp_path, monkeypatch):
+    told = {"flops": 0.1 + 0.2, "tensors": [["weight", [3, 4], math.inf]]}
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(AssertionError):
+        kept("a", refuse)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    assert kept("a", lambda: told) == kept("a", refuse) == told
+
+
+def test_a_digest_of_files_changes_with_what_is_in_them(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    digests = set()
+    for texts in (("ab", "c"), ("a", "bc"), ("c", "ab"), ("ab", "")):
+        one.write_text(texts[0])
+        two.write_text(texts[1])
+        digests.add(sources(one, two))
+    assert len(digests) == 4
+
+
 def many(path, first):
-    kept = Kept(path)
-    return [kept.get(str(number), lambda number=number: number / 7) for number in range(first, 60)]
+    file = Kept(path)
+    return [file.get(str(number), lambda number=number: number / 7) for number in range(first, 60)]
 
 
 def test_processes_share_it(tmp_path):
@@ -30,8 +49,8 @@ def test_processes_share_it(tmp_path):
         found = list(pool.map(partial(many, tmp_path / "file"), [0, 20, 40, 0]))
     assert found == [[number / 7 for number in range(first, 60)] for first in (0, 20, 40, 0)]
     assert many(tmp_path / "file", 0) == found[0]
-    kept = Kept(tmp_path / "file")
-    assert [kept.get(str(number), refuse) for number in range(60)] == found[0]
+    file = Kept(tmp_path / "file")
+    assert [file.get(str(number), refuse) for number in range(60)] == found[0]
 
 
 def test_it_computes_where_nothing_can_be_kept(tmp_path):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -21,6 +22,7 @@ from methods import exchange as exchanges
 from methods.compression import Compressor
 from methods.exchange import Exchange, Plan, Topology
 from methods.fusion import Costs, Fusion, Timeline, timeline
+from testbed.kept import kept, sources
 from testbed.network import simulate
 from testbed.training import models
 from testbed.training.device import Device
@@ -78,17 +80,30 @@ def layers(part: Part, sample: tuple[int, ...] | None = None, norm: bool = True)
     The tensors of one layer are ready together. What has no matrix product or convolution
     (BatchNorm, embeddings) takes no time.
     """
-    with torch.device("meta"):
-        model = models.make(part.name, **part.parameters)
-    shapes = models.gradient_shapes(model, norm)
-    counts = models.flops_by_module(model, sample or models.sample_shape(part.name))
-    flops = sum(forward + backward for forward, backward in counts.values())
-    tensors = []
-    for name in reversed(shapes):
-        # The first of a layer's tensors waits for the layer, the others are there with it.
-        _, backward = counts.pop(name.rpartition(".")[0], (0.0, 0.0))
-        tensors.append(Layer(name, shapes[name], backward / flops))
-    return Layers(part.name, tuple(tensors), flops)
+
+    # Counting imports torch's compiler, which takes a second: in one process, for all to know.
+    def counted() -> tuple[list[tuple[str, tuple[int, ...], float]], float]:
+        with torch.device("meta"):
+            model = models.make(part.name, **part.parameters)
+        shapes = models.gradient_shapes(model, norm)
+        counts = models.flops_by_module(model, sample or models.sample_shape(part.name))
+        flops = sum(forward + backward for forward, backward in counts.values())
+        tensors = []
+        for name in reversed(shapes):
+            # The first of a layer's tensors waits for the layer, the others are there with it.
+            _, backward = counts.pop(name.rpartition(".")[0], (0.0, 0.0))
+            tensors.append((name, shapes[name], backward / flops))
+        return tensors, flops
+
+    tensors, flops = kept(f"{_counting()} {part.model_dump_json()} {sample} {norm}", counted)
+    made = (Layer(name, tuple(shape), backward) for name, shape, backward in tensors)
+    return Layers(part.name, tuple(made), flops)
+
+
+@cache
+def _counting() -> str:
+    """What counted operations depend on besides the model."""
+    return f"{torch.__version__} {sources(Path(__file__), Path(models.__file__))}"
 
 
 def measured_layers(

@@ -132,16 +132,16 @@ class _Session:
             steps=recipe.steps,
             words=recipe.words,
         )
-        self.device: Device = profile(recipe.device)
         part = fitting(recipe.model, dataset)
         model = models.make(part.name, recipe.seed, **part.parameters)
         stood = recipe.stands_for or part
-        original = models.make(stood.name, **stood.parameters)
+        with torch.device("meta"):  # only its shapes matter
+            original = models.make(stood.name, **stood.parameters)
         own = models.count(models.gradient_shapes(model, norm=False))
         self.shrink = own / models.count(models.gradient_shapes(original, norm=False))
         if recipe.compute_s is None:
             image = models.image_shape(stood.parameters, dataset.shape)
-            flops = models.flops_per_sample(original, image)
+            flops = pipeline.layers(stood, image, recipe.norm).flops
             self.compute_s = self.device.compute_s(flops, recipe.batch, stood.name)
         else:
             self.compute_s = recipe.compute_s
@@ -163,6 +163,11 @@ class _Session:
         self.parties = sum(map(len, outermost))
         self._plans: dict[tuple, Plan] = {}
         self.bytes_sent = 0.0
+
+    @functools.cached_property
+    def device(self) -> Device:
+        """Only asked for where it tells a time: ``this_cpu`` takes seconds to measure."""
+        return profile(self.recipe.device)
 
     def _topology(self, link: Link, scale: float) -> Topology:
         if self.recipe.overlap or self.recipe.cluster == "star":
@@ -217,6 +222,7 @@ class _Session:
         return sum(
             self.device.compression_s(codec, nbytes / self.shrink, traffic.calls[codec])
             for codec, nbytes in traffic.coded.items()
+            if codec != "identity"  # which is free on every device
         )
 
     def spend(self, clock: _Clock, members: Sequence[int], traffic: Traffic) -> None:

@@ -53,8 +53,8 @@ def minutes(desk):
     return desk * (48 if SCALE == "paper" else 1)
 
 
-# Methods that share an exchange share what is simulated of it.
-os.environ.setdefault("SLOWLINK_SIMULATED", str(Path("results/simulated.sqlite").absolute()))
+# Methods that share an exchange share what is simulated of it, jobs what is counted of a model.
+os.environ.setdefault("SLOWLINK_KEPT", str(Path("results/kept.sqlite").absolute()))
 
 # Of jobs whose times count, so that nothing runs beside them; no number of smoke counts.
 ALONE = 1 if SCALE == "smoke" else workflow.cores
