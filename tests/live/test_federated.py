@@ -678,6 +678,7 @@ def test_client_that_takes_nothing(make, tmp_path, monkeypatch):
         until((tmp_path / "client 0.txt").read_text, "client 0")
         serving = stack.enter_context(process(settings, tmp_path))
         until(lambda: "client 1 counts as gone" in said.read_text(), "client 1 gone")
+        until(lambda: list(tmp_path.glob("half-*")), "round 8, in which client 0 waits")
         hears.set()
         until(lambda: said.read_text().count("client 1 is here") == 2, "client 1")
         gate.touch()
