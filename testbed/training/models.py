@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
+_drawing = Lock()  # layers draw from torch's global generator, which all threads share
 
 
 def _model(function: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -33,7 +35,7 @@ def make(name: str, seed: int = 0, **parameters) -> nn.Module:
     """
     if name not in MODELS:
         raise ValueError(f"no model {name!r}; there are: {', '.join(sorted(MODELS))}")
-    with torch.random.fork_rng(devices=[]):
+    with _drawing, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name](**parameters)
 

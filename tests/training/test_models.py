@@ -1,5 +1,10 @@
 """Sizes of the models against what GeoMX prints and against arithmetic."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from threading import Barrier, BrokenBarrierError
+
 import pytest
 import torch
 
@@ -63,6 +68,24 @@ def test_same_seed_same_weights_and_the_global_generator_untouched():
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+def test_threads_that_build_at_once_get_the_weights_of_their_seeds(monkeypatch):
+    met = Barrier(2)
+
+    def slow():  # two layers; between them the other thread may draw, if it is let
+        first = torch.nn.Linear(3, 3)
+        with suppress(BrokenBarrierError):
+            met.wait(timeout=1)
+        return torch.nn.Sequential(first, torch.nn.Linear(3, 3))
+
+    monkeypatch.setitem(models.MODELS, "slow", slow)
+    alone = [list(models.make("slow", seed).parameters()) for seed in (5, 6)]
+    met.reset()
+    with ThreadPoolExecutor(2) as pool:
+        beside = [list(m.parameters()) for m in pool.map(partial(models.make, "slow"), (5, 6))]
+    for ours, expected in zip(beside, alone, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
 def test_counted_operations_of_a_known_network():
