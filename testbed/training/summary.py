@@ -61,6 +61,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
             raise ValueError(f"{experiment}: every uncompressed run failed: {broken}")
         target = float(np.mean([final[key] for key in references])) - below_dense
         sent = table[table["metric"] == "bytes_sent"].set_index([*keys, "round"])["value"]
+        sent = sent.sort_index()
         for (case, seed), curve in accuracy.groupby(keys, sort=True):
             curve = curve.sort_values("round")
             base = Row(**{**curve.iloc[0].to_dict(), "round": -1, "time_s": float("nan")})
@@ -75,7 +76,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
             costs = {
                 "rounds_to_target": curve["round"].to_numpy(float),
                 "time_to_target": curve["time_s"].to_numpy() / 3600,
-                "bytes_to_target": sent.loc[case, seed].sort_index().to_numpy(),
+                "bytes_to_target": sent.loc[case, seed].to_numpy(),
             }
             for metric, axis in costs.items():
                 unit = METRICS[metric]
