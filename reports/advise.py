@@ -40,9 +40,6 @@ _ROOT = Path(__file__).parents[1]
 RECIPE = _ROOT / "workflow" / "config" / "matrix.yaml"
 TRAINED = _ROOT / "results" / "desk" / "matrix" / "training"
 
-WINDOW = 3
-"""Evaluations averaged before a curve is held against the target."""
-
 PARTS = {
     "compute_s": "computing",
     "compress_s": "coding",
@@ -122,9 +119,10 @@ def predict(
 
 
 def rounds_to(
-    target: float, curves: pd.DataFrame, within: float = math.inf
+    target: float, curves: pd.DataFrame, window: int, within: float = math.inf
 ) -> dict[str, float | None]:
-    """Rounds until test accuracy is ``target`` %, in the mean over seeds, by trained label.
+    """Rounds until the mean of ``window`` test accuracies is ``target`` %, by trained label; in the
+    mean over seeds.
 
     None where a seed does not arrive ``within`` so many rounds, or before it diverges.
     """
@@ -133,7 +131,7 @@ def rounds_to(
     for (label, _), curve in points.groupby(["case", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
         curve = curve[good].sort_values("round")
-        at = arrival(curve["value"].to_numpy(), target, WINDOW)
+        at = arrival(curve["value"].to_numpy(), target, window)
         rounds = curve["round"].to_numpy()
         found.setdefault(label, []).append(
             None if at is None else float(np.interp(at, np.arange(len(rounds)), rounds))
@@ -393,7 +391,7 @@ def cluster(options: argparse.Namespace, networks: Mapping[str, Any]) -> Cluster
 
 
 def _counted(
-    target: float, within: float, folder: Path, systems: Mapping[str, System]
+    target: float, window: int, within: float, folder: Path, systems: Mapping[str, System]
 ) -> dict[str, float | None]:
     """Rounds to the target by label, of methods whose training is there and holds anywhere."""
     files = sorted(folder.glob("*.parquet"))
@@ -402,7 +400,7 @@ def _counted(
             f"no training results in {folder}, so rounds to {target:g} % are unknown; make them "
             "with: snakemake --cores 2 matrix"
         )
-    by_run = rounds_to(target, read(files), within)
+    by_run = rounds_to(target, read(files), window, within)
     same = lineup.trained_as(systems)
     return {
         label: by_run[same[label]]
@@ -424,7 +422,7 @@ def advice(options: argparse.Namespace, given: Mapping[str, Any]) -> str:
         # Who reached the matrix's target stopped at these rounds; others were trained for longer.
         above = options.target > training["target"]
         within = training["rounds" if above else "most_rounds"]
-        counted = _counted(options.target, within, options.trained, systems)
+        counted = _counted(options.target, training["window"], within, options.trained, systems)
         for label, system in systems.items():
             if not in_lockstep(system.synchronization):
                 reasons[label] = _ELSEWHERE

@@ -80,6 +80,18 @@ function reason(offers, by) {
   );
 }
 
+// By the time of a round, the first may be one that never arrives: then who is first of those that do.
+function arriving(offers, data) {
+  const [first] = offers;
+  const rounds = data.rounds[first.label];
+  if (!rounds?.endsWith("never")) return "";
+  const told = ` In training ${rounds === "never" ? "it never" : rounds} reached the target`;
+  const other = offers.find(({ label }) => label in data.to_target);
+  return other
+    ? `${told}; of methods that do with every seed, ${other.label} is first, at ${seconds(other.round)} a round.`
+    : `${told}.`;
+}
+
 function cell(row, text, tag = "td") {
   const made = document.createElement(tag);
   made.textContent = text;
@@ -116,7 +128,7 @@ function start() {
       return;
     }
     const { offers, missing: without } = ranked(data, asked);
-    said.textContent = offers.length ? reason(offers, asked.by) : "No method can run there.";
+    said.textContent = offers.length ? reason(offers, asked.by) + arriving(offers, data) : "No method can run there.";
     for (const offer of offers) {
       const row = body.insertRow();
       cell(row, offer.rank);
@@ -139,5 +151,5 @@ function start() {
   answer();
 }
 
-if (typeof document === "undefined") module.exports = { ranked, reason };
+if (typeof document === "undefined") module.exports = { ranked, reason, arriving };
 else start();

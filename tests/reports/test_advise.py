@@ -17,7 +17,6 @@ from testbed import lineup, results
 from testbed.matrix import Round
 from testbed.results import Row
 from workflow.advice import BENT, refined
-from workflow.experiments import matrix as experiment
 
 SCRIPT = Path(advise.__file__).parent / "assets" / "advise.js"
 
@@ -77,21 +76,20 @@ def curve(label, seed, values, status="ok"):
 def test_rounds_are_counted_on_curves_of_all_seeds():
     rows = curve("a", 1, [0.0, 100.0, 100.0, 100.0, 100.0]) + curve("b", 1, [0.0, 99.0, 99.0, 99.0])
     rows += curve("a", 2, [100.0] * 5) + curve("b", 2, [0.0] * 4)
-    found = advise.rounds_to(90.0, results.frame(rows))
+    found = advise.rounds_to(90.0, results.frame(rows), 3)
     assert found["b"] is None  # one seed never arrives
     assert 0 < found["a"] <= 20
 
 
 def test_only_rounds_that_count_do_and_what_diverges_later_has_arrived():
-    assert advise.WINDOW == experiment.WINDOW
     rows = curve("late", 1, [0.0] * 10 + [100.0] * 5)
-    assert advise.rounds_to(90.0, results.frame(rows))["late"] > 100
-    assert advise.rounds_to(90.0, results.frame(rows), within=100)["late"] is None
+    assert advise.rounds_to(90.0, results.frame(rows), 3)["late"] > 100
+    assert advise.rounds_to(90.0, results.frame(rows), 3, within=100)["late"] is None
     broken = dict(value=math.nan, status="failed", reason="loss is nan", round=60)
     for label, values in (("after", [100.0] * 5), ("before", [0.0] * 5)):
         made = curve(label, 1, values)
         rows += [*made, made[-1].model_copy(update=broken)]
-    found = advise.rounds_to(90.0, results.frame(rows))
+    found = advise.rounds_to(90.0, results.frame(rows), 3)
     assert found["after"] is not None and found["before"] is None
 
 
@@ -264,15 +262,18 @@ def test_the_form_ranks_as_the_command_does(tmp_path):
         for rate in (10e6, 33e6, 155e6, 2e9, 40e9)
     ]
     code = (
-        f"const {{ ranked, reason }} = require({json.dumps(str(SCRIPT))});"
+        f"const {{ ranked, reason, arriving }} = require({json.dumps(str(SCRIPT))});"
         f"const data = {json.dumps(data)}; const asked = {json.dumps(questions)};"
         "console.log(JSON.stringify(asked.map((q) => {"
         "  const made = ranked(data, q);"
-        "  return [made.offers, made.missing, reason(made.offers, q.by)]; })))"
+        "  const said = [reason(made.offers, q.by), arriving(made.offers, data)];"
+        "  return [made.offers, made.missing, ...said]; })))"
     )
     (tmp_path / "ask.js").write_text(code)
     done = subprocess.run(["node", tmp_path / "ask.js"], capture_output=True, text=True, check=True)
-    for question, (offers, missing, why) in zip(questions, json.loads(done.stdout), strict=True):
+    answers = json.loads(done.stdout)
+    assert len({bool(late) for *_, late in answers}) == 2  # both are asked below
+    for question, (offers, missing, why, late) in zip(questions, answers, strict=True):
         here = {
             label: between({b: time(b) for b in BANDWIDTHS}, question["rate"])
             for (label, kind, workers), time in timed.items()
@@ -298,6 +299,12 @@ def test_the_form_ranks_as_the_command_does(tmp_path):
         assert [(rank, o.label) for rank, o in mine] == [(o["rank"], o["label"]) for o in offers]
         assert why.startswith(offers[0]["label"])
         assert ("to the target" in why) == to_target
+        if offers[0]["label"] == "c":
+            arrives = next(offer["label"] for offer in offers if offer["label"] in rounds)
+            assert late.startswith(" In training 1 of 3 seeds never reached the target")
+            assert f"{arrives} is first" in late
+        else:
+            assert late == ""
         if question["kind"] == "flat":
             assert missing == [["c", "no </script> sites"]]
         else:

@@ -8,7 +8,7 @@ import pytest
 from testbed.results import Row
 from workflow.experiments.matrix import arrivals, until_target
 
-TARGET, ROUNDS = 90.0, 40
+TARGET, ROUNDS, WINDOW = 90.0, 40, 3
 POINT = Row(
     paper="matrix",
     experiment="training",
@@ -47,7 +47,7 @@ def rounds_of(rows):
 def test_a_run_ends_when_it_has_arrived_but_not_before_the_rounds_that_are_compared(
     accuracies, last
 ):
-    rows = list(until_target(run(*accuracies), TARGET, ROUNDS))
+    rows = list(until_target(run(*accuracies), TARGET, ROUNDS, WINDOW))
     assert rounds_of(rows) == list(range(0, last + 1, 10))
     assert {row.metric for row in rows} == {"test_accuracy", "bytes_sent"}
     assert rows[-1].metric == "bytes_sent"
@@ -58,14 +58,14 @@ def test_nothing_is_trained_beyond_the_end():
         yield from itertools.islice(run(*[99] * 6), 2 * 5)  # two rows for each of rounds 0 to 40
         raise AssertionError("trained on")
 
-    assert rounds_of(until_target(endless(), TARGET, ROUNDS)) == [0, 10, 20, 30, 40]
+    assert rounds_of(until_target(endless(), TARGET, ROUNDS, WINDOW)) == [0, 10, 20, 30, 40]
 
 
 def test_a_run_that_breaks_is_kept():
     update = dict(value=math.nan, status="failed", reason="test loss is nan; lower lr")
     broken = POINT.model_copy(update=update)
-    assert list(until_target([broken], TARGET, ROUNDS)) == [broken]
-    told = list(arrivals([broken], TARGET, ROUNDS))
+    assert list(until_target([broken], TARGET, ROUNDS, WINDOW)) == [broken]
+    told = list(arrivals([broken], TARGET, ROUNDS, WINDOW))
     assert {(row.metric, row.status) for row in told} == {
         ("final_accuracy", "failed"),
         ("rounds_to_target", "failed"),
@@ -74,7 +74,7 @@ def test_a_run_that_breaks_is_kept():
 
 def test_accuracies_are_compared_at_the_same_round_and_the_target_counts_later():
     late = [*run(10, 20, 30, 40, 50, 84, 90, 96), *run(10, 60, 90, 93, 96, seed=2)]
-    told = {(row.metric, row.seed): row for row in arrivals(late, TARGET, ROUNDS)}
+    told = {(row.metric, row.seed): row for row in arrivals(late, TARGET, ROUNDS, WINDOW)}
     assert told["final_accuracy", 1].value == pytest.approx((30 + 40 + 50) / 3)
     assert told["final_accuracy", 2].value == pytest.approx((90 + 93 + 96) / 3)
     # Means of three: …, 58, 74.67, 90 at round 70; and 53.3, 81, 93 at round 40.
@@ -83,9 +83,9 @@ def test_accuracies_are_compared_at_the_same_round_and_the_target_counts_later()
 
 
 def test_rounds_that_come_several_at_a_time_are_judged_from_the_round_that_is_compared():
-    rows = list(until_target(run(10, 20, 91, 94, 97, 99, every=10.5), TARGET, ROUNDS))
+    rows = list(until_target(run(10, 20, 91, 94, 97, 99, every=10.5), TARGET, ROUNDS, WINDOW))
     assert rounds_of(rows) == [0, 10, 21, 31, 42]
-    told = {row.metric: row for row in arrivals(rows, TARGET, ROUNDS)}
+    told = {row.metric: row for row in arrivals(rows, TARGET, ROUNDS, WINDOW)}
     assert told["final_accuracy"].value == pytest.approx((91 + 94 + 97) / 3)
     assert told["final_accuracy"].round == 42
 
@@ -101,7 +101,8 @@ def test_rounds_that_come_several_at_a_time_are_judged_from_the_round_that_is_co
 def test_what_diverges_keeps_what_it_had_reached(accuracies, final, arrived):
     update = dict(value=math.nan, status="failed", reason="test loss is nan; lower lr")
     rows = [row for row in run(*accuracies) if row.round >= 0]
-    told = {row.metric: row for row in arrivals([*rows, POINT.model_copy(update=update)], 90, 40)}
+    rows.append(POINT.model_copy(update=update))
+    told = {row.metric: row for row in arrivals(rows, 90, 40, WINDOW)}
     accuracy = told["final_accuracy"]
     assert (accuracy.value if accuracy.status == "ok" else None) == final
     assert told["rounds_to_target"].status == arrived
@@ -109,5 +110,5 @@ def test_what_diverges_keeps_what_it_had_reached(accuracies, final, arrived):
 
 
 def test_what_never_arrives_says_after_how_many_rounds():
-    (_, _, never) = arrivals(list(run(10, 20, 30)), TARGET, ROUNDS)
+    (_, _, never) = arrivals(list(run(10, 20, 30)), TARGET, ROUNDS, WINDOW)
     assert never.status == "failed" and never.reason == "never reached 90 % within 20 rounds"

@@ -19,9 +19,6 @@ from workflow.recipes.matrix import Matrix
 
 Say = Callable[[str], None]
 
-WINDOW = 3
-"""Evaluations averaged for a final accuracy, and before a curve is held against the target."""
-
 PARTS = {
     "round_time": ("round_s", "s"),
     "compute_time": ("compute_s", "s"),
@@ -92,7 +89,7 @@ def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iter
         curve = list(train(run, say, load))
         (final,) = (
             row
-            for row in arrivals(curve, how.target, how.tuning_rounds)
+            for row in arrivals(curve, how.target, how.tuning_rounds, how.window)
             if row.metric == "final_accuracy"
         )
         tried[lr] = final.value if final.status == "ok" else -math.inf
@@ -102,14 +99,14 @@ def training(recipe: Matrix, label: str, scale: Scale, say: Say = print) -> Iter
     curves: list[Row] = []
     for seed in how.seeds:
         run = recipe.run(label, best, seed, how.most_rounds, scale, "training")
-        curves += until_target(train(run, say, load), how.target, how.rounds)
+        curves += until_target(train(run, say, load), how.target, how.rounds, how.window)
     yield from curves
     chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
     yield _summary(curves[0], **chosen, status="ok", reason="")
-    yield from arrivals(curves, how.target, how.rounds)
+    yield from arrivals(curves, how.target, how.rounds, how.window)
 
 
-def until_target(run: Iterable[Row], target: float, rounds: int) -> Iterator[Row]:
+def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
     """The evaluations of ``run`` until it has had ``rounds`` and reached the target (%)."""
     seen: list[float] = []
     for row in run:
@@ -120,11 +117,11 @@ def until_target(run: Iterable[Row], target: float, rounds: int) -> Iterator[Row
             seen.append(row.value)
         # The last row of an evaluation: nothing more is trained.
         enough = row.metric == "bytes_sent" and row.round >= rounds
-        if enough and arrival(np.array(seen), target, WINDOW) is not None:
+        if enough and arrival(np.array(seen), target, window) is not None:
             return
 
 
-def arrivals(curves: Sequence[Row], target: float, rounds: int) -> Iterator[Row]:
+def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
     """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed.
 
     A policy whose rounds come several at a time is judged at its first evaluation from ``rounds``
@@ -144,13 +141,13 @@ def arrivals(curves: Sequence[Row], target: float, rounds: int) -> Iterator[Row]
         if judged is None:
             yield _summary(broken, metric="final_accuracy", unit="%")
         else:
-            value = float(values[: judged + 1][-WINDOW:].mean())
+            value = float(values[: judged + 1][-window:].mean())
             done = dict(metric="final_accuracy", value=value, unit="%", round=points[judged].round)
             yield _summary(points[judged], **done)
             goal = dict(metric="target_accuracy", value=target, unit="%", evidence="computed")
             yield _summary(points[judged], **goal)
         done = dict(metric="rounds_to_target", unit="rounds")
-        at = arrival(values, target, WINDOW) if points else None
+        at = arrival(values, target, window) if points else None
         if at is not None:
             at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
             yield _summary(points[-1], **done, value=float(at_round))

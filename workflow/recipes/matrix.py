@@ -37,7 +37,8 @@ class Training(Strict):
 
     ``grid``: learning rates, tried for ``tuning_rounds`` with ``tuning_seed``; the best one trains
     with every seed for ``rounds``, where accuracies are compared; what has not reached ``target``
-    (%) by then goes on, for ``most_rounds`` at most. ``bandwidth`` (bit/s), ``speeds``: where
+    (%) by then goes on, for ``most_rounds`` at most. ``window``: evaluations whose mean is the
+    final accuracy, and is held against the target. ``bandwidth`` (bit/s), ``speeds``: where
     policies that look at the clock are trained, on a flat cluster.
     """
 
@@ -55,6 +56,7 @@ class Training(Strict):
     limit: PositiveInt | None
     seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
     target: PositiveFloat
+    window: PositiveInt
     tuning_seed: int
     bandwidth: PositiveFloat
     speeds: str
