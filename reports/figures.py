@@ -8,7 +8,6 @@ over seeds (Student's t); a line without a band has fewer than three seeds.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from reports.book import number
 from reports.claims import Claim
@@ -130,9 +129,12 @@ def log_axis(ax: Axes, label: str) -> None:
 
 
 def log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Round numbers on a logarithmic axis: 1, 2, 5 within two decades, else powers of ten."""
-    decades = math.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,)))
+    """Round numbers on a logarithmic axis: even steps within a factor of five, where only one of
+    1, 2, 5 may fit; these within two decades; else powers of ten."""
+    if high < 5 * low:
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 160 * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
 

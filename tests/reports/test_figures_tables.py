@@ -23,6 +23,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = [(paper, name) for paper in papers.names() for name in papers.load(paper).FIGURES]
 
 
+@pytest.mark.parametrize("low", [0.013, 0.97, 2.1, 51, 600])
+@pytest.mark.parametrize("factor", [1.03, 1.5, 3, 4.9, 5.1, 20, 150, 2000])
+def test_logarithmic_axes_name_at_least_two_places(low, factor):
+    ax = Figure().subplots()
+    ax.set_xscale("log")
+    ax.set_xlim(low, factor * low)
+    figures.log_axis(ax, "x")
+    shown = [at for at in ax.xaxis.get_majorticklocs() if low <= at <= factor * low]
+    names = {label for label in ax.xaxis.get_major_formatter().format_ticks(shown) if label}
+    assert 2 <= len(names) == len(shown) <= 10
+
+
 @pytest.fixture(scope="module")
 def judged(geomx_claims, desk_results):
     return detail(geomx_claims, desk_results, geomx_results.RECIPE, "desk", {})
