@@ -728,7 +728,9 @@ PAGE = (
         "table",
         "cannot_run",
         "Cells that cannot run",
-        "Counted by reason, over models, bandwidths, cluster sizes and speeds.",
+        "Counted by reason, over models, bandwidths, cluster sizes and speeds. Pairs that can run "
+        "nowhere are not among the methods: RAT and the ring only sum, so that they cannot carry "
+        "a codec whose payloads are gathered, such as EFSignSGD.",
         "",
         "cannot_run",
     ),
