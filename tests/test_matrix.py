@@ -144,6 +144,7 @@ def test_a_policy_that_meets_in_lockstep_takes_computing_and_both_ways(uneven):
     [
         (method("hips", "identity", "bisparse"), flat(), 512, "no sites"),
         (method("ring", "dgc"), flat(), 512, "cannot carry dgc"),
+        (method("rat", "ef_sign_sgd"), flat(), 512, "cannot carry ef_sign_sgd"),
         (method("ring", "identity", "fp16"), flat(), 512, "has 1 level"),
         (method("hips", "power_sgd", "identity"), sites(), 512, "needs several rounds"),
         (method(), flat(), 4, "8 workers share only 4 samples"),
