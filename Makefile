@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env reproduce reproduce-ray record-links test lint clean
+.PHONY: help env reproduce front reproduce-ray record-links test lint clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -22,6 +22,9 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
 	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
 
+front: reproduce  ## the picture and the table at the head of the README, from a whole run
+	$(BIN)/python -m workflow.front results/$(SCALE)
+
 reproduce-ray: $(VENV)/.installed-extras  ## the policies on real workers, Ray actors; installs extras
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
 
@@ -29,11 +32,11 @@ $(VENV)/.installed-extras: $(VENV)/.installed
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[ray,browser]'
 	touch $@
 
-LINKS := results/paper/geomx/links/emulated.parquet
+LINKS := results/paper/geomx/emulated.parquet
 RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
-	$(BIN)/python -c 'from workflow.experiments._links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
+	$(BIN)/python -c 'from workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
 
 lint: env  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .

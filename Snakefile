@@ -6,23 +6,16 @@
 #   snakemake -n costs --config scale=paper   what a scale is estimated to cost
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
-include: "workflow/rules/training.smk"
-include: "workflow/rules/geomx.smk"
-include: "workflow/rules/rat.smk"
-include: "workflow/rules/sketch_fusion.smk"
-include: "workflow/rules/lpsp.smk"
-include: "workflow/rules/dds.smk"
-include: "workflow/rules/matrix.smk"
-include: "workflow/rules/advice.smk"
+include: "workflow/rules/experiment.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/costs.smk"
 
 
 # On a cluster, downloads and what only reads results run where Snakemake does.
 localrules:
     dataset,
-    summary,
-    csv,
-    svg,
+    figure,
+    table,
     verdicts,
     html,
     costs,

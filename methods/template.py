@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload
+from methods.compression import Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import packing
 
 
@@ -32,6 +32,11 @@ class BlockMean(Compressor):
     # "sum" where bodies of one dtype add value by value, "merge" with a merge() of your own, or
     # "gather" where everyone needs everyone's payload.
     combine: ClassVar[Combine] = "sum"
+
+    # What coding does to memory, as ``python -m testbed.measuring <name>`` prints it: devices price
+    # that, and a test holds it against the clock.
+    encode_work: ClassVar[Work] = Work(passes=15, kernels=7)
+    decode_work: ClassVar[Work] = Work(passes=8, kernels=6)
 
     block: int = 4  # parameters are fields with defaults; recipes set them by name
 

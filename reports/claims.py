@@ -1,16 +1,24 @@
-"""What a document prints, as data: ``data/claims/<paper>.yaml``, read and checked.
+"""What a document prints, as data: its ``claims.yaml``, read and checked.
 
 A claim holds no verdict. It says what is printed and where, how the same quantity is found in the
-results (a lookup, or an expression over other claims), and what else of the document it must agree
-with. See ``Claim`` for the fields.
+results (a path, or an expression over paths and other claims), and what else of the document it
+must agree with. See ``Claim`` for the fields, ``reports.grids`` for entries that stand for several.
+
+A path names result rows by their coordinates: ``figure7/Ring/2/0.01/slowdown`` is an experiment,
+values of its axes in the order in which the file declares them (``axes: {figure7: [method, k,
+d]}``), and a metric. An axis that is left out at the end matches anything, and so does a coordinate
+that is none of the axes; ``variant=balanced`` as a step names a coordinate itself. A coordinate is
+a field of a result row or a key of its ``at``. In expressions ``{figure7/Ring/2/0.01/slowdown}`` is
+what we have there, and ``{GEO-T2-M1-h}`` what another claim of the file is about.
 """
 
 from __future__ import annotations
 
 import ast
-import fnmatch
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -19,12 +27,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
-from reports import expressions
+from reports import expressions, grids
 from testbed.results import Scale
 
 Kind = Literal["value", "ordering", "derived", "param", "algorithm", "formula"]
@@ -47,11 +54,34 @@ Quantity = Literal[
     "at_most",
 ]
 Expression = Annotated[str, AfterValidator(expressions.check)]
+Otherwise = Annotated[
+    dict[str, str],
+    Field(max_length=1),
+    BeforeValidator(
+        lambda value: {"variant": value} if isinstance(value, str) and value else value or {}
+    ),
+]
+"""What other values of a coordinate are to a claim; words alone are about the variant."""
 Several = BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)
 """One entry may be written without the brackets of a list."""
 Reason = Annotated[str, Field(min_length=10)]
 
-NOT_RUN = "not_run.yaml"
+Coordinate = float | str
+Axes = Mapping[str, tuple[str, ...]]
+"""By experiment, the coordinates that the steps of a path are."""
+
+NO_COORDINATES = {"document", "case", "at", "seed", "scale", "value", "unit", "round", "time_s"}
+NO_COORDINATES |= {"status", "reason"}
+"""Fields of a row that tell no place in a document: what is looked up, or what it is called."""
+
+
+def coordinate(value: Any) -> Coordinate:
+    """A coordinate as it is compared: numbers as numbers, however they are written, up to
+    rounding."""
+    try:
+        return float(f"{float(value):.12g}")
+    except (TypeError, ValueError):
+        return str(value)
 
 
 class _Data(BaseModel):
@@ -59,37 +89,97 @@ class _Data(BaseModel):
 
 
 class Lookup(_Data):
-    """Which result rows hold a quantity; ``None`` matches anything, ``times`` converts units."""
+    """Which result rows hold a quantity: those with these coordinates (``where``).
+
+    ``times`` converts units. Made from a mapping, any other key is a coordinate.
+    """
 
     experiment: str
     metric: str
-    case: str | None = None
-    model: str | None = None
-    variant: str | None = None
+    where: tuple[tuple[str, Coordinate], ...] = ()
     times: float = 1.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _coordinates(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        where = dict(data.get("where", ()))
+        where |= {key: value for key, value in data.items() if key not in cls.model_fields}
+        if wrong := sorted(where.keys() & NO_COORDINATES):
+            raise ValueError(f"{', '.join(wrong)}: no coordinate")
+        own = {key: value for key, value in data.items() if key in cls.model_fields}
+        return own | {"where": tuple((key, coordinate(one)) for key, one in where.items())}
+
+    @classmethod
+    def of(cls, path: str, axes: Axes) -> Lookup:
+        """The rows that a path names.
+
+        Raises
+        ------
+        ValueError
+            It has no metric, or more steps than the experiment has axes.
+        """
+        return _looked_up(path, tuple(axes.get(path.split("/")[0], ())))
+
+    def get(self, key: str) -> Coordinate | None:
+        """The value of one coordinate, None where any will do."""
+        return dict(self.where).get(key)
+
+    def having(self, **other: Coordinate) -> Lookup:
+        """The same with other coordinates."""
+        where = dict(self.where) | other
+        return self.model_copy(update={"where": tuple(where.items())})
+
+    def without(self, key: str) -> Lookup:
+        """The same wherever one coordinate is."""
+        where = tuple(one for one in self.where if one[0] != key)
+        return self.model_copy(update={"where": where})
+
     def __str__(self) -> str:
-        keys = self.model_dump(exclude_none=True, exclude={"times"})
-        return ", ".join(f"{key}={value}" for key, value in keys.items())
+        places = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+                  for key, value in self.where]  # fmt: skip
+        return "/".join([self.experiment, *places, self.metric])
 
 
-class Partly(_Data):
-    """A claim that a scale runs in part: what may be ``missing``, as ``experiment: case`` with
-    ``*`` for anything. Anything else of it that is not there is an error."""
+@functools.cache
+def _looked_up(path: str, axes: tuple[str, ...]) -> Lookup:
+    experiment, *steps = path.split("/")
+    if not steps or not all(steps):
+        raise ValueError(f"{path!r} is no path: experiment/…/metric")
+    *places, metric = steps
+    named = dict(step.split("=", 1) for step in places if "=" in step)
+    by_axis = [step for step in places if "=" not in step]
+    open_axes = [axis for axis in axes if axis not in named]
+    if len(by_axis) > len(open_axes):
+        raise ValueError(f"{path!r}: axes of {experiment} are {', '.join(axes) or 'not declared'}")
+    found = dict(zip(open_axes, by_axis, strict=False)) | named
+    return Lookup(experiment=experiment, metric=metric, **found)
 
+
+class NotRun(_Data):
+    """Claims that scales do not run, or run in part, with the reason.
+
+    ``missing`` says of which coordinates results may not be there (``{experiment: mnist, workers:
+    [8, 16]}``), without it any may be missing. What is missing else is an error.
+    """
+
+    claims: Annotated[tuple[str, ...], Field(min_length=1)]
+    scales: Annotated[tuple[Scale, ...], Field(min_length=1)]
     reason: Reason
-    missing: Annotated[
-        tuple[str, ...],
-        Field(min_length=1),
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    ]
+    missing: tuple[dict[str, Coordinate | tuple[Coordinate, ...]], ...] = ()
 
     def covers(self, lookup: Lookup) -> bool:
-        place = f"{lookup.experiment}: {lookup.case or ''}"
-        return any(fnmatch.fnmatchcase(place, pattern) for pattern in self.missing)
+        """Whether results of ``lookup`` may be missing."""
+        place = {"experiment": lookup.experiment, "metric": lookup.metric} | dict(lookup.where)
+        return not self.missing or any(
+            all(place.get(key) in _several(value) for key, value in one.items())
+            for one in self.missing
+        )
 
 
-NotRun = dict[str, Reason | Partly]
+def _several(value: Coordinate | tuple[Coordinate, ...]) -> list[Coordinate]:
+    return [coordinate(one) for one in (value if isinstance(value, tuple) else (value,))]
 
 
 class Other(_Data):
@@ -166,13 +256,13 @@ class Claim(_Data):
     ----------
     printed: the number with its digits as printed (values), else the statement in short.
     model: the model the document used, as results name it; other models are stand-ins.
-    ours: rows that hold our counterpart. lookups: named rows for this claim's expressions.
+    ours: rows that hold our counterpart, as a path or as the fields of ``Lookup``.
     bound: the least value physics allows. part_of: the whole that this number is a part of.
     value, order, against, beside: a single part written in place; parts: several. What a
         statement is held ``against`` must agree with it; what stands ``beside`` is only shown,
         the document's numbers or ours.
     otherwise: what other variants of the same rows are to this claim, which are told with its
-        verdict; empty if they are no counterpart.
+        verdict; ``{shape: in other shapes}`` if another coordinate varies, empty if nothing does.
     headline: the claim in plain words, where it is one of the document's main ones.
     calibrates: what of our set-up was chosen from this number, which therefore proves nothing.
     tie: the share by which simulated values of an order must differ to count as ordered.
@@ -183,6 +273,8 @@ class Claim(_Data):
     cited: whom the document quotes for a number that nothing in it is computed from.
     implemented_by: files. proved_by: pytest node ids. inferred: the formula is lost, and what is
         implemented is inferred from the words around it.
+    row, column: its place in a printed table. document, axes, not_run: of the file; ``not_run`` has
+        what the claim lacks by scale.
     """
 
     id: str
@@ -195,7 +287,6 @@ class Claim(_Data):
     quantity: Quantity | None = None
     model: str = ""
     ours: Lookup | None = None
-    lookups: dict[str, Lookup] = {}
     bound: Expression | None = None
     part_of: Expression | None = None
     value: Expression | None = None
@@ -203,7 +294,7 @@ class Claim(_Data):
     against: tuple[Other, ...] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
     parts: tuple[Part, ...] = ()
-    otherwise: str = "modelled otherwise"
+    otherwise: Otherwise = {"variant": "modelled otherwise"}
     headline: str = ""
     calibrates: str = ""
     tie: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -215,7 +306,18 @@ class Claim(_Data):
     proved_by: tuple[str, ...] = ()
     inferred: bool = False
     note: str = ""
-    paper: str = ""
+    row: str = ""
+    column: str = ""
+    document: str = ""
+    axes: dict[str, tuple[str, ...]] = Field(default={}, repr=False)
+    not_run: dict[Scale, NotRun] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(data.get("ours"), str):
+            return {**data, "ours": Lookup.of(data["ours"], data.get("axes", {}))}
+        return data
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -236,6 +338,7 @@ class Claim(_Data):
                 expressions.printed(self.printed)
         elif not (self.implemented_by and self.proved_by):
             raise ValueError(f"an {self.kind} needs implemented_by and proved_by")
+        self.lookups()
         return self
 
     def statements(self) -> tuple[Part, ...]:
@@ -247,24 +350,56 @@ class Claim(_Data):
         fields = Part.model_fields.keys() & Claim.model_fields.keys()
         return (Part(**{name: getattr(self, name) for name in fields}),)
 
-    def expressions(self) -> list[str]:
-        """Every expression of this claim."""
+    def lookup(self, name: str) -> Lookup | None:
+        """The rows that a name in an expression stands for; None if it is another claim's id."""
+        return Lookup.of(name, self.axes) if "/" in name else None
+
+    def names(self) -> list[str]:
+        """The names in its expressions, each once."""
+        every = (name for text in self.expressions() for name in expressions.names(text))
+        return list(dict.fromkeys(every))
+
+    def lookups(self) -> list[Lookup]:
+        """What its expressions look up by a path."""
+        return [lookup for name in self.names() if (lookup := self.lookup(name))]
+
+    def experiments(self, others: Mapping[str, Claim] | None = None) -> set[str]:
+        """The experiments whose rows it is judged by; ``others``: by id, those it refers to.
+        Of what it is part of, and of what stands beside it, the printed numbers are enough."""
+        texts = self.expressions(needed=True)
+        names = dict.fromkeys(name for text in texts for name in expressions.names(text))
+        found = [self.ours, *self.lookups()]
+        found += [other.ours for name in names if (other := (others or {}).get(name))]
+        return {lookup.experiment for lookup in found if lookup}
+
+    def expressions(self, needed: bool = False) -> list[str]:
+        """Every expression of this claim, or those for which results of others are needed."""
         holders: list[Claim | Part] = [self]
         if self.kind in ("ordering", "derived"):
             holders += self.parts
-        texts = [self.bound, self.part_of]
+        texts = [self.bound] if needed else [self.bound, self.part_of]
         for one in holders:
-            for statement in (one, *one.against, *one.beside):
+            for statement in (one, *one.against, *(() if needed else one.beside)):
                 texts += [statement.value, *statement.order]
             texts += one.largest if isinstance(one, Part) else ()
         return [text for text in texts if text]
 
 
-class _File(_Data):
-    paper: str
+class About(_Data):
+    """The head of a claims file: the document, the ``label`` that pages call it by, and the main
+    claim that is the most ``striking``, by its id."""
+
+    document: str
+    label: str
+    striking: str = ""
     title: str
     citation: str
+
+
+class _File(About):
+    axes: dict[str, tuple[str, ...]] = {}
     claims: tuple[Claim, ...]
+    not_run: tuple[NotRun, ...] = ()
 
 
 def load(path: str | Path, root: str | Path | None = None) -> list[Claim]:
@@ -282,76 +417,61 @@ def load(path: str | Path, root: str | Path | None = None) -> list[Claim]:
         claims that are not there, expressions that are not arithmetic, missing files or tests.
     """
     path = Path(path)
-    data = _validated(path, TypeAdapter(_File))
-    claims = [_own(claim, data.paper) for claim in data.claims]
-    problems = _reference_problems(claims)
+    file = _validated(path, _expanded(path, _raw(path)))
+    problems = [*_reference_problems(file.claims), *_not_run_problems(file)]
+    if file.striking and not any(c.id == file.striking and c.headline for c in file.claims):
+        problems.append(f"striking: {file.striking!r} is no claim with a headline")
     if root is not None:
-        problems += _proof_problems(claims, Path(root))
+        problems += _proof_problems(file.claims, Path(root))
     if problems:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems))
-    return claims
+    return [_lacking(claim, file.not_run) for claim in file.claims]
 
 
-def _own(claim: Claim, paper: str) -> Claim:
-    """A claim of a paper with the lookups that it uses; anchors bring those of others, too."""
-    used = {name for text in claim.expressions() for name in expressions.names(text)}
-    lookups = {name: lookup for name, lookup in claim.lookups.items() if name in used}
-    return claim.model_copy(update={"paper": paper, "lookups": lookups})
+def about(path: str | Path) -> About:
+    """What document a claims file is about."""
+    raw = _raw(Path(path))
+    return About(**{name: raw[name] for name in About.model_fields if name in raw})
 
 
-def load_all(folder: str | Path) -> list[Claim]:
-    """The claims of every document in a folder, for what concerns all of them.
-
-    Raises
-    ------
-    ValueError
-        As ``load``; or two documents share an id.
-    """
-    files = sorted(set(Path(folder).glob("*.yaml")) - {Path(folder) / NOT_RUN})
-    every = [claim for path in files for claim in load(path)]
-    papers = {claim.id: claim.paper for claim in every}
-    if shared := sorted(claim.id for claim in every if papers[claim.id] != claim.paper):
-        raise ValueError(f"{folder}: ids of two documents: {', '.join(shared)}")
-    return every
+def _lacking(claim: Claim, entries: Iterable[NotRun]) -> Claim:
+    """A claim with what the file says of it under ``not_run``."""
+    mine = {scale: one for one in entries if claim.id in one.claims for scale in one.scales}
+    return claim.model_copy(update={"not_run": mine})
 
 
-def about(path: str | Path) -> dict[str, str]:
-    """Title and citation of the document that a claims file is about."""
-    data = _validated(Path(path), TypeAdapter(_File))
-    return {"paper": data.paper, "title": data.title, "citation": data.citation}
-
-
-def load_not_run(path: str | Path, claims: list[Claim]) -> dict[str, NotRun]:
-    """Read the committed list of claims not run: scale -> {id: reason}, every scale present.
-
-    It covers all documents: ``claims`` are those of ``load_all``.
-
-    Raises
-    ------
-    ValueError
-        No such claim, or nothing of it is as an entry says it may be missing.
-    """
-    path = Path(path)
-    listed = _validated(path, TypeAdapter(dict[Scale, NotRun]))
-    known = {claim.id: claim for claim in claims}
-    for scale, entries in listed.items():
-        if unknown := sorted(set(entries) - set(known)):
-            raise ValueError(f"{path}: {scale}: no claims with ids {', '.join(unknown)}")
-        for name, entry in entries.items():
-            for pattern in entry.missing if isinstance(entry, Partly) else ():
-                one = entry.model_copy(update={"missing": (pattern,)})
-                if not any(map(one.covers, known[name].lookups.values())):
-                    raise ValueError(f"{path}: {scale}: {name}: no lookup is {pattern!r}")
-    return {scale: listed.get(scale, {}) for scale in get_args(Scale)}
-
-
-def _validated(path: Path, adapter: TypeAdapter) -> Any:
+def _raw(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("claims"), list):
+        raise ValueError(f"{path}: a claims file is a mapping with a list of claims")
+    return raw
+
+
+def _expanded(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """The file with its grids written out, and in every claim what it takes from the head."""
+    head = {"document": raw.get("document", ""), "axes": raw.get("axes", {})}
+    fields, claims = Claim.model_fields.keys() - head.keys(), []
+    for entry in raw["claims"]:
+        if not isinstance(entry, dict):
+            claims.append(entry)
+            continue
+        try:
+            for one in grids.expanded(entry, fields):
+                if parts := one.get("parts"):
+                    every = (grids.expanded(part, Part.model_fields) for part in parts)
+                    one["parts"] = [part for several in every for part in several]
+                claims.append(one | head)
+        except ValueError as error:
+            raise ValueError(f"{path}: {entry.get('id')}: {error}") from error
+    return raw | {"claims": claims}
+
+
+def _validated(path: Path, raw: dict[str, Any]) -> _File:
     try:
-        return adapter.validate_python(raw)
+        return _File.model_validate(raw)
     except ValidationError as error:
         problems = (_problem(raw, one) for one in error.errors())
         raise ValueError("\n".join(f"{path}: {problem}" for problem in problems)) from error
@@ -368,24 +488,36 @@ def _problem(raw: Any, error: dict[str, Any]) -> str:
     return f"{': '.join(place[:1])}: {'.'.join(place[1:]) or 'entry'}: {message}"
 
 
-def _reference_problems(claims: list[Claim]) -> list[str]:
+def _reference_problems(claims: Iterable[Claim]) -> list[str]:
     ids = [claim.id for claim in claims]
     problems = [
         f"{name}: id: appears twice" for name in sorted({n for n in ids if ids.count(n) > 1})
     ]
     with_value = {claim.id for claim in claims if claim.kind == "value" or claim.ours}
-    for claim in claims:
-        for text in claim.expressions():
-            for name in expressions.names(text):
-                if name not in with_value and name not in claim.lookups:
-                    problems.append(
-                        f"{claim.id}: {text!r}: {name!r} is neither a value of this file nor a "
-                        "lookup of this claim"
-                    )
-    return problems
+    return problems + [
+        f"{claim.id}: {name!r} is neither a value of this file nor a path"
+        for claim in claims
+        for name in claim.names()
+        if name not in with_value and not claim.lookup(name)
+    ]
 
 
-def _proof_problems(claims: list[Claim], root: Path) -> list[str]:
+def _not_run_problems(file: _File) -> Iterator[str]:
+    known = {claim.id: claim for claim in file.claims}
+    for entry in file.not_run:
+        for name in entry.claims:
+            if name not in known:
+                yield f"not_run: no claim has the id {name}"
+                continue
+            claim = known[name]
+            looked_up = [*claim.lookups(), *([claim.ours] if claim.ours else [])]
+            for one in entry.missing:
+                single = entry.model_copy(update={"missing": (one,)})
+                if not any(map(single.covers, looked_up)):
+                    yield f"not_run: {name} looks nothing up at {one}"
+
+
+def _proof_problems(claims: Iterable[Claim], root: Path) -> list[str]:
     problems = []
     for claim in claims:
         for name in claim.implemented_by:

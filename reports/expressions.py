@@ -1,4 +1,9 @@
-"""Arithmetic over claims: ``{GEO-T2-M1-h} * 3600 / {GEO-T2-M1-rounds}``.
+"""Arithmetic over claims and results: ``{GEO-T2-M1-h} * 3600 / {figure6/MXNET/1e9/rounds}``.
+
+What stands in braces is a name; ``reports.claims`` says which names there are. Alternatives in
+parentheses make several names, and an argument of ``min``, ``max``, ``mean`` or ``median`` is
+repeated for each: ``max({t/(a|b)/m} / {t/(c|d)/m})`` is ``max({t/a/m} / {t/c/m}, {t/b/m} /
+{t/d/m})``.
 
 One expression is evaluated twice: over what a document prints (intervals as wide as its rounding)
 and over what was measured (numbers, or one number a seed).
@@ -7,7 +12,9 @@ and over what was measured (numbers, or one number a seed).
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +26,13 @@ import numpy as np
 import pandas as pd
 
 _NAME = re.compile(r"\{([^{}]*)\}")
-_PICKS: dict[str, Callable[..., Any]] = {"min": np.min, "max": np.max, "median": np.median}
+_ALTERNATIVES = re.compile(r"\(([^()|]+(?:\|[^()|]+)+)\)")
+_PICKS: dict[str, Callable[..., Any]] = {
+    "min": np.min,
+    "max": np.max,
+    "mean": np.mean,
+    "median": np.median,
+}
 _OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -103,9 +116,59 @@ def names(text: str) -> list[str]:
 
 
 def check(text: str) -> str:
-    """Return ``text`` when it is an expression, else raise ValueError."""
-    _parse(text)
-    return text
+    """Return ``text`` with its alternatives written out when it is an expression.
+
+    Raises
+    ------
+    ValueError
+        It is none, or its alternatives do not go together.
+    """
+    tree, known = _parse(text)
+    if not any(map(_ALTERNATIVES.search, known.values())):
+        return text
+    spread = ast.unparse(_Spread(known).visit(tree))
+    if _ALTERNATIVES.search("".join(names(spread))):
+        raise ValueError(f"{text!r}: alternatives stand in arguments of {', '.join(_PICKS)}")
+    return spread
+
+
+class _Spread(ast.NodeTransformer):
+    """Writes alternatives out, with names in braces where symbols stood."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(f"{{{self._known[node.id]}}}" if node.id in self._known else node.id)
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.args = [one for argument in node.args for one in _each(argument)]
+        return node
+
+
+def _each(argument: ast.expr) -> list[ast.expr]:
+    """An argument once for every alternative of the names in it, which go in step."""
+    found = [node for node in ast.walk(argument) if isinstance(node, ast.Name)]
+    every = {node.id: _alternatives(node.id) for node in found if _ALTERNATIVES.search(node.id)}
+    numbers = {len(several) for several in every.values()}
+    if len(numbers) > 1:
+        raise ValueError(f"as many alternatives each, not {', '.join(map(str, sorted(numbers)))}")
+    made = []
+    for index in range(*numbers) if numbers else ():
+        one = copy.deepcopy(argument)
+        for node in ast.walk(one):
+            if isinstance(node, ast.Name) and node.id in every:
+                node.id = every[node.id][index]
+        made.append(one)
+    return made or [argument]
+
+
+def _alternatives(text: str) -> list[str]:
+    """``{t/(a|b)/(1|2)}`` as ``{t/a/1}``, ``{t/a/2}``, ``{t/b/1}`` and ``{t/b/2}``."""
+    parts = _ALTERNATIVES.split(text)
+    choices = [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
 
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:
@@ -122,8 +185,8 @@ def _parse(text: str) -> tuple[ast.expr, dict[str, str]]:
         _walk(tree, dict.fromkeys(symbols.values()), dry=True)
     except (SyntaxError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{text!r} is not an expression; write {{ID}}, numbers, + - * / ( ), min(), max() "
-            "and median()"
+            f"{text!r} is not an expression; write {{ID}}, numbers, + - * / ( ), min(), max(), "
+            "mean() and median()"
         ) from error
     return tree, {symbol: name for name, symbol in symbols.items()}
 

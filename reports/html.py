@@ -1,14 +1,13 @@
 """The report: a folder of pages that opens offline, with the figures, tables and rows beside them.
 
-``index.html`` (what held and what did not), ``papers/<name>.html``, ``matrix.html``,
+``index.html`` (what held and what did not), ``documents/<name>.html``, ``matrix.html``,
 ``methods.html`` with ``methods/<room>-<name>.html``, ``advice.html``, ``claims.html`` and
-``data.html``. Pages of what is not there (no matrix among the results, no form for advice) are left
-out. Links to a claim are ``papers/<name>.html#row-<id>``.
+``data.html``. Pages of what is not there (no matrix, no form for advice) are left out. Links to a
+claim are ``documents/<name>.html#row-<id>``.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,62 +26,90 @@ import jinja2
 import pandas as pd
 import yaml
 
-from reports import book, claims, methods, papers, shown, tables, verdicts
+from reports import artifacts, claims, evidence, methods, tables, verdicts
+from reports.charts import Item, target
 from reports.claims import Claim
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
 _TEMPLATES = _HERE / "templates"
 MATRIX = "matrix"
-_NAMES = {
-    "dds": "DDS",
-    "geomx": "GeoMX",
-    "lpsp": "LPSP",
-    "rat": "RAT",
-    "sketch_fusion": "Sketch-Fusion",
-}
 
 MEANING = {
-    "holds": "our result agrees with what is printed",
-    "direction only": "same direction, another size",
-    "undecided": "our intervals do not settle it",
-    "fails": "our result says otherwise",
-    "impossible as printed": "below what physics allows",
-    "contradicts itself": "the document's own numbers say otherwise",
-    "not comparable": "depends on hardware, software or a model we do not have",
-    "not run here": "not run, for the reason given",
-    "used as printed": "the parameter is used as printed",
-    "scaled here": "the parameter is scaled at this scale",
-    "not printed": "the document does not say; our choice is given",
-    "lost": "lost in the text that we have; our choice is given",
-    "implemented": "implemented and tested as described, or as inferred",
+    "holds": "our result agrees",
+    "direction only": "the direction is right, the size is not",
+    "undecided": "our runs spread too much to tell",
+    "fails": "our result disagrees",
+    "impossible as printed": "physics rules it out",
+    "contradicts itself": "the document's own numbers disagree",
+    "not comparable": "it needs hardware, software or a model that we do not have",
+    "not run here": "not run at this scale; the reason is given",
+    "used as printed": "we set what is printed",
+    "scaled here": "we set something else at this scale",
+    "not printed": "the document does not say; we chose",
+    "lost": "our text of the document lacks it; we chose",
+    "implemented": "built as described, or as inferred, and tested",
 }
-_FINDING = {
-    "holds": "It holds here",
-    "direction only": "The direction holds here, the size does not",
-    "undecided": "Our runs do not settle it",
-    "fails": "It fails here",
-    "impossible as printed": "It is impossible as printed",
-    "contradicts itself": "The document contradicts it",
-    "not comparable": "It cannot be compared",
-    "not run here": "It was not run here",
+SCORE = {
+    "holds": ("holds",),
+    "off": ("direction only",),
+    "fails": ("fails", "contradicts itself"),
+    "impossible": ("impossible as printed",),
+    "open": ("undecided", "not comparable", "not run here"),
+}
+"""The verdicts of claims that can hold or fail, as the front page counts them."""
+OUTCOME_MEANING = {
+    "holds": "we find what is printed",
+    "off": "the direction is right, the size is not",
+    "fails": "we, or the document's own numbers, disagree",
+    "impossible": "physics rules it out",
+    "open": "our runs cannot tell",
 }
 _ABSTRACTS = {
-    "matrix.html": "every method in every cell, ranked fairly, with ties as ties",
-    "methods.html": "a card each: what it sends, what it costs, how to run it",
-    "advice.html": "predicted round times of all methods for your own numbers",
-    "claims.html": "with verdict, reason and the command that makes the number",
-    "data.html": "data sets, versions, machine, seeds, durations, the recipe as run",
+    "matrix.html": "all methods on the same networks, ranked",
+    "methods.html": "a card for each: what it sends, what it costs, how to run it",
+    "advice.html": "predicted round times on your own cluster",
+    "claims.html": "each with its verdict, the reason and the command",
+    "data.html": "data sets, versions, machine, seeds, run times and recipes",
 }
-_OUTCOMES = {
-    "What held": ("holds", "direction only"),
-    "What did not hold": ("fails", "contradicts itself"),
-    "What is physically impossible": ("impossible as printed",),
-    "What stays open": ("undecided", "not comparable", "not run here"),
-}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A document or the matrix, as its page is made.
+
+    Attributes
+    ----------
+    items: its figures and tables by name, in their order.
+    made: the folder of the files that their targets made.
+    claims: the file of what a document prints.
+    """
+
+    name: str
+    items: Mapping[str, Item]
+    made: Path
+    claims: Path | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What the report says of the matrix besides its figures and tables.
+
+    Attributes
+    ----------
+    headline: the main finding in words.
+    standing: how each method came out: its ``label``, its four answers, and more.
+    advice: what the page of the form is rendered with; None if there is none.
+    """
+
+    headline: str = ""
+    standing: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=["label"]))
+    advice: Mapping[str, Any] | None = None
 
 
 def build(
+    chapters: Sequence[Chapter],
+    matrix: Matrix,
     results: pd.DataFrame,
     verdict_table: pd.DataFrame,
     recipe: Mapping[str, Any],
@@ -93,9 +121,10 @@ def build(
 
     Parameters
     ----------
+    chapters: the documents, and the matrix if there is one.
     results: tidy table of all results of one scale.
-    verdict_table: from ``reports.verdicts.detail``, of one or several papers.
-    recipe: the recipe as run: paper -> mapping, or one paper's mapping.
+    verdict_table: from ``reports.verdicts.judge``, of all documents.
+    recipe: the recipes as run: chapter -> mapping.
     provenance: what is shown under Provenance (``scale``, ``versions``, ``machine``, ``seeds``,
         ``durations``, ...); values are texts, numbers, lists or mappings.
     out_dir: the folder; what was in it is replaced once everything new is written.
@@ -109,12 +138,12 @@ def build(
     """
     missing = [column for column in verdicts.DETAILS if column not in verdict_table]
     if missing:
-        raise ValueError(f"verdicts lack {', '.join(missing)}: make them with verdicts.detail")
+        raise ValueError(f"verdicts lack {', '.join(missing)}: make them with verdicts.judge")
     out_dir = Path(out_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
     try:
-        _write(fresh, results, verdict_table, recipe, provenance, processes)
+        _write(fresh, chapters, matrix, results, verdict_table, recipe, provenance, processes)
         fresh.chmod(0o755)
         if out_dir.exists():
             shutil.rmtree(out_dir)
@@ -127,6 +156,8 @@ def build(
 
 def _write(
     folder: Path,
+    chapters: Sequence[Chapter],
+    matrix: Matrix,
     results: pd.DataFrame,
     verdict_table: pd.DataFrame,
     recipe: Mapping[str, Any],
@@ -135,52 +166,58 @@ def _write(
 ) -> None:
     shutil.copytree(_HERE / "assets", folder / "assets")
     verdict_table[verdicts.COLUMNS].to_csv(folder / "verdicts.csv", index=False)
-    mine = dict(iter(results.groupby("paper")))
-    none = results[:0]
-    judged = dict(iter(verdict_table.groupby("paper", sort=False)))
-    parts = [partial(_matrix, mine.get(MATRIX, none), folder)]
-    parts += [
-        partial(_paper, name, mine.get(name, none), its, folder) for name, its in judged.items()
-    ]
+    mine, none = dict(iter(results.groupby("document"))), results[:0]
+    judged = dict(iter(verdict_table.groupby("document", sort=False)))
+    parts = [partial(_items, one, mine.get(one.name, none), folder) for one in chapters]
     parts += [partial(methods.card, room, name) for room, name in methods.names()]
-    matrix, *made = _all(parts, processes)
-    documents, cards = dict(zip(judged, made, strict=False)), made[len(judged) :]
-    advice = _advice(results)
+    made = _all(parts, processes)
+    items = dict(zip((one.name for one in chapters), made, strict=False))
+    cards = made[len(chapters) :]
+    documents = {
+        one.name: _document(one, items[one.name], judged[one.name])
+        for one in chapters
+        if one.name in judged
+    }
+    shown_matrix = _matrix(matrix, items[MATRIX]) if MATRIX in items else None
     every = [claim for document in documents.values() for claim in document["claims"]]
     counts = tables.scoreboard(verdict_table)
-    failed = results[(results["status"] == "failed") & (results["paper"] != MATRIX)]
+    failed = results[(results["status"] == "failed") & (results["document"] != MATRIX)]
     menu = {
         "index.html": "Overview",
-        **{f"papers/{name}.html": document["label"] for name, document in documents.items()},
-        **({"matrix.html": "Matrix"} if matrix else {}),
+        **{f"documents/{name}.html": document["label"] for name, document in documents.items()},
+        **({"matrix.html": "Matrix"} if shown_matrix else {}),
         "methods.html": "Methods",
-        **({"advice.html": "Advice"} if advice is not None else {}),
+        **({"advice.html": "Advice"} if matrix.advice is not None else {}),
         "claims.html": "Claims",
         "data.html": "Data",
     }
     common = {
         "pages": menu,
         "provenance": provenance,
-        "meaning": MEANING,
-        "matrix": matrix,
-        "papers": documents,
+        "matrix": shown_matrix,
+        "documents": documents,
         "claims": every,
         "kinds": list(dict.fromkeys(verdict_table["kind"])),
+        "asked": score(counts.sum().to_dict()),
+        "outcomes": SCORE,
+        "meaning": MEANING,
+        "outcome_meaning": OUTCOME_MEANING,
+        "score": {name: score(row) for name, row in counts.to_dict("index").items()},
         "counts": counts.to_dict("index"),
         "totals": counts.sum().to_dict(),
     }
     page = _renderer(folder, common)
-    page("index.html", outcomes=_outcomes(documents), abstracts=_ABSTRACTS)
+    page("index.html", found=_findings(documents), abstracts=_ABSTRACTS)
     for name, document in documents.items():
-        page(f"papers/{name}.html", "paper.html", paper=document)
-    if matrix:
+        page(f"documents/{name}.html", "document.html", document=document)
+    if shown_matrix:
         page("matrix.html")
     page("methods.html", rooms=methods.ROOMS, cards=cards)
     for card in cards:
         ours = [claim for claim in every if card.file in claim["reason"]]
-        page(card.page, "method.html", card=card, ranked=_ranked(card, matrix), about=ours)
-    if advice is not None:
-        page("advice.html", **advice)
+        page(card.page, "method.html", card=card, ranked=_ranked(card, matrix.standing), about=ours)
+    if matrix.advice is not None:
+        page("advice.html", **matrix.advice)
     page("claims.html", rules=verdicts.RULES)
     page(
         "data.html",
@@ -189,7 +226,7 @@ def _write(
         used_data=sorted(set(results["dataset"]) - {""}),
         failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
     )
-    found = json.dumps(_search(documents, matrix, cards), ensure_ascii=False)
+    found = json.dumps(_search(documents, shown_matrix, cards), ensure_ascii=False)
     text = f"window.searchIndex = {found};\n"
     (folder / "assets" / "search.js").write_text(text, encoding="utf-8")
 
@@ -198,8 +235,17 @@ def _all(tasks: Sequence[Callable[[], Any]], processes: int) -> list[Any]:
     """What each of them returns."""
     if processes == 1:
         return [task() for task in tasks]
+    # Declarations cannot be sent to a process, but one that is forked has them already.
+    _tasks[:] = tasks
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        return [made.result() for made in [pool.submit(task) for task in tasks]]
+        return list(pool.map(_run, range(len(tasks))))
+
+
+_tasks: list[Callable[[], Any]] = []
+
+
+def _run(number: int) -> Any:
+    return _tasks[number]()
 
 
 def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
@@ -212,8 +258,8 @@ def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
         lstrip_blocks=True,
     )
     environment.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
-    environment.filters["number"] = lambda value: "" if pd.isna(value) else book.number(value)
-    environment.filters["plain"] = shown.plain
+    environment.filters["number"] = lambda value: "" if pd.isna(value) else evidence.number(value)
+    environment.filters["plain"] = artifacts.plain
 
     def page(path: str, template: str = "", **context: Any) -> None:
         root = "../" * path.count("/")
@@ -225,59 +271,58 @@ def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
     return page
 
 
-def _paper(name: str, results: pd.DataFrame, judged: pd.DataFrame, folder: Path) -> dict[str, Any]:
-    """Everything the pages show of one document, of its rows and verdicts; its figures and tables
-    go to ``folder``."""
-    source = _ROOT / "data" / "claims" / f"{name}.yaml"
-    printed = claims.load(source)
-    items: list[papers.Shown] = []
-    made = []
-    if name in papers.names():
-        module = papers.load(name)
-        items = list(module.PAGE)
-        made = [shown.entry(name, item, module, judged, results, printed, folder) for item in items]
-    again = {claim.id: _command(name, claim, items) for claim in printed}
-    counts = tables.scoreboard(judged)
+def _items(chapter: Chapter, results: pd.DataFrame, folder: Path) -> list[dict[str, Any]]:
+    """The figures and tables of a chapter; their files go to ``folder``."""
+    return [
+        artifacts.entry(chapter.name, name, item, results, chapter.made, folder)
+        for name, item in chapter.items.items()
+    ]
+
+
+def _document(chapter: Chapter, made: list[dict[str, Any]], judged: pd.DataFrame) -> dict[str, Any]:
+    """Everything the pages show of one document."""
+    printed = claims.load(chapter.claims)
+    again = {claim.id: _command(chapter, claim) for claim in printed}
+    counts = tables.scoreboard(judged).sum().to_dict()
     return {
-        "name": name,
-        "label": _NAMES.get(name, _spaced(name)),
-        **claims.about(source),
+        **claims.about(chapter.claims).model_dump(),
+        "name": chapter.name,
         "shown": made,
         "claims": [row | {"command": again[row["id"]]} for row in judged.to_dict("records")],
-        "counts": counts.sum().to_dict(),
-        "command": shown.command(name),
+        "counts": counts,
+        "score": score(counts),
+        "command": artifacts.command(chapter.name),
         "parameters": tables.parameters(judged).to_dict("records"),
         "algorithms": tables.algorithms(judged).to_dict("records"),
         "findings": [_finding(row) for row in judged[judged["headline"] != ""].itertuples()],
     }
 
 
-def _command(paper: str, claim: Claim, items: Sequence[papers.Shown]) -> str:
+def score(counts: Mapping[str, int]) -> dict[str, int]:
+    """How many claims came out in each of the ways that a reader looks for first."""
+    return {name: sum(counts.get(verdict, 0) for verdict in among) for name, among in SCORE.items()}
+
+
+def _command(chapter: Chapter, claim: Claim) -> str:
     """What makes the number of a claim again: its test, or the table or figure where it stands, or
     another one with its results."""
     if claim.proved_by:
         return f"pytest {shlex.quote(claim.proved_by[0])}"
     if claim.kind == "param" and claim.ours is None:
         return "snakemake --cores 2 verdicts"
-    place = claim.where.lower().replace(" ", "")
-    lookups = [claim.ours, *claim.lookups.values()]
-    used = [lookup.experiment for lookup in lookups if lookup]
-    for item in items:
-        if item.name == place:
-            return shown.command(paper, item.name)
-    for item in items:
-        if used and used[0] in item.experiment.split():
-            return shown.command(paper, item.name)
-    return shown.command(paper)
+    places = claim.where.lower().replace(" ", "").split(",")
+    used = claim.experiments()
+    with_results = [name for name, item in chapter.items.items() if used & set(item.experiments)]
+    name = next(iter([*(place for place in places if place in chapter.items), *with_results]), "")
+    return artifacts.command(chapter.name, target(name))
 
 
 def _finding(row: Any) -> dict[str, Any]:
     return {
-        "paper": row.paper,
+        "document": row.document,
         "id": row.id,
         "statement": row.headline,
         "verdict": row.verdict,
-        "lead": _FINDING.get(row.verdict, row.verdict.capitalize()),
         "ours": row.ours,
         "reason": row.reason,
         "where": row.where,
@@ -285,8 +330,8 @@ def _finding(row: Any) -> dict[str, Any]:
     }
 
 
-def _outcomes(documents: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The main claims by how they came out, and every claim that physics rules out."""
+def _findings(documents: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The main claims by their outcome, and every claim that physics rules out."""
     findings = [one for document in documents.values() for one in document["findings"]]
     main = {one["id"] for one in findings}
     for document in documents.values():
@@ -298,47 +343,29 @@ def _outcomes(documents: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
                 findings.append(_finding(row))
     return {
         outcome: [one for one in findings if one["verdict"] in among]
-        for outcome, among in _OUTCOMES.items()
+        for outcome, among in SCORE.items()
     }
 
 
 # The matrix and advice ------------------------------------------------------------------------
 
 
-def _matrix(results: pd.DataFrame, folder: Path) -> dict[str, Any] | None:
-    """What its pages show, if the matrix is among the results."""
-    if results.empty or MATRIX not in papers.names():
-        return None
-    module: Any = papers.load(MATRIX)
-    nothing = pd.DataFrame(columns=verdicts.DETAILS)
-    made = [shown.entry(MATRIX, item, module, nothing, results, [], folder) for item in module.PAGE]
-    headline = getattr(module, "headline", lambda _: "")
-    standing = getattr(module, "standing", lambda _: pd.DataFrame(columns=["label"]))
+def _matrix(matrix: Matrix, made: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the matrix's pages show."""
     return {
         "shown": made,
         "map": next((item for item in made if item["id"] == f"{MATRIX}-winners"), None),
-        "headline": headline(results),
-        "standing": standing(results),
-        "command": shown.command(MATRIX),
+        "headline": matrix.headline,
+        "command": artifacts.command(MATRIX),
     }
 
 
-def _ranked(card: methods.Card, matrix: Mapping[str, Any] | None) -> pd.DataFrame:
+def _ranked(card: methods.Card, standing: pd.DataFrame) -> pd.DataFrame:
     """How the matrix's methods that use this one came out."""
-    if matrix is None:
-        return pd.DataFrame()
-    standing = matrix["standing"]
     uses = standing["label"] == card.name
     if card.room in standing:
         uses |= standing[card.room] == card.name
     return standing[uses].drop(columns=list(methods.ROOMS), errors="ignore")
-
-
-def _advice(results: pd.DataFrame) -> Mapping[str, Any] | None:
-    """What the page of advice is rendered with; None if there is none."""
-    if not (_TEMPLATES / "advice.html").is_file():
-        return None
-    return importlib.import_module("reports.advise").page(results)
 
 
 # Search, recipe, sources ----------------------------------------------------------------------
@@ -352,7 +379,7 @@ def _search(
         ["method", card.name, f"{card.summary} · {card.room} · {_spaced(card.name)}", card.page]
         for card in cards
     ]
-    pages = {f"papers/{name}.html": document for name, document in documents.items()}
+    pages = {f"documents/{name}.html": document for name, document in documents.items()}
     for path, document in {**pages, **({"matrix.html": matrix} if matrix else {})}.items():
         label = document.get("label", MATRIX)
         for item in document["shown"]:
@@ -371,7 +398,7 @@ def _spaced(name: str) -> str:
 def flat(value: Any, path: str = "") -> dict[str, str]:
     """Nested mappings as dotted paths."""
     if not isinstance(value, Mapping):
-        return {path: book.show(value)}
+        return {path: evidence.show(value)}
     merged: dict[str, str] = {}
     for key, inner in value.items():
         merged |= flat(inner, f"{path}.{key}" if path else str(key))

@@ -20,8 +20,11 @@ from typing import Any
 import pandas as pd
 
 from methods import compression, exchange, fusion, synchronization
-from testbed.matrix import DENSE, Cluster, Method, load_codec, time_round
+from reports import bibliography
+from reports.bibliography import Reference
+from testbed.matrix import Cluster, Method, time_round
 from testbed.network import longest_chain, node_traffic, region_traffic
+from testbed.prices import DENSE, System, load_codec
 from testbed.training import device as devices
 from testbed.training import pipeline
 from testbed.training.device import Device
@@ -61,6 +64,7 @@ class Card:
     Attributes
     ----------
     room, name: where its file is.
+    source: where it is from, with labels of the ``references`` that it cites.
     facts: what the contract of its room says of it, name -> text.
     parameters: name, default.
     sends: what it sends, as its room counts it. ``sends_says``: what is counted.
@@ -73,6 +77,7 @@ class Card:
     name: str
     summary: str
     source: str
+    references: list[Reference]
     about: str
     facts: dict[str, str]
     parameters: pd.DataFrame
@@ -123,7 +128,8 @@ def card(room: str, name: str) -> Card:
         room,
         name,
         method.summary,
-        method.source,
+        bibliography.readable(method.source),
+        bibliography.cited(method.source),
         _prose(inspect.getdoc(type(method)) or ""),
         _facts(room, method),
         pd.DataFrame(defaults, columns=["parameter", "default"]),
@@ -246,14 +252,13 @@ def _messages(name: str) -> tuple[pd.DataFrame, str]:
     sizes = _layers().sizes
     rows = []
     for codec in ("identity", "top_k", "ef_sign_sgd"):
-        costs = pipeline.costs(
-            _device(),
-            _layers(),
-            load_codec(Part(name=codec)),
+        system = System(
             exchange.load(_carrier(codec)),
+            [load_codec(Part(name=codec))],
             NETWORKS["8 workers at 1 Gbit/s"].topology,
-            BATCH // 8,
         )
+        compute_s = pipeline.single_gpu_s(_device(), _layers(), BATCH / 8)
+        costs = system.costs(_device(), _layers(), compute_s)
         groups = fusion.load(name)(sizes, costs)
         largest = max(sum(sizes[i] for i in group) for group in groups)
         rows.append([codec, len(sizes), len(groups), 4 * largest / 1e6])
@@ -273,21 +278,18 @@ def _told(rows: list[list[Any]], columns: list[str], remark: str) -> pd.DataFram
 
 
 def _coding(name: str) -> pd.DataFrame:
-    matrix = 4 * 1024 * 1024
+    matrix, codec = 4 * 1024 * 1024, compression.load(name)
     sizes = [4 * values for values in _layers().sizes]
     rows = []
     for profile in devices.profiles().values():
-        try:
-            profile.coding(name)
-        except ValueError:
-            continue
+        whole = sum(profile.encode_s(codec, s) + profile.decode_s(codec, s) for s in sizes)
         rows.append(
             [
                 profile.title,
-                1e3 * profile.encode_s(name, matrix),
-                1e3 * profile.decode_s(name, matrix),
-                1e3 * sum(profile.compression_s(name, size) for size in sizes),
-                "" if name in profile.compression else "as codecs that the profile does not name",
+                1e3 * profile.encode_s(codec, matrix),
+                1e3 * profile.decode_s(codec, matrix),
+                1e3 * whole,
+                "guessed from its work" if profile.guesses(codec) else "",
             ]
         )
     heads = ["device", "encode, ms", "decode, ms", "ResNet-50 both, ms"]
@@ -300,13 +302,16 @@ def _rounds(room: str, name: str) -> pd.DataFrame:
         try:
             spent = _round(room, name, cluster)
         except ValueError as error:
-            rows.append([network, *[math.nan] * 7, str(error)])
+            rows.append([network, *[math.nan] * 7, "", str(error)])
             continue
         parts = [spent.compute_s, spent.compress_s, spent.exchange_s, spent.wait_s]
         efficiency = 100 * spent.scaling_efficiency
-        rows.append([network, spent.round_s, *parts, spent.sent_bytes / 1e6, efficiency, ""])
+        guessed = "guessed" if spent.guessed else ""
+        rows.append(
+            [network, spent.round_s, *parts, spent.sent_bytes / 1e6, efficiency, guessed, ""]
+        )
     columns = ["network", "round, s", "computing", "coding", "sending", "waiting", "MB a worker"]
-    return pd.DataFrame(rows, columns=[*columns, "% of linear", "cannot run because"])
+    return _told(rows, [*columns, "% of linear", "price of coding"], "cannot run because")
 
 
 def _round(room: str, name: str, cluster: Cluster) -> Any:

@@ -1,14 +1,16 @@
 """What the tables of all documents share, and the tables that every document has.
 
-The tables themselves live with their document in ``reports.papers``: functions of the verdicts and
-results of one document. One that has ``COLUMNS`` is a printed table cell by cell (printed, least
-possible, ours, ratio, verdict); any other is shown as it is.
+The tables themselves stand on the pages of their documents. One that has ``COLUMNS`` is a
+printed table cell by cell (printed, least possible, ours, ratio, verdict); any other is shown as it
+is.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
+from reports.charts import Missing
+from reports.evidence import Estimate
 from reports.verdicts import VERDICTS
 
 COLUMNS = [
@@ -34,8 +36,8 @@ def cells(verdicts: pd.DataFrame, where: str) -> pd.DataFrame:
 
 
 def scoreboard(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Claims by paper (rows) and verdict (columns, those that occur, in their usual order)."""
-    counts = pd.crosstab(verdicts["paper"], verdicts["verdict"])
+    """Claims by document (rows) and verdict (columns, those that occur, in their usual order)."""
+    counts = pd.crosstab(verdicts["document"], verdicts["verdict"])
     return counts[[verdict for verdict in VERDICTS if verdict in counts]]
 
 
@@ -49,3 +51,25 @@ def algorithms(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Algorithms and formulas with the files that implement and the tests that prove them."""
     rows = verdicts[verdicts["kind"].isin(["algorithm", "formula"])]
     return rows[["id", "where", "setting", "metric", "printed", "verdict", "reason"]]
+
+
+def wide(rows: pd.DataFrame, by: list[str], across: str = "metric") -> pd.DataFrame:
+    """Values that arrived, a line for every place ``by`` (in the order of the rows), a column for
+    every metric or other coordinate; the mean where a place has several seeds."""
+    good = rows[rows["status"] == "ok"]
+    if good.empty:
+        raise Missing(f"no results by {', '.join(by)}")
+    found = good.pivot_table("value", by, across, sort=False)
+    return found.rename_axis(columns=None)
+
+
+def mean(values: pd.Series, by: list[str], quantity: str = "") -> pd.Series:
+    """Means over the seeds of places; of a ``ratio`` as logarithms."""
+    return values.groupby(by, sort=False).agg(
+        lambda one: Estimate.of(one.reset_index(drop=True), quantity).mean
+    )
+
+
+def distinct(texts: pd.Series) -> str:
+    """Different texts, each once."""
+    return "; ".join(dict.fromkeys(text for text in texts if text))

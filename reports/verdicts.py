@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,13 +39,13 @@ import numpy as np
 import pandas as pd
 
 from reports import expressions
-from reports.book import AGREES, MIN_SEEDS, Book, Estimate, Found, number, show
-from reports.claims import Claim, Lookup, NotRun, Other, Part, Partly, Quantity
+from reports.claims import Claim, Lookup, Other, Part, Quantity
+from reports.evidence import AGREES, MIN_SEEDS, Estimate, Evidence, Found, in_words, number, show
 from reports.expressions import Interval
 
 COLUMNS = [
     "id",
-    "paper",
+    "document",
     "where",
     "kind",
     "setting",
@@ -60,7 +59,8 @@ COLUMNS = [
 DETAILS = [
     *COLUMNS,
     "metric",
-    "case",
+    "row",
+    "column",
     "model",
     "ours_value",
     "bound",
@@ -188,98 +188,72 @@ def judge(
     results: pd.DataFrame,
     recipe: Mapping[str, Any],
     scale: str,
-    not_run: Mapping[str, NotRun],
+    only: Collection[str] | None = None,
 ) -> pd.DataFrame:
-    """A verdict for every claim of one paper.
+    """A verdict for every claim of one document.
 
     Parameters
     ----------
-    claims: of one paper, from ``reports.claims.load``.
-    results: the tidy table of ``testbed.results``; rows of other papers are ignored.
-    recipe: the paper's recipe after scale overrides, nested mappings.
+    claims: of one document, from ``reports.claims.load``.
+    results: the tidy table of ``testbed.results``; rows of other documents are ignored.
+    recipe: the document's recipe after scale overrides, nested mappings.
     scale: ``smoke``, ``desk`` or ``paper``; rows of other scales are ignored.
-    not_run: scale -> {id: reason, or a ``Partly``}, from ``reports.claims.load_not_run``.
+    only: judges the claims with these ids and leaves the others out, results and all.
 
     Returns
     -------
-    DataFrame with ``COLUMNS``, one row a claim in the claims' order.
+    DataFrame with ``DETAILS``, one row a claim in the claims' order; the first columns are
+    ``COLUMNS``.
 
     Raises
     ------
     ValueError
-        Results are missing that ``not_run`` does not list, more than 15 % of the value
+        Results are missing that the claims' ``not_run`` does not list, more than 15 % of the value
         and ordering entries are not run, a lookup is ambiguous, or a recipe path is not there.
     """
-    return detail(claims, results, recipe, scale, not_run)[COLUMNS]
-
-
-def detail(
-    claims: Sequence[Claim],
-    results: pd.DataFrame,
-    recipe: Mapping[str, Any],
-    scale: str,
-    not_run: Mapping[str, NotRun],
-    only: Collection[str] | None = None,
-) -> pd.DataFrame:
-    """As ``judge``, with the columns ``DETAILS``: the bound, our number and its ratio to theirs.
-
-    ``only`` judges the claims with these ids and leaves the others out, results and all.
-    """
     results = results[results["scale"] == scale]
-    book = Book(claims, results)
-    listed = not_run.get(scale, {})
+    evidence = Evidence(claims, results)
     rows, absent = [], []
     for claim in claims:
         if only is not None and claim.id not in only:
             continue
         found = Found(_agreeing(claim.quantity, claim.printed))
-        judgement = _judge_one(claim, book, recipe, found)
-        entry = listed.get(claim.id)
-        why = entry.reason if isinstance(entry, Partly) else entry
-        if gone := [one for one in found.missing if not _listed(entry, one)]:
+        judgement = _judge_one(claim, evidence, recipe, found)
+        listed = claim.not_run.get(scale)
+        if gone := [one for one in found.missing if not (listed and listed.covers(one))]:
             absent.append(f"{claim.id} ({'; '.join(dict.fromkeys(map(str, gone)))})")
-        elif judgement.verdict == "not run here" and not claim.cited:
-            judgement.reason = str(why)
+        elif found.missing and judgement.verdict == "not run here":
+            judgement.reason = listed.reason
         elif found.missing:
-            judgement.reason = f"{why}; {judgement.reason}"
-        _qualify(claim, book, recipe, found, judgement)
+            judgement.reason = f"{listed.reason}; {judgement.reason}"
+        _qualify(claim, evidence, recipe, found, judgement)
         rows.append(
-            claim.model_dump(include={"id", "paper", "where", "kind", "setting", "metric"})
+            {name: getattr(claim, name) for name in DETAILS if hasattr(claim, name)}
             | {
-                "printed": claim.printed,
                 "ours": judgement.ours,
-                "unit": claim.unit,
                 "evidence": "+".join(sorted(found.evidence)),
                 "verdict": judgement.verdict,
                 "reason": judgement.reason,
-                "case": (claim.ours.case if claim.ours else None) or "",
-                "model": claim.model,
                 "ours_value": judgement.ours_value,
                 "bound": judgement.bound,
                 "ratio": judgement.ratio,
                 "kinds_of_evidence": found.kinds if found.evidence else 0,
-                "headline": claim.headline,
             }
         )
     if absent:
         raise ValueError(
             f"no results at scale {scale} for {len(absent)} claims: {'; '.join(absent)}. Run what "
-            "produces them, or list them with a reason in data/claims/not_run.yaml"
+            "produces them, or list them with a reason under not_run in the claims file"
         )
     table = pd.DataFrame(rows, columns=DETAILS)
-    _note_foundations(table, book)
+    _note_foundations(table, evidence)
     if only is None:
         _check_share(table, scale)
     return table
 
 
-def _listed(entry: str | Partly | None, lookup: Lookup) -> bool:
-    """Whether a result may be missing."""
-    return entry.covers(lookup) if isinstance(entry, Partly) else entry is not None
-
-
 def _qualify(
-    claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found, judgement: Judgement
+    claim: Claim, evidence: Evidence, recipe: Mapping[str, Any], found: Found, judgement: Judgement
 ) -> None:
     """Say what weakens a verdict: failed runs, a stand-in model, reduced settings, a single kind of
     evidence."""
@@ -291,9 +265,10 @@ def _qualify(
         judgement.reason += f"; runs failed: {_join(found.failures)}"
     if found.late:
         judgement.reason += f"; {_join(found.late)}"
-    names = {name for text in claim.expressions() for name in expressions.names(text)}
-    meant = {claim.model} | {book.claims[name].model for name in names if name in book.claims}
-    named = {lookup.model for lookup in claim.lookups.values()}
+    meant = {claim.model} | {
+        evidence.claims[name].model for name in claim.names() if name in evidence.claims
+    }
+    named = {lookup.get("model") for lookup in claim.lookups()}
     other = sorted(found.models - meant - named)
     if claim.kind in ("ordering", "derived") and other:
         judgement.reason += (
@@ -327,17 +302,15 @@ def _agreeing(quantity: Quantity | None, printed: str) -> Callable[[float, float
     return partial(math.isclose, rel_tol=share)
 
 
-def _note_foundations(table: pd.DataFrame, book: Book) -> None:
+def _note_foundations(table: pd.DataFrame, evidence: Evidence) -> None:
     """Note where a statement rests on numbers that are impossible as printed."""
     impossible = set(table.loc[table["verdict"] == "impossible as printed", "id"])
     for index, row in table.iterrows():
-        claim = book.claims[row["id"]]
-        if claim.kind in ("ordering", "derived"):
-            used = {name for text in claim.expressions() for name in expressions.names(text)}
-            if rests := sorted(used & impossible):
-                table.loc[index, "reason"] += (
-                    f"; rests on numbers impossible as printed: {_join(rests)}"
-                )
+        claim = evidence.claims[row["id"]]
+        rests = sorted(impossible.intersection(claim.names()))
+        if rests and claim.kind in ("ordering", "derived"):
+            why = f"; rests on numbers impossible as printed: {_join(rests)}"
+            table.loc[index, "reason"] += why
 
 
 def _check_share(table: pd.DataFrame, scale: str) -> None:
@@ -350,45 +323,47 @@ def _check_share(table: pd.DataFrame, scale: str) -> None:
         )
 
 
-def _judge_one(claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found) -> Judgement:
+def _judge_one(
+    claim: Claim, evidence: Evidence, recipe: Mapping[str, Any], found: Found
+) -> Judgement:
     if claim.cited:
         rest = f"; {claim.note}" if claim.note else ""
         return Judgement("not run here", f"quoted from {claim.cited} as background{rest}")
     if claim.kind == "param" and (claim.recipe or claim.not_printed):
-        return _judge_parameters(claim, book, recipe, found)
+        return _judge_parameters(claim, evidence, recipe, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
         how = "as inferred" if claim.inferred else "as described"
         return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", how)
     if claim.kind == "value":
-        return _judge_value(claim, book, found)
+        return _judge_value(claim, evidence, found)
     return _combine(
-        [_judge_statement(claim, part, book, found) for part in claim.statements()],
+        [_judge_statement(claim, part, evidence, found) for part in claim.statements()],
         [part.label for part in claim.statements()],
     )
 
 
-def _judge_value(claim: Claim, book: Book, found: Found) -> Judgement:
+def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
     rule = RULES[claim.quantity]
     said = expressions.printed(claim.printed)
-    ours = book.value(claim.paper, claim.ours, found)
+    ours = evidence.value(claim.document, claim.ours, found)
     result = Judgement("", "")
     if ours is not None:
         estimate = Estimate.of(ours)
         result.ours, result.ours_value = str(estimate), estimate.mean
         result.ratio = estimate.mean / said.middle
-    bound = book.bound(claim, found) if claim.bound else None
+    bound = evidence.bound(claim, found) if claim.bound else None
     result.bound = math.nan if bound is None else bound
-    result.verdict, result.reason = _value_verdict(claim, book, found, rule, ours, bound)
+    result.verdict, result.reason = _value_verdict(claim, evidence, found, rule, ours, bound)
     if rule.stand_in and found.models - {claim.model}:
         result.bound = math.nan  # it bounds the document's model, and stands beside our stand-in
-    result.reason += _beside(claim, claim.beside, claim.unit, book, found)
+    result.reason += _beside(claim, claim.beside, claim.unit, evidence, found)
     return result
 
 
 def _value_verdict(
     claim: Claim,
-    book: Book,
+    evidence: Evidence,
     found: Found,
     rule: Rule,
     ours: float | pd.Series | None,
@@ -403,11 +378,11 @@ def _value_verdict(
             "both directions at once",
         )
     if claim.part_of:
-        whole = book.printed(claim, claim.part_of)
+        whole = evidence.printed(claim, claim.part_of)
         room = whole.high - said.low
         if said.high >= whole.low and room < ROOM * whole.high:
             reason = (
-                f"the document's own {book.label(claim, claim.part_of, 'metric')} = "
+                f"the document's own {evidence.metrics(claim, claim.part_of)} = "
                 f"{number(whole.middle)} {claim.unit} is the whole round: at most "
                 f"{room:.2f} {claim.unit} ({room / whole.high:.1%}) is left for everything else"
             )
@@ -427,7 +402,7 @@ def _value_verdict(
         elsewhere = f"{claim.calibrates} was chosen from this number"
     if elsewhere:
         reason = f"{elsewhere}; ours is {number(estimate.mean / said.middle)} times the printed"
-        return "not comparable", reason + _variant_ratios(claim, book, said.middle)
+        return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
     return verdict, reason
 
 
@@ -441,21 +416,21 @@ def _unanswered(found: Found) -> tuple[str, str]:
 
 
 def _without(missing: Iterable[Lookup]) -> str:
-    """What there are no results of: by size, where cases name one (``BSP on 12``)."""
-    places = (
-        f"{one.experiment} {size.group()}"
-        if (size := re.search(r"on \d+$", one.case or ""))
-        else str(one)
-        for one in missing
-    )
+    """What there are no results of: the experiment, and where in it; by numbers where there are
+    any, as a cluster's size says more than each method that did not run on it."""
+    places = []
+    for one in missing:
+        sizes = [in_words(key, value) for key, value in one.where if isinstance(value, float)]
+        names = [value for _, value in one.where if isinstance(value, str)]
+        places.append(" ".join([one.experiment, *(sizes or names)]))
     return f"no results of {_join(places)}"
 
 
-def _variant_ratios(claim: Claim, book: Book, said: float) -> str:
+def _variant_ratios(claim: Claim, evidence: Evidence, said: float) -> str:
     text = f"{{{claim.id}}}"
     ratios = [
-        f"{variant} {number(float(np.mean(book.ours(claim, text, Found(), variant))) / said)}"
-        for variant in book.variants(claim, [text])
+        f"{variant} {number(float(np.mean(evidence.ours(claim, text, Found(), variant))) / said)}"
+        for variant in evidence.variants(claim, [text])
     ]
     return f" ({', '.join(ratios)})" if ratios else ""
 
@@ -487,9 +462,9 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
     return "fails", f"outside {span}"
 
 
-def _judge_statement(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+def _judge_statement(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     seen = Found(_agreeing(part.quantity, part.printed))
-    result = (_judge_order if part.order else _judge_derived)(claim, part, book, seen)
+    result = (_judge_order if part.order else _judge_derived)(claim, part, evidence, seen)
     if part.elsewhere and result.verdict in ("fails", "undecided"):
         result.verdict = "not comparable"
         result.reason = f"{part.elsewhere}; {result.reason}"
@@ -504,10 +479,10 @@ def _weaken(judgement: Judgement, found: Found) -> None:
         judgement.verdict = "undecided"
 
 
-def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     rule = RULES[part.quantity]
-    text = part.value or _ran(claim, part.largest, book, found)
-    ours = book.ours(claim, text, found) if text else None
+    text = part.value or _ran(claim, part.largest, evidence, found)
+    ours = evidence.ours(claim, text, found) if text else None
     result = Judgement(*_unanswered(found), partly=bool(part.largest and text and found.missing))
     if ours is not None:
         estimate = Estimate.of(ours, part.quantity)
@@ -517,8 +492,8 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
         result.ratio = estimate.mean / said if said else math.nan
         result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
         others = {}
-        for variant in book.variants(claim, [text]):
-            value = book.ours(claim, text, Found(), variant)
+        for variant in evidence.variants(claim, [text]):
+            value = evidence.ours(claim, text, Found(), variant)
             if value is not None:
                 one = Estimate.of(value, part.quantity)
                 others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
@@ -535,39 +510,41 @@ def _judge_derived(claim: Claim, part: Part, book: Book, found: Found) -> Judgem
     checks = [(part.value, "its own numbers give")] if part.value else []
     checks += [(other.value, f"{other.why}:") for other in part.against]
     for text, why in checks:
-        theirs = book.printed(claim, text)
+        theirs = evidence.printed(claim, text)
         if theirs is not None and not theirs.overlaps(band):
             said = [f"{text} {part.unit}".rstrip() for text in (part.printed, _span(theirs))]
             result.reason = f"printed {said[0]}, but {why} {said[1]}; {result.reason}"
             result.verdict = "contradicts itself"
-    result.reason += _beside(claim, part.beside, part.unit, book, found)
+    result.reason += _beside(claim, part.beside, part.unit, evidence, found)
     return result
 
 
-def _ran(claim: Claim, texts: Sequence[str], book: Book, found: Found) -> str:
+def _ran(claim: Claim, texts: Sequence[str], evidence: Evidence, found: Found) -> str:
     """The largest of those expressions that have results, as one; empty if none has."""
     ran = []
     for text in texts:
         seen = Found()
-        book.ours(claim, text, seen)
+        evidence.ours(claim, text, seen)
         found.missing += seen.missing
         if not seen.missing:
             ran.append(text)
     return f"max({', '.join(ran)})" if ran else ""
 
 
-def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgement:
+def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     """Ascending order of our values, after that of the document's own."""
-    terms = [book.ours(claim, text, found, late=True) for text in part.order]
+    terms = [evidence.ours(claim, text, found, late=True) for text in part.order]
     if any(term is None for term in terms):
         result = Judgement(*_unanswered(found))
     else:
         estimates = [Estimate.of(term) for term in terms]
-        labels = _labels(claim, part, book)
+        labels = list(part.terms) or evidence.labels(claim, part.order)
         verdict, reason = _ascending(labels, estimates, claim.tie)
         others = {}
-        for variant in book.variants(claim, part.order):
-            values = [book.ours(claim, text, Found(), variant, late=True) for text in part.order]
+        for variant in evidence.variants(claim, part.order):
+            values = [
+                evidence.ours(claim, text, Found(), variant, late=True) for text in part.order
+            ]
             if all(value is not None for value in values):
                 ran = [Estimate.of(value) for value in values]
                 others[variant] = _ascending(labels, ran, claim.tie)[0]
@@ -585,10 +562,10 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
         if len(means) == 2 and means[1] and all(map(math.isfinite, means)):
             result.ratio = means[0] / means[1]
     for one, why in [(part, ""), *((other, other.why) for other in part.against)]:
-        theirs = [book.printed(claim, text) for text in one.order]
+        theirs = [evidence.printed(claim, text) for text in one.order]
         if any(value is None for value in theirs):
             continue
-        names = one.terms or [book.label(claim, text, "case") for text in one.order]
+        names = one.terms or evidence.labels(claim, one.order)
         steps = itertools.pairwise(zip(names, theirs, strict=True))
         wrong = [
             f"{first} {_span(low)} > {second} {_span(high)} {part.unit}".rstrip()
@@ -599,30 +576,17 @@ def _judge_order(claim: Claim, part: Part, book: Book, found: Found) -> Judgemen
             result.verdict = "contradicts itself"
             lead = f"{why}: " if why else ""
             result.reason = f"the document says otherwise: {lead}{_join(wrong)}; {result.reason}"
-    result.reason += _beside(claim, part.beside, part.unit, book, found)
+    result.reason += _beside(claim, part.beside, part.unit, evidence, found)
     return result
-
-
-def _labels(claim: Claim, part: Part, book: Book) -> list[str]:
-    """What the terms of an order are called: by what tells them apart, best their cases."""
-    if part.terms:
-        return list(part.terms)
-    plain = all(expressions.names(text) for text in part.order)
-    for by in ("case", "metric", "variant", "model") if plain else ("metric", "case", "model"):
-        labels = [book.label(claim, text, by) for text in part.order]
-        # An option, p_min=1, keeps its name.
-        labels = [label if "=" in label else label.replace("_", " ") for label in labels]
-        if len(set(labels)) == len(labels):
-            break
-    return labels
 
 
 def _otherwise(claim: Claim, others: Mapping[str, str], verdict: str) -> str:
     """Which other ways of modelling would give another verdict."""
+    how = "".join(claim.otherwise.values())
     differ = [f"{name}: {other}" for name, other in others.items() if other != verdict]
     if differ:
-        return f" ({claim.otherwise}: {', '.join(differ)})"
-    return f" (the same {claim.otherwise}: {_join(others)})" if others else ""
+        return f" ({how}: {', '.join(differ)})"
+    return f" (the same {how}: {_join(others)})" if others else ""
 
 
 def _ascending(names: Sequence[str], ours: Sequence[Estimate], tie: float = 0.0) -> tuple[str, str]:
@@ -690,7 +654,7 @@ def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
 
 
 def _judge_parameters(
-    claim: Claim, book: Book, recipe: Mapping[str, Any], found: Found
+    claim: Claim, evidence: Evidence, recipe: Mapping[str, Any], found: Found
 ) -> Judgement:
     ours = {path: at(recipe, path, claim.id) for path in (*claim.recipe, *claim.not_printed)}
     differs = _differing(claim, recipe)
@@ -704,7 +668,7 @@ def _judge_parameters(
         reasons.insert(0, _join(claim.implemented_by))
     shown = [show(value) for value in ours.values()]
     scaled = bool(differs)
-    measured = book.value(claim.paper, claim.ours, found) if claim.ours else None
+    measured = evidence.value(claim.document, claim.ours, found) if claim.ours else None
     if measured is not None:
         used = Estimate.of(measured)
         shown = [str(used)]
@@ -755,16 +719,18 @@ def _span(value: Interval) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _beside(claim: Claim, others: Sequence[Other], unit: str, book: Book, found: Found) -> str:
+def _beside(
+    claim: Claim, others: Sequence[Other], unit: str, evidence: Evidence, found: Found
+) -> str:
     """What stands beside a number: the document's own, else ours; what is not there is left out."""
     text = ""
     for other in others:
         if other.printed:
             continue  # held against the statement's own value
         seen = Found()
-        theirs = book.printed(claim, other.value)
+        theirs = evidence.printed(claim, other.value)
         alone = other.value in {f"{{{name}}}" for name in expressions.names(other.value)}
-        ours = None if theirs else book.ours(claim, other.value, seen, late=alone)
+        ours = None if theirs else evidence.ours(claim, other.value, seen, late=alone)
         if theirs is not None or ours is not None:
             shown = _span(theirs) if ours is None else Estimate.of(ours, other.quantity or "")
             never = isinstance(shown, Estimate) and shown.never

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write files so that a reader finds them whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(path: str | Path, lasting: bool = False) -> Iterator[Path]:
             _settle(part)
         os.replace(part, path)
         if lasting:
-            _settle(path.parent)  # where the name is kept
+            _settle(path.parent)  # the folder holds the name
     finally:
         part.unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,18 @@ from functools import partial
 
 import torch
 
+from methods import compression
 from methods.compression import Compressor, Payload
+
+FEW, MANY = 2**4, 2**9
+"""Rows of the square matrices on which :func:`done` times codecs."""
+
+KERNEL_S = 4e-6
+"""Seconds of a kernel where the codecs of this project were timed."""
 
 
 @dataclass(frozen=True)
-class Coding:
+class CodingTimes:
     """Seconds until the first payload, from there until the last one, and after it."""
 
     first_s: float
@@ -30,7 +38,9 @@ class Coding:
         return self.encode_s + self.decode_s
 
 
-def coding(make: Callable[[], Compressor], tensors: Sequence[torch.Tensor], repeats: int) -> Coding:
+def coding(
+    make: Callable[[], Compressor], tensors: Sequence[torch.Tensor], repeats: int
+) -> CodingTimes:
     """One party's encoding and decoding of ``tensors``, one after the other.
 
     Medians of ``repeats`` steps after one that is not counted: residuals are then in use, and
@@ -39,7 +49,7 @@ def coding(make: Callable[[], Compressor], tensors: Sequence[torch.Tensor], repe
     """
     codec = make()
     runs = [_once(codec, tensors) for _ in range(repeats + 1)][1:]
-    return Coding(*(statistics.median(column) for column in zip(*runs, strict=True)))
+    return CodingTimes(*(statistics.median(column) for column in zip(*runs, strict=True)))
 
 
 def _once(codec: Compressor, tensors: Sequence[torch.Tensor]) -> tuple[float, float, float]:
@@ -69,14 +79,53 @@ def _send(encoding, answer: Payload | list[Payload]):
         return None
 
 
+@dataclass(frozen=True)
+class Done:
+    """What coding a tensor takes: ``few_s`` seconds whatever its size, and so many ``copies``."""
+
+    few_s: float
+    copies: float
+
+
+def done(make: Callable[[], Compressor], repeats: int = 15) -> tuple[Done, Done]:
+    """What encoding and decoding take beside copying, to be held against what a codec declares.
+
+    The least of ``repeats`` runs, on one thread, of square matrices of FEW values and of MANY.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Freed once, a large block lets the C library take later ones from memory that it has.
+    torch.empty(31 << 20, dtype=torch.uint8).fill_(1)
+    seeded = torch.Generator().manual_seed(0)
+    try:
+        few, many = (
+            _least(make, torch.randn(n, n, generator=seeded), repeats) for n in (FEW, MANY)
+        )
+        matrix = torch.randn(MANY, MANY)
+        target = matrix.clone()
+        copy_s = min(_seconds(partial(target.copy_, matrix)) for _ in range(3 * repeats))
+    finally:
+        torch.set_num_threads(threads)
+    return tuple(
+        Done(small, (large - small) / copy_s) for small, large in zip(few, many, strict=True)
+    )
+
+
+def _least(make: Callable[[], Compressor], tensor: torch.Tensor, repeats: int) -> list[float]:
+    codec = make()
+    runs = [_once(codec, [tensor]) for _ in range(repeats + 3)][3:]
+    return [min(first + further for first, further, _ in runs), min(last for *_, last in runs)]
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
 def median_s(function: Callable[[], object], repeats: int) -> float:
     """The median of ``repeats`` calls after one that is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median([_seconds(function) for _ in range(repeats + 1)][1:])
 
 
 def copy_s(tensor: torch.Tensor, repeats: int) -> float:
@@ -142,3 +191,17 @@ class _Bucket:
 
     def is_last(self) -> bool:
         return True
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print what work the codecs named do here, for their files to declare."""
+    for name in arguments:
+        for way, spent in zip(
+            ("encode", "decode"), done(partial(compression.load, name)), strict=True
+        ):
+            kernels = max(1, round(spent.few_s / KERNEL_S))
+            print(f"{name}: {way}_work = Work(passes={spent.copies:.2g}, kernels={kernels})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

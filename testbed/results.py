@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -17,24 +18,32 @@ if TYPE_CHECKING:  # slow to import, and most processes only make rows
 
 Evidence = Literal["computed", "simulated", "packet", "emulated", "measured", "recorded"]
 Scale = Literal["smoke", "desk", "paper"]
+Status = Literal["ok", "late", "failed"]
 Unit = Literal["", "s", "h", "B", "MB", "bit/s", "1", "%", "rounds", "1/s", "GB/s", "values"]
 
 
 class Row(BaseModel):
-    """One measured number and everything needed to place it.
+    """One number and everything needed to place it.
 
-    ``case`` names the row of the document's table or the curve of its figure (``GeoMX-155M``);
-    ``variant`` how we modelled it where there is a choice (``serial``, ``overlapped``). Points of
-    a curve carry ``round`` and ``time_s``. ``bandwidth`` is that of the constraining link, bit/s.
-    A run that failed is a row with ``status`` failed, its ``reason`` and no value.
+    ``at`` holds the coordinates that have no field of their own: the label of a method in its
+    document, an oversubscription, the k and d of pausing nodes. Figures, tables and claims find a
+    row by its fields and by ``at``; ``case`` is only what a person calls it, and nothing takes it
+    apart. ``variant`` says how we modelled it where there is a choice (``serial``, ``overlapped``).
+    Points of a curve carry ``round`` and ``time_s``. ``bandwidth`` is that of the constraining
+    link, bit/s.
+
+    A run that failed has ``status`` *failed*, a reason and no value. *late* is a run that ended
+    before it reached its target where its end tells more than nothing: it had as much of what
+    ``unit`` counts as the others had, so that it comes after all that did arrive.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    paper: str
+    document: str
     experiment: str
-    case: str
+    case: str = ""
     variant: str = ""
+    at: dict[str, float | str] = {}
     exchange: str = ""
     compression: str = ""
     synchronization: str = ""
@@ -52,26 +61,51 @@ class Row(BaseModel):
     unit: Unit
     round: int = -1
     time_s: float = math.nan
-    status: Literal["ok", "failed"] = "ok"
+    status: Status = "ok"
     reason: str = ""
 
     @model_validator(mode="after")
     def _complete(self) -> Row:
         if self.status == "ok" and not math.isfinite(self.value):
             raise ValueError(f"metric {self.metric!r} of {self.case!r} has no finite value")
-        if self.status == "failed" and not self.reason:
-            raise ValueError(f"failed row of {self.case!r} gives no reason")
+        if self.status != "ok" and not self.reason:
+            raise ValueError(f"{self.status} row of {self.case!r} gives no reason")
+        if taken := self.at.keys() & type(self).model_fields.keys():
+            raise ValueError(f"at: {', '.join(sorted(taken))}: a field has this name")
         return self
 
 
 COLUMNS = list(Row.model_fields)
+KINDS = (("evidence", Evidence), ("scale", Scale), ("unit", Unit), ("status", Status))
 
 
 def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a table, one column a field, in the schema's order."""
+    """Rows as a table, one column a field, in the schema's order; ``at`` is JSON text in it."""
     import pandas as pd
 
-    return pd.DataFrame([row.model_dump() for row in rows], columns=COLUMNS)
+    return pd.DataFrame([_record(row) for row in rows], columns=COLUMNS)
+
+
+def _record(row: Row) -> dict:
+    return dict(row) | {"at": json.dumps(row.at, sort_keys=True)}
+
+
+def row_of(record: Mapping[str, Any], **changes: Any) -> Row:
+    """The row that a record of a table stands for, with other fields where given."""
+    return Row(**dict(record) | {"at": json.loads(record["at"])} | changes)
+
+
+def coordinates(table: pd.DataFrame) -> pd.DataFrame:
+    """``table`` with a column for every coordinate in ``at``, in place of it.
+
+    A row that lacks a coordinate has NaN there.
+    """
+    import pandas as pd
+
+    texts = table["at"].unique()
+    known = pd.DataFrame([json.loads(text) for text in texts], index=texts)
+    columns = known.reindex(table["at"]).set_axis(table.index)
+    return table.drop(columns="at").join(columns)
 
 
 def write(rows: Iterable[Row], path: str | Path) -> None:
@@ -101,7 +135,7 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
             raise ValueError(f"{path}: not a readable result file ({error})") from error
         if list(table.columns) != COLUMNS:
             raise ValueError(f"{path}: columns {list(table.columns)} are not the result schema")
-        for column, allowed in (("evidence", Evidence), ("scale", Scale), ("unit", Unit)):
+        for column, allowed in KINDS:
             if bad := set(table[column]) - set(get_args(allowed)):
                 raise ValueError(f"{path}: unknown {column} {sorted(bad)}")
         good = table["status"] == "ok"
@@ -111,7 +145,7 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
             raise ValueError(f"{path}: {broken['metric']!r} of {broken['case']!r} is incomplete")
         try:
             for record in table.drop_duplicates(["metric", "unit", "status"]).to_dict("records"):
-                Row(**record)
+                row_of(record)
         except ValidationError as error:
             raise ValueError(f"{path}: {error}") from error
         tables.append(table)

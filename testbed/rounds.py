@@ -11,14 +11,16 @@ import torch
 from methods import exchange
 from methods.compression import Compressor, Encoding, Payload
 from methods.exchange import Plan
-from testbed.network import bounds, simulate
+from testbed.network import bounds
+from testbed.network.counting import complete
+from testbed.prices import coding_s, exchange_s, load_system
 from testbed.results import Row
 from testbed.training import models
 from testbed.training.datasets import load_dataset
 from testbed.training.device import profile
 from testbed.training.learner import Learner, Traffic
 from testbed.training.recipe import Link, Part, Recipe
-from testbed.training.trainer import complete, topology
+from testbed.training.trainer import topology
 
 Bodies = dict[str, dict[int, bytes]]
 """Payload bodies of a whole vector by message slot and sender, tensor after tensor."""
@@ -182,12 +184,7 @@ def time_rows(
     for variant, timing in timings.items():
         sites = topology(workers, timing.link)
         plan = exchange.load(system.name, **(system.parameters | dict(timing.exchange)))(sites)
-        seconds = sum(
-            simulate(
-                plan, sites, complete(plan, sizes), efficiency=timing.link.efficiency
-            ).completion_s
-            for sizes in traffic.rounds
-        )
+        seconds = exchange_s(plan, sites, traffic.rounds, timing.link.efficiency)
         yield made(variant, "communication_time", seconds, "simulated")
         yield made(variant, "round_time", seconds + compute_s + compression_s, "simulated")
     sites = topology(workers, best)
@@ -201,14 +198,16 @@ def time_rows(
 
 
 def costs(recipe: Recipe, traffic: Traffic) -> tuple[float, float]:
-    """Seconds a round that computing and compressing take on the recipe's device."""
+    """Seconds a round that computing and coding take on the recipe's device, one after the other.
+
+    What is coded at one place follows what is coded at the place before; see
+    :mod:`testbed.prices`.
+    """
     device = profile(recipe.device)
     model = models.make(recipe.model.name, **recipe.model.parameters)
     shape = load_dataset(recipe.dataset, limit=recipe.limit).shape
     image = models.image_shape(recipe.model.parameters, shape)
     compute_s = device.compute_s(models.flops_per_sample(model, image), recipe.batch)
-    coded = (
-        device.compression_s(codec, nbytes, traffic.calls[codec])
-        for codec, nbytes in traffic.coded.items()
-    )
-    return compute_s, sum(coded)
+    sites = topology(recipe.workers, next(iter(recipe.networks.values())))
+    system = load_system(recipe.exchange, recipe.levels, sites)
+    return compute_s, coding_s(device, system.gradient(), traffic.values)

@@ -8,7 +8,13 @@ import pytest
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ALONE = ("bench", "live", "network/test_emulated.py", "workflow/test_smoke.py")
+ALONE = (
+    "bench",
+    "contract/test_work.py",
+    "live",
+    "network/test_emulated.py",
+    "workflow/test_smoke.py",
+)
 """What times, starts many processes or fills all cores."""
 
 

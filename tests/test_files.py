@@ -1,4 +1,4 @@
-"""Files that are whole or not at all; that they last is tested with the federated store."""
+"""Files that are whole or not at all; that they last is tested with the federated checkpoint."""
 
 import pytest
 

@@ -12,7 +12,7 @@ from testbed.results import Row
 
 def row(**changes):
     fields = dict(
-        paper="p",
+        document="p",
         experiment="e",
         case="c",
         scale="smoke",
@@ -40,11 +40,28 @@ def test_round_trip(tmp_path):
         {"unit": "furlong"},
         {"scale": "huge"},
         {"colour": "red"},
+        {"status": "late", "value": math.nan},
+        {"at": {"workers": 8}},
     ],
 )
 def test_incomplete_or_unknown_is_refused(changes):
     with pytest.raises(ValidationError):
         row(**changes)
+
+
+def test_coordinates_become_columns():
+    rows = [row(at={"method": "Ring", "k": 2}), row(at={"method": "RAT"}), row()]
+    table = results.coordinates(results.frame(rows))
+    assert list(table["method"].fillna("")) == ["Ring", "RAT", ""]
+    assert table["k"].iloc[0] == 2.0 and table["k"].isna().sum() == 2
+    assert "at" not in table and list(table["value"]) == [1.5] * 3
+
+
+def test_a_record_is_its_row_again():
+    one = row(at={"d": 0.01, "method": "Ring"})
+    record = results.frame([one]).iloc[0]
+    assert results.row_of(record, value=2.0).value == 2.0
+    assert results.row_of(record).at == {"d": 0.01, "method": "Ring"}
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path):

@@ -1,23 +1,30 @@
 """What a scale costs, estimated from its recipes: GPU-hours, core-hours, bytes of results.
 
+    python -m workflow.cost --scale paper
+
 An estimate is no measurement. Training counts operations of gradients and evaluations at the speed
 of a device profile, and no coding; all other jobs are counted by how long such jobs took here.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 
 from testbed.training import device, models
 from testbed.training.recipe import Part, Recipe
-from workflow.recipes.matrix import Matrix
+from workflow import settings
+from workflow.experiment import Bench
+from workflow.jobs import Job, Jobs
+from workflow.matrix import experiments as matrix
+from workflow.matrix.rounds import clusters
 
 DEVICE = "v100_flops"
 ITERATION_S = 3e-3
@@ -49,48 +56,56 @@ class Cost:
     basis: str = ""
 
 
-def estimate(
-    runs: Mapping[str, Mapping[str, Iterable[Recipe]]],
-    matrix: Matrix,
-    others: Mapping[str, int],
-    timed: Mapping[str, float],
-) -> list[Cost]:
-    """Costs a document and kind of job; the last line is their sum.
+def estimate(jobs: Jobs, timed: Mapping[str, float]) -> list[Cost]:
+    """Costs a wing and kind of job; the last line is their sum. What runs only when it is asked for
+    by name does not count.
 
     Parameters
     ----------
-    runs: training jobs by document and name, each with its runs.
-    others: how many other jobs there are, by document.
-    timed: core-seconds that a job took before, in the mean by document, where that is known.
+    timed: core-seconds that a job took before, in the mean by wing, where that is known.
     """
-    lines = [
-        _trained(f"{paper}: training", len(jobs), list(chain.from_iterable(jobs.values())))
-        for paper, jobs in runs.items()
-    ]
-    labels = list(dict.fromkeys(matrix.trained_as().values()))
-    lines.append(_trained("matrix: training", len(labels), list(_searched(matrix, labels))))
-    cells = len(matrix.found()) * len(list(matrix.clusters())) * len(matrix.models)
-    lines.append(
-        Cost(
-            "matrix: cells",
-            len(matrix.found()),
-            core_hours=cells * CELL_S / 3600,
-            result_bytes=cells * CELL_ROWS * ROW_BYTES,
-            basis=f"{cells} cells of {CELL_S:g} core-seconds",
-        )
-    )
-    for paper, jobs in others.items():
-        known = paper in timed
-        seconds = timed.get(paper, JOB_S)
-        basis = "as such jobs took at desk scale" if known else "a guess"
-        basis = f"{seconds:.0f} core-seconds a job, {basis}"
-        lines.append(Cost(f"{paper}: other jobs", jobs, 0.0, jobs * seconds / 3600, 0.0, basis))
+    lines: list[Cost] = []
+    for name in jobs.wings:
+        mine = [
+            j for (wing, _), j in jobs.all.items() if wing == name and not j.experiment.optional
+        ]
+        training = [job for job in mine if job.runs]
+        recipes = [run for job in training for run in job.runs]
+        cells: list[Job] = []
+        if name == "matrix":
+            cells = [job for job in mine if job.experiment is matrix.cells]
+            training = [job for job in mine if job.experiment is matrix.training]
+            recipe = jobs.settings.recipes[name]
+            recipes = list(searched(recipe, jobs.settings.scale, [job.part for job in training]))
+        if training:
+            lines.append(_trained(f"{name}: training", len(training), recipes))
+        if cells:
+            lines.append(_cells(recipe, len(cells)))
+        others = len(mine) - len(training) - len(cells)
+        if others:
+            known = name in timed
+            seconds = timed.get(name, JOB_S)
+            basis = "as such jobs took at desk scale" if known else "a guess"
+            basis = f"{seconds:.0f} core-seconds a job, {basis}"
+            hours = others * seconds / 3600
+            lines.append(Cost(f"{name}: other jobs", others, 0.0, hours, 0.0, basis))
     sums = {
         field.name: sum(getattr(line, field.name) for line in lines)
         for field in fields(Cost)
         if field.name not in ("what", "basis")
     }
     return [*lines, Cost("all", **sums, basis="an estimate")]
+
+
+def _cells(recipe: Any, jobs: int) -> Cost:
+    cells = jobs * len(list(clusters(recipe))) * len(recipe.models)
+    return Cost(
+        "matrix: cells",
+        jobs,
+        core_hours=cells * CELL_S / 3600,
+        result_bytes=cells * CELL_ROWS * ROW_BYTES,
+        basis=f"{cells} cells of {CELL_S:g} core-seconds",
+    )
 
 
 def gpu_s(recipe: Recipe) -> float:
@@ -123,17 +138,17 @@ def write(lines: Iterable[Cost], path: str | Path) -> None:
     pd.DataFrame(lines).to_csv(path, index=False)
 
 
-def timed(folder: Path, papers: Iterable[str]) -> dict[str, float]:
-    """Core-seconds of a job that does not train, in the mean by document, from Snakemake's
-    benchmark files."""
-    found = {}
-    for paper in papers:
-        folders = [f for f in (folder / paper, *folder.glob(f"{paper}_*")) if f.is_dir()]
-        files = [f for f in folders if not f.name.endswith("_train")]
-        tables = [pd.read_csv(file, sep="\t") for f in files for file in sorted(f.glob("**/*.tsv"))]
-        if tables:
-            found[paper] = float(pd.concat(tables)["cpu_time"].mean())
-    return found
+def timed(folder: Path, jobs: Iterable[Job]) -> dict[str, float]:
+    """Core-seconds of a job that does not train, in the mean by wing, from Snakemake's benchmark
+    files of these jobs."""
+    found: dict[str, list[float]] = {}
+    for job in jobs:
+        file = folder / job.wing.name / f"{job.name}.tsv"
+        counted = job.experiment not in (matrix.cells, matrix.training)
+        if counted and not job.runs and file.is_file():
+            took = pd.read_csv(file, sep="\t")["cpu_time"].mean()
+            found.setdefault(job.wing.name, []).append(float(took))
+    return {name: sum(times) / len(times) for name, times in found.items()}
 
 
 def _trained(what: str, jobs: int, recipes: list[Recipe]) -> Cost:
@@ -150,14 +165,14 @@ def _trained(what: str, jobs: int, recipes: list[Recipe]) -> Cost:
     )
 
 
-def _searched(matrix: Matrix, labels: Iterable[str]) -> Iterator[Recipe]:
+def searched(recipe: Any, scale: str, labels: Iterable[str]) -> Iterator[Recipe]:
     """Every run behind the matrix's training: the grid, then the seeds."""
-    how = matrix.training
+    how, bench = recipe.training, Bench("matrix", "training", recipe, scale)
     for label in labels:
         for lr in how.grid:
-            yield matrix.run(label, lr, how.seeds[0], how.tuning_rounds, "paper", "tuning")
+            yield matrix.run(bench, how, label, lr, how.tuning_seed, how.tuning_rounds, "tuning")
         for seed in how.seeds:
-            yield matrix.run(label, how.grid[0], seed, how.most_rounds, "paper", "training")
+            yield matrix.run(bench, how, label, how.grid[0], seed, how.most_rounds, "training")
 
 
 def _rounds(recipe: Recipe) -> float:
@@ -178,3 +193,19 @@ def _flops(model: str, dataset: str, steps: int) -> float:
     sample = (steps,) if text else _SAMPLES.get(dataset, models.sample_shape(part.name))
     with torch.device("meta"):
         return models.flops_per_sample(models.make(part.name, **part.parameters), sample)
+
+
+def of_scale(scale: str) -> list[Cost]:
+    """The estimate of a scale, with what jobs took at desk scale where that is known."""
+    jobs = Jobs(settings.load({"scale": scale}, names=False), settings.wings())
+    return estimate(jobs, timed(settings.ROOT / "results/desk/jobs", jobs.all.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m workflow.cost", description=__doc__.split("\n")[0])
+    parser.add_argument("--scale", default="desk", choices=settings.SCALES)
+    print(said(of_scale(parser.parse_args().scale)))
+
+
+if __name__ == "__main__":
+    main()

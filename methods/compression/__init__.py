@@ -18,6 +18,7 @@ codecs with several rounds of communication::
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -38,6 +39,7 @@ __all__ = [
     "Frame",
     "Key",
     "Payload",
+    "Work",
     "add_payloads",
     "aggregate",
     "alike",
@@ -57,6 +59,34 @@ LARGEST_HALF = torch.finfo(torch.float16).max
 Encoding = Generator[tuple[Payload, Combine], Any, torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What coding one tensor does to memory, for devices to price without knowing the codec.
+
+    Attributes
+    ----------
+    passes: operations over all values, each as long as a copy of the tensor; 0.5 is half a copy.
+    kernels: operations that a tensor library launches, whatever the tensor's size.
+    selections: searches for the largest among all values.
+    draws: random numbers for each value.
+    products: multiply-adds for each value in products of matrices.
+    """
+
+    passes: float = 0.0
+    kernels: int = 0
+    selections: float = 0.0
+    draws: float = 0.0
+    products: float = 0.0
+
+    def __bool__(self) -> bool:
+        return any(dataclasses.astuple(self))
+
+    @property
+    def over_values(self) -> Work:
+        """What grows with the tensor."""
+        return dataclasses.replace(self, kernels=0)
+
+
 @dataclass
 class Compressor:
     """Base of every compressor. State is per key; one instance serves one worker.
@@ -64,6 +94,11 @@ class Compressor:
     One-shot codecs implement ``compress`` and ``decompress`` (and ``merge`` where ``combine`` is
     ``merge``); codecs with several rounds override ``encode``. ``adds`` is false where the
     aggregate is a vote of signs, not a sum: such a codec sends no zeros.
+
+    ``encode_work`` and ``decode_work`` say what coding a tensor does, decoding by what one payload
+    takes; a property where parameters decide. A test holds them against the clock, and
+    ``python -m testbed.measuring <name>`` says what to write. What sends values from where they lie
+    does no work.
     """
 
     summary: ClassVar[str]
@@ -72,6 +107,8 @@ class Compressor:
     one_shot: ClassVar[bool] = True
     exact_bytes: ClassVar[bool] = True
     adds: ClassVar[bool] = True
+    encode_work: ClassVar[Work]
+    decode_work: ClassVar[Work]
 
     state: dict[Key, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -105,6 +142,15 @@ class Compressor:
         """
         raise NotImplementedError
 
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        """Bytes of what comes back to a party each round, if a server combines so many payloads.
+
+        Codecs that merge say how large the merged payload is; where the data decide, of payloads
+        that are sparse at independent places. As it stands, the most: all of them side by side.
+        """
+        times = 1 if self.combine == "sum" else parties
+        return tuple(times * nbytes for nbytes in self.payload_bytes(shape))
+
     def encode(self, tensor: torch.Tensor, key: Key) -> Encoding:
         """Yield ``(payload, combine)`` each round; return the sum over all parties."""
         combined = yield self.compress(tensor, key), self.combine
@@ -123,7 +169,7 @@ class Compressor:
         """Go on from a copy of ``state``; what follows is bit-equal."""
         self.state = copy.deepcopy(state)
 
-    # What codecs share; not for callers.
+    # Helpers that codecs share; callers do not use them.
 
     def _require(
         self, name: str, kind: type, allowed: str, holds: Callable[[Any], bool] = lambda _: True

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, add_payloads, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, add_payloads, alike
 from methods.compression.pieces import memory, packing, sampling
 
 DENSE = {"fp32": "float32", "fp16": "float16"}
@@ -56,6 +56,8 @@ class BiSparse(Compressor):
     summary: ClassVar[str] = "largest values both ways over a sampled threshold"
     source: ClassVar[str] = "GeoMX §4; INET-RC/GeoMX gradient_compression.cc"
     combine: ClassVar[Combine] = "merge"
+    encode_work: ClassVar[Work] = Work(passes=3, kernels=45, selections=1)
+    decode_work: ClassVar[Work] = Work(passes=1.3, kernels=14)
 
     ratio: float = 0.01
     sample_rate: float = 0.005
@@ -104,6 +106,16 @@ class BiSparse(Compressor):
         if self.sparse(n):
             return (8 * self.most(n),)
         return (n * (4 if self.dense == "fp32" else 2),)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        n, (sent,) = math.prod(shape), self.payload_bytes(shape)
+        if not self.sparse(n):
+            return (sent,)
+        return (
+            (8 * self.most(n) * self.parties,)
+            if self.format == "padded"
+            else (8 * sampling.union(n, self.most(n), parties),)
+        )
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from methods.compression import Compressor, Encoding, Key, Payload
+from methods.compression import Compressor, Encoding, Key, Payload, Work
 from methods.compression.pieces import memory, packing, sampling
 from methods.compression.pieces import sketch as sketching
 from methods.compression.pieces.threads import each_block
@@ -61,7 +61,10 @@ class CountSketch(Compressor):
     """
 
     summary: ClassVar[str] = "sketches that add, then exact values at the heavy positions"
-    source: ClassVar[str] = "Sketch-Fusion Algorithm 1; Ivkin et al. 2019, Algorithms 1 and 3"
+    source: ClassVar[str] = (
+        "Sketch-Fusion [@dai2024sketchfusion] Algorithm 1; "
+        "Ivkin et al. 2019 [@ivkin2019communication], Algorithms 1 and 3"
+    )
     one_shot: ClassVar[bool] = False
 
     ratio: float = 0.01
@@ -100,6 +103,18 @@ class CountSketch(Compressor):
             )
         if self.momentum and not self.error_feedback:
             raise ValueError("count_sketch: momentum needs error_feedback=true, which holds it")
+
+    @property
+    def encode_work(self) -> Work:
+        passes = 16 + 3.3 * self.rows + 4 * self.error_feedback + 1.5 * bool(self.momentum)
+        passes += 22 * (self.selection == "top_pk")
+        return Work(passes=passes, kernels=80, selections=1)
+
+    @property
+    def decode_work(self) -> Work:
+        if self.selection == "top_pk":
+            return Work(passes=8.5, kernels=31)
+        return Work(passes=2.5 if self.error_feedback else 1.4, kernels=11)
 
     def layout(self, n: int) -> tuple[int, int, int]:
         """k, the columns c, and how many exact values round 2 carries (0: no such round)."""
@@ -154,7 +169,7 @@ class CountSketch(Compressor):
         return _spread(total, at, n).view(shape)
 
     def _remember(self, flat: torch.Tensor, key: Key) -> tuple[torch.Tensor, dict[str, Any]]:
-        """What to send, with what is left of earlier steps, and this key's state."""
+        """The values to send, with the residual of earlier steps, and this key's state."""
         n, buffers = flat.numel(), []
         if self.momentum:
             buffers.append("velocity")

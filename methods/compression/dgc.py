@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, add_payloads, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, add_payloads, alike
 from methods.compression.pieces import memory, packing, sampling
 
 
@@ -54,8 +54,12 @@ class Dgc(Compressor):
     """
 
     summary: ClassVar[str] = "largest values, with momentum correction, clipping and warm-up"
-    source: ClassVar[str] = "Lin et al. 2018 (GeoMX [10]); DDS, DGCompressor and DGCSGDMemory"
+    source: ClassVar[str] = (
+        "Lin et al. [@lin2018deep] (GeoMX [10]); DDS, DGCompressor, DGCSGDMemory"
+    )
     combine: ClassVar[Combine] = "merge"
+    encode_work: ClassVar[Work] = Work(passes=5, kernels=34, selections=1)
+    decode_work: ClassVar[Work] = Work(passes=1.2, kernels=10)
     exact_bytes: ClassVar[bool] = False
 
     ratio: float = 0.001
@@ -109,6 +113,10 @@ class Dgc(Compressor):
         if not self.sparse(n):
             return (4 * n,)
         return (8 * sampling.ceil_share(n, max(self.ratio, *self._warmup(), 0)),)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        n, (sent,) = math.prod(shape), self.payload_bytes(shape)
+        return (8 * sampling.union(n, sent // 8, parties),) if self.sparse(n) else (sent,)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

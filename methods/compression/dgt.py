@@ -9,16 +9,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, alike
 from methods.compression.pieces import memory, packing, sampling
 from methods.compression.pieces.threads import BLOCK
 
 RELIABLE, ARRIVED, LOST, INT4 = range(4)
 LEVELS = torch.tensor([torch.nan, *range(-7, 8)])
-"""What the sixteen 4-bit codes stand for, times the scale."""
+"""The values of the sixteen 4-bit codes, in units of the scale."""
 LARGEST_SCALE = torch.finfo(torch.float32).max / 7
-LOSSES = ("losses",)
-"""Key of the reported losses among the state of the tensors."""
 
 
 @dataclass
@@ -33,9 +31,8 @@ class Dgt(Compressor):
       a lost block counts its bytes and arrives as zeros;
     - ``int4``: as 4-bit integers with a scale a block, s = max|g|/7: the error is at most s/2.
 
-    With ``adaptive`` the share follows the loss that the trainer reports (:meth:`report_loss`):
-    share·loss/first loss, never below ``least_share``. The published protocol keeps no residual;
-    ``error_feedback`` adds one (``int4`` only: a sender never learns what was lost).
+    The published protocol keeps no residual; ``error_feedback`` adds one (``int4`` only: a sender
+    never learns what was lost).
 
     Body (``blocks``): the kind of each block in 2 bits, four to a byte from the highest
     (0 reliable, 1 arrived, 2 lost, 3 int4); the float32 values of all blocks but the int4 ones, in
@@ -49,14 +46,12 @@ class Dgt(Compressor):
     alpha: weight of the past in a block's contribution, in [0, 1).
     lossy: what happens to the other blocks, ``drop`` or ``int4``.
     loss: probability that an unreliable block is lost, in [0, 1].
-    adaptive: let the share follow the loss.
-    least_share: smallest adapted share.
     error_feedback: add what quantisation lost to the next gradient.
     seed: of the losses of blocks; parties with one seed lose the same blocks.
     """
 
     summary: ClassVar[str] = "important blocks exact, the others lossy"
-    source: ClassVar[str] = "GeoMX §2 [11]; Zhou, Li, Yu 2019; INET-RC/GeoMX kv_app.h"
+    source: ClassVar[str] = "GeoMX §2 [11]; Zhou, Li, Yu [@zhou2019dgt]; INET-RC/GeoMX kv_app.h"
     combine: ClassVar[Combine] = "merge"
 
     block_size: int = 1024
@@ -64,8 +59,6 @@ class Dgt(Compressor):
     alpha: float = 0.3
     lossy: Literal["drop", "int4"] = "int4"
     loss: float = 0.0
-    adaptive: bool = False
-    least_share: float = 0.2
     error_feedback: bool = False
     seed: int = 0
 
@@ -75,8 +68,6 @@ class Dgt(Compressor):
         self._require("alpha", float, "a number in [0, 1)", lambda x: 0 <= x < 1)
         self._require("lossy", str, "drop or int4", ("drop", "int4").__contains__)
         self._require("loss", float, "a number in [0, 1]", lambda x: 0 <= x <= 1)
-        self._require("adaptive", bool, "true or false")
-        self._require("least_share", float, "a number in [0, 1]", lambda x: 0 <= x <= 1)
         self._require("error_feedback", bool, "true or false")
         self._require("seed", int, "a whole number")
         if self.loss and self.lossy != "drop":
@@ -84,25 +75,24 @@ class Dgt(Compressor):
         if self.error_feedback and self.lossy != "int4":
             raise ValueError("dgt: error_feedback needs lossy='int4'; lost blocks stay unknown")
 
-    def report_loss(self, loss: float) -> None:
-        """Tell the training loss, for the adaptive share."""
-        if not 0 < loss < float("inf"):
-            raise ValueError(f"dgt: reported loss must be a finite number > 0, not {loss!r}")
-        first, _ = self.state.get(LOSSES, (loss, loss))
-        self.state[LOSSES] = (float(first), float(loss))
+    @property
+    def encode_work(self) -> Work:
+        if self.lossy == "drop":
+            return Work(passes=5.8, kernels=57)
+        return Work(passes=24, kernels=61) if self.error_feedback else Work(passes=17.4, kernels=51)
 
-    def share_now(self) -> float:
-        """Share of blocks that travel reliably now."""
-        if not self.adaptive or LOSSES not in self.state:
-            return self.share
-        first, last = self.state[LOSSES]
-        return min(1.0, max(self.least_share, self.share * last / first))
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=7.8 if self.lossy == "drop" else 9.6, kernels=49)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         n, size = math.prod(shape), self.block_size
         count = -(-n // size)
         rough = max(0, count - 1 - self._reliable(count)) if self.lossy == "int4" else 0
         return (-(-count // 4) + 4 * (n - rough * size) + rough * (4 + size // 2),)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        return (4 * math.prod(shape),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
@@ -171,7 +161,7 @@ class Dgt(Compressor):
 
     def _reliable(self, count: int) -> int:
         """⌊share·blocks + ½⌋ of ``count`` blocks."""
-        return int(self.share_now() * count + 0.5)
+        return int(self.share * count + 0.5)
 
     def _classify(
         self, rows: torch.Tensor, tail: torch.Tensor, key: Key, state: dict

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload
+from methods.compression import Combine, Compressor, Key, Payload, Work
 
 
 @dataclass
@@ -19,6 +19,8 @@ class Identity(Compressor):
     summary: ClassVar[str] = "no compression, float32"
     source: ClassVar[str] = "baseline"
     combine: ClassVar[Combine] = "sum"
+    encode_work: ClassVar[Work] = Work()
+    decode_work: ClassVar[Work] = Work()
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         return self._dense(self._flat(tensor, key), tensor.shape)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload
+from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import memory, packing, quantising
 
 MAGIC, HEAD = b"Q8\x00\x01", struct.Struct("<4siqi")
@@ -45,6 +45,14 @@ class Int8Blocks(Compressor):
             "chunk", int, f"a whole number in 1…{MAX_VALUES}", lambda c: 1 <= c <= MAX_VALUES
         )
         self._require("error_feedback", bool, "true or false")
+
+    @property
+    def encode_work(self) -> Work:
+        return Work(passes=7, kernels=13) if self.error_feedback else Work(passes=4.1, kernels=9)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=3, kernels=14)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (HEAD.size + quantising.blocks_bytes(math.prod(shape), self.chunk),)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods.compression import Compressor, Encoding, Key, Payload
+from methods.compression import Compressor, Encoding, Key, Payload, Work
 from methods.compression.pieces import packing, sampling
 
 
@@ -36,7 +36,7 @@ class PowerSgd(Compressor):
     """
 
     summary: ClassVar[str] = "low-rank factors by subspace iteration, warm start, error feedback"
-    source: ClassVar[str] = "Vogels, Karimireddy, Jaggi 2019 (Sketch-Fusion §5)"
+    source: ClassVar[str] = "Vogels, Karimireddy, Jaggi [@vogels2019powersgd] (Sketch-Fusion §5)"
     one_shot: ClassVar[bool] = False
 
     rank: int = 4
@@ -47,6 +47,14 @@ class PowerSgd(Compressor):
         self._require("rank", int, "a whole number >= 1", lambda x: x >= 1)
         self._require("square_from", int, "a whole number >= 0", lambda x: x >= 0)
         self._require("seed", int, "a whole number")
+
+    @property
+    def encode_work(self) -> Work:
+        return Work(passes=4.7, kernels=17, products=2 * self.rank)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=2, kernels=10, products=2 * self.rank)
 
     def factors(self, shape: Sequence[int]) -> tuple[int, int, int] | None:
         """Rows and columns of a tensor's matrix and the rank of its factors; None for dense."""

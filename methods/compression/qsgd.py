@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload
+from methods.compression import Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import memory, packing, quantising
 
 
@@ -36,7 +36,7 @@ class Qsgd(Compressor):
     """
 
     summary: ClassVar[str] = "random rounding to a few levels of each bucket's norm"
-    source: ClassVar[str] = "Alistarh et al. 2017, §3 (Sketch-Fusion [3])"
+    source: ClassVar[str] = "Alistarh et al. 2017 [@alistarh2017qsgd], §3 (Sketch-Fusion [3])"
     combine: ClassVar[Combine] = "gather"
 
     bits: int = 2
@@ -58,6 +58,15 @@ class Qsgd(Compressor):
     def levels(self) -> int:
         """s, of the magnitudes above 0."""
         return 2 ** (self.bits - 1) - 1
+
+    @property
+    def encode_work(self) -> Work:
+        passes, kernels = (17, 35) if self.error_feedback else (8.4, 12)
+        return Work(passes=passes, kernels=kernels, draws=1)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=7.3, kernels=23)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload
+from methods.compression import Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import memory, packing, sampling
 
 
@@ -35,7 +35,7 @@ class RandomK(Compressor):
     """
 
     summary: ClassVar[str] = "values at shared random positions, without indices"
-    source: ClassVar[str] = "Stich, Cordonnier, Jaggi 2018 (Sketch-Fusion §5)"
+    source: ClassVar[str] = "Stich, Cordonnier, Jaggi [@stich2018sparsified] (Sketch-Fusion §5)"
     combine: ClassVar[Combine] = "sum"
 
     ratio: float = 0.01
@@ -50,6 +50,14 @@ class RandomK(Compressor):
         self._require("seed", int, "a whole number")
         if self.scale and self.error_feedback:
             raise ValueError("random_k: scale needs error_feedback=false; n/k times is no part")
+
+    @property
+    def encode_work(self) -> Work:
+        return Work(passes=5, kernels=25) if self.error_feedback else Work(passes=3.5, kernels=20)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=2.4, kernels=22)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (4 * sampling.ceil_share(math.prod(shape), self.ratio),)

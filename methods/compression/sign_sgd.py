@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, alike
 from methods.compression.pieces import packing
 
 SIGNS = torch.tensor([1.0, -1.0])
@@ -28,8 +28,10 @@ class SignSgd(Compressor):
     """
 
     summary: ClassVar[str] = "signs, and a majority vote"
-    source: ClassVar[str] = "Bernstein et al. 2018, algorithm 3 (Sketch-Fusion [7])"
+    source: ClassVar[str] = "Bernstein et al. [@bernstein2018signsgd], alg. 3 (Sketch-Fusion [7])"
     combine: ClassVar[Combine] = "merge"
+    encode_work: ClassVar[Work] = Work(passes=9, kernels=8)
+    decode_work: ClassVar[Work] = Work(passes=4.2, kernels=10)
     adds: ClassVar[bool] = False
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
@@ -52,6 +54,9 @@ class SignSgd(Compressor):
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (-(-math.prod(shape) // 8),)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        return self.payload_bytes(shape)  # a vote is as long as a ballot
 
     def _signs(self, body: bytes, shape: Sequence[int]) -> Payload:
         return self._payload(body, shape, "signs")

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload
+from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import memory, packing, quantising, sampling
 
 MAGIC, HEAD = b"SQ\x00\x01", struct.Struct("<4siiii")
@@ -50,6 +50,15 @@ class SparseInt8(Compressor):
             "chunk", int, f"a whole number in 1…{MAX_VALUES}", lambda c: 1 <= c <= MAX_VALUES
         )
         self._require("error_feedback", bool, "true or false")
+
+    @property
+    def encode_work(self) -> Work:
+        passes, kernels = (15, 49) if self.error_feedback else (10.4, 40)
+        return Work(passes=passes, kernels=kernels, selections=1)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=2.6, kernels=26)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         k = sampling.share_of_any(math.prod(shape), self.ratio)

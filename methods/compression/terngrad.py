@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload
+from methods.compression import Combine, Compressor, Key, Payload, Work
 from methods.compression.pieces import quantising
 
 BITS, LEVELS = 2, 1
@@ -35,7 +35,7 @@ class Terngrad(Compressor):
     """
 
     summary: ClassVar[str] = "random rounding to three levels, after clipping"
-    source: ClassVar[str] = "Wen et al. 2017, §3"
+    source: ClassVar[str] = "Wen et al. 2017 [@wen2017terngrad], §3"
     combine: ClassVar[Combine] = "gather"
 
     clip: float = 2.5
@@ -46,6 +46,15 @@ class Terngrad(Compressor):
         self._require("clip", float, "a number >= 0", lambda c: c >= 0)
         for name in ("seed", "party"):
             self._require(name, int, "a whole number")
+
+    @property
+    def encode_work(self) -> Work:
+        passes, kernels = (10.5, 20) if self.clip else (8, 15)
+        return Work(passes=passes, kernels=kernels, draws=1)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=6.5, kernels=21)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

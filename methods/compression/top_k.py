@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, alike
 from methods.compression.pieces import memory, packing, sampling
 
 
@@ -29,7 +29,10 @@ class TopK(Compressor):
     """
 
     summary: ClassVar[str] = "exactly the k values of largest magnitude"
-    source: ClassVar[str] = "Stich, Cordonnier, Jaggi 2018 (Sketch-Fusion §5)"
+    source: ClassVar[str] = (
+        "Aji, Heafield [@aji2017sparse]; Stich, Cordonnier, Jaggi [@stich2018sparsified] "
+        "(Sketch-Fusion §5)"
+    )
     combine: ClassVar[Combine] = "merge"
 
     ratio: float = 0.01
@@ -39,8 +42,21 @@ class TopK(Compressor):
         self._require("ratio", float, "a number in (0, 1]", lambda x: 0 < x <= 1)
         self._require("error_feedback", bool, "true or false")
 
+    @property
+    def encode_work(self) -> Work:
+        passes, kernels = (14, 37) if self.error_feedback else (10, 31)
+        return Work(passes=passes, kernels=kernels, selections=1)
+
+    @property
+    def decode_work(self) -> Work:
+        return Work(passes=1.1, kernels=11)
+
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (8 * sampling.ceil_share(math.prod(shape), self.ratio),)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        n = math.prod(shape)
+        return (8 * sampling.union(n, sampling.ceil_share(n, self.ratio), parties),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)

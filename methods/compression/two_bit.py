@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, alike
+from methods.compression import Combine, Compressor, Key, Payload, Work, alike
 from methods.compression.pieces import packing, quantising
 
 NEGATIVE, POSITIVE = 0b10, 0b11
@@ -31,8 +31,12 @@ class TwoBit(Compressor):
     """
 
     summary: ClassVar[str] = "threshold quantisation to 2 bits with a residual"
-    source: ClassVar[str] = "GeoMX §2 [9]; Strom 2015; MXNet gradient_compression-inl.h"
+    source: ClassVar[str] = (
+        "GeoMX §2 [9]; Strom [@strom2015scalable]; MXNet gradient_compression-inl.h"
+    )
     combine: ClassVar[Combine] = "merge"
+    encode_work: ClassVar[Work] = Work(passes=6.5, kernels=9)
+    decode_work: ClassVar[Work] = Work(passes=5.2, kernels=14)
 
     threshold: float = 0.5
 
@@ -68,3 +72,6 @@ class TwoBit(Compressor):
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (-(-math.prod(shape) // PER_WORD) * 4,)
+
+    def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
+        return (4 * math.prod(shape),)

@@ -19,7 +19,7 @@ from methods import room
 REDUCE, COPY = 0, 1
 """What a transfer does on arrival: add to what the receiver has, or stand in its place."""
 
-Part = Literal["all", "push", "pull"]
+PlanPart = Literal["all", "push", "pull"]
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Exchange:
     chunks: int = field(default=1, kw_only=True)
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         """Plan the exchange among ``members`` (worker node ids; all workers if None).
 

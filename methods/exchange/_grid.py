@@ -34,7 +34,7 @@ def levels(grid: np.ndarray) -> list[Groups]:
     found = []
     for size in grid.shape:
         found.append(grid.T.reshape(-1, size).tolist())
-        grid = grid[0]  # the first of a group stands for it along the next axis
+        grid = grid[0]  # the first member stands for its group along the next axis
     return found
 
 
@@ -70,7 +70,7 @@ def _add_part(builder: PlanBuilder, nodes: np.ndarray, first: int, ring: bool) -
     """
     h, places = nodes.ndim, np.indices(nodes.shape)
     lo = np.full(nodes.shape, first)
-    sums: list[np.ndarray] = []  # for every worker, what arrived that its partial sum includes
+    sums: list[np.ndarray] = []  # for every worker, the arrivals that its partial sum includes
     for stage, size in enumerate(nodes.shape):
         place, width = places[stage], nodes.size // prod(nodes.shape[: stage + 1])
         arrived: list[np.ndarray] = []

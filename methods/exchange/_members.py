@@ -1,10 +1,10 @@
-"""Who takes part in an exchange: checks that every exchange shares."""
+"""Checks of the members of an exchange, which all exchanges share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methods.exchange import Part, Topology
+from methods.exchange import PlanPart, Topology
 
 
 def participants(name: str, topology: Topology, members: Sequence[int] | None) -> list[int]:
@@ -32,12 +32,12 @@ def central_server(name: str, topology: Topology) -> int:
     return int(topology.servers[0])
 
 
-def check_part(name: str, part: Part) -> None:
+def check_part(name: str, part: PlanPart) -> None:
     if part not in ("all", "push", "pull"):
         raise ValueError(f"{name}: part must be all, push or pull, not {part!r}")
 
 
-def whole_only(name: str, part: Part, instead: str = "") -> None:
+def whole_only(name: str, part: PlanPart, instead: str = "") -> None:
     """Refuse fragments, for exchanges in which every node ends up with some part of the sum."""
     check_part(name, part)
     if part != "all":

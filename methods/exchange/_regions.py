@@ -1,4 +1,4 @@
-"""Who shares a region: the members of an exchange, grouped layer by layer."""
+"""The members of an exchange, grouped layer by layer by the regions that they share."""
 
 from __future__ import annotations
 

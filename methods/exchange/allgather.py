@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 
 
@@ -22,12 +22,13 @@ class Allgather(Exchange):
 
     summary: ClassVar[str] = "everybody sends its own payload whole to everybody else"
     source: ClassVar[str] = (
-        "Sketch-Fusion §4.1 (its [46], Thakur et al., IJHPCA 2005); DDS document, sparse gradients"
+        "Sketch-Fusion §4.1 (its [46], Thakur et al., IJHPCA 2005 [@thakur2005optimization]); DDS "
+        "document, sparse gradients"
     )
     combines: ClassVar[frozenset[str]] = frozenset({"sum", "merge", "gather"})
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("allgather", part)
         nodes = np.array(participants("allgather", topology, members))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import Exchange, Part, Plan, Topology
+from methods.exchange import Exchange, Plan, PlanPart, Topology
 from methods.exchange._grid import grid_all_reduce, levels, nested_grid
 from methods.exchange._members import whole_only
 from methods.exchange._regions import hierarchy
@@ -24,10 +24,10 @@ class BlueConnect(Exchange):
     """
 
     summary: ClassVar[str] = "rings in racks, then between racks on the shares, and back"
-    source: ClassVar[str] = "Cho et al., SysML 2019 (RAT [21], section 2.3)"
+    source: ClassVar[str] = "Cho et al., SysML 2019 [@cho2019blueconnect] (RAT [21], section 2.3)"
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("blue_connect", part)
         grid = self._grid(topology, members)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import power_of
 
@@ -21,10 +21,10 @@ class Butterfly(Exchange):
     """
 
     summary: ClassVar[str] = "log2 n stages of swapping whole vectors with a partner"
-    source: ClassVar[str] = "RAT, section 2.3 (butterfly mixing; its [19])"
+    source: ClassVar[str] = "RAT, section 2.3 (butterfly mixing [@zhao2013butterfly]; its [19])"
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("butterfly", part)
         nodes = np.array(participants("butterfly", topology, members))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import Exchange, Part, Plan, Topology
+from methods.exchange import Exchange, Plan, PlanPart, Topology
 from methods.exchange._grid import grid_all_reduce, levels, nested_grid
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import equal, hierarchy, split
@@ -39,7 +39,7 @@ class GengHips(Exchange):
     """
 
     summary: ClassVar[str] = "a stage along each dimension of a server-centric network"
-    source: ClassVar[str] = "Geng et al., NetAI 2018 (RAT [22], section 2.3)"
+    source: ClassVar[str] = "Geng et al., NetAI 2018 [@geng2018hips] (RAT [22], section 2.3)"
 
     mode: Literal["ps", "ring"] = "ps"
 
@@ -48,7 +48,7 @@ class GengHips(Exchange):
             raise ValueError(f"geng_hips: mode must be ps or ring, not {self.mode!r}")
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("geng_hips", part)
         grid, crossing = _grid(topology, members)
@@ -65,7 +65,7 @@ class GengHips(Exchange):
     def groups(
         self, topology: Topology, members: Sequence[int] | None = None
     ) -> list[list[list[int]]]:
-        """A level a stage; where regions cross, as the first part of the vector takes them."""
+        """One level a stage; where regions cross, in the order of the vector's first part."""
         return levels(_grid(topology, members)[0])
 
 

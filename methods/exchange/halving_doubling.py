@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import power_of
 
@@ -28,7 +28,9 @@ class HalvingDoubling(Exchange):
     """
 
     summary: ClassVar[str] = "swap halves with partners to reduce, doubled back to gather"
-    source: ClassVar[str] = "RAT, section 2.3 (recursive halving and doubling; its [20])"
+    source: ClassVar[str] = (
+        "RAT, section 2.3 (recursive halving and doubling; its [20], [@goyal2017accurate])"
+    )
 
     first: Literal["far", "near"] = "far"
 
@@ -37,14 +39,15 @@ class HalvingDoubling(Exchange):
             raise ValueError(f"halving_doubling: first must be far or near, not {self.first!r}")
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("halving_doubling", part)
         nodes = np.array(participants("halving_doubling", topology, members))
         n = len(nodes)
         steps = power_of("halving_doubling", n, 2)
         ranks = np.arange(n)
-        if self.first == "near":  # the far steps, among ranks whose bits are in reverse order
+        # The near steps are the far steps among ranks whose bits are reversed.
+        if self.first == "near":
             bits = [(ranks >> bit & 1) << (steps - 1 - bit) for bit in range(steps)]
             nodes = nodes[sum(bits, start=np.zeros_like(ranks))]
 

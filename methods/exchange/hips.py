@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import central_server, check_part, participants
 
 
@@ -18,14 +18,18 @@ class Hips(Exchange):
     only aggregates; the sum comes back the same way. Sites are the regions of the topology's
     innermost layer; a site's server is the first of its servers besides the global one. Sites
     without members take no part.
+
+    A site that is done goes on, however large the others are: the description has no barrier
+    between sites. Without ``overlap`` a server passes on only what has arrived in full, so that
+    messages are not cut into ``chunks``.
     """
 
     summary: ClassVar[str] = "a parameter server in every site, and one between the sites"
-    source: ClassVar[str] = "GeoMX, section 3 (HiPS; figures 2 and 3)"
+    source: ClassVar[str] = "GeoMX [@li2020geomx], section 3 (HiPS; figures 2 and 3)"
     combines: ClassVar[frozenset[str]] = frozenset({"sum", "merge", "gather"})
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         check_part("hips", part)
         top, sites = self._sites(topology, members)
@@ -53,8 +57,7 @@ class Hips(Exchange):
         return builder.build(
             contributors=[top] if part == "pull" else workers,
             receivers=[top] if part == "push" else workers,
-            chunks=self.chunks,
-            overlap=self.overlap,
+            chunks=self.chunks if self.overlap else 1,
         )
 
     def groups(

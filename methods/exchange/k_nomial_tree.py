@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import check_part, participants
 
 PUSH, PULL = "push/0", "pull/0"
@@ -25,7 +25,7 @@ class KNomialTree(Exchange):
     """
 
     summary: ClassVar[str] = "reduce along a k-nomial tree of ranks, broadcast back along it"
-    source: ClassVar[str] = "RAT, section 2.3 (its [18])"
+    source: ClassVar[str] = "RAT, section 2.3 (its [18], [@mai2015optimizing])"
 
     k: int = 2
 
@@ -34,7 +34,7 @@ class KNomialTree(Exchange):
             raise ValueError(f"k_nomial_tree: k must be at least 2, not {self.k}")
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         check_part("k_nomial_tree", part)
         nodes = participants("k_nomial_tree", topology, members)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 
 
@@ -23,10 +23,10 @@ class ParameterHub(Exchange):
     """
 
     summary: ClassVar[str] = "a helper with many cards sums for its rack, then the helpers sum"
-    source: ClassVar[str] = "Luo et al., SoCC 2018 (RAT [23], section 2.3)"
+    source: ClassVar[str] = "Luo et al., SoCC 2018 [@luo2018parameter] (RAT [23], section 2.3)"
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("parameter_hub", part)
         racks = _racks(topology, members)

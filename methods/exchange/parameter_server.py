@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import central_server, check_part, participants, whole_only
 
 PUSH, PULL = "push/0", "pull/0"
@@ -25,7 +25,10 @@ class ParameterServer(Exchange):
     """
 
     summary: ClassVar[str] = "workers push to a server, which sums, and pull the sum"
-    source: ClassVar[str] = "Li et al., OSDI 2014 (GeoMX [12], its control MXNET, section 3)"
+    source: ClassVar[str] = (
+        "Li et al., OSDI 2014 [@li2014scaling] (GeoMX [12], its control MXNET [@chen2015mxnet], "
+        "section 3)"
+    )
     combines: ClassVar[frozenset[str]] = frozenset({"sum", "merge", "gather"})
 
     shards: Literal["central", "colocated"] = "central"
@@ -37,14 +40,14 @@ class ParameterServer(Exchange):
             )
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         check_part("parameter_server", part)
         nodes = participants("parameter_server", topology, members)
         plan = self._central if self.shards == "central" else self._colocated
         return plan(topology, nodes, part)
 
-    def _central(self, topology: Topology, nodes: list[int], part: Part) -> Plan:
+    def _central(self, topology: Topology, nodes: list[int], part: PlanPart) -> Plan:
         server = central_server("parameter_server", topology)
         builder = PlanBuilder("parameter_server", 1, (PUSH, PULL))
         summed: list[int] = []
@@ -61,7 +64,7 @@ class ParameterServer(Exchange):
             overlap=self.overlap,
         )
 
-    def _colocated(self, topology: Topology, nodes: list[int], part: Part) -> Plan:
+    def _colocated(self, topology: Topology, nodes: list[int], part: PlanPart) -> Plan:
         whole_only("colocated parameter_server", part, " or use shards 'central'")
         order, n = np.array(nodes), len(nodes)
         builder = PlanBuilder("parameter_server", n, (PUSH, PULL))

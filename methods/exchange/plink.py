@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import Groups, parties, split
 
@@ -28,10 +28,10 @@ class Plink(Exchange):
     """
 
     summary: ClassVar[str] = "masters in racks, then all masters together, whatever lies between"
-    source: ClassVar[str] = "Luo et al., MLSys 2020 (RAT [24], section 2.3)"
+    source: ClassVar[str] = "Luo et al., MLSys 2020 [@luo2020plink] (RAT [24], section 2.3)"
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("plink", part)
         racks, (ranks,) = _levels(topology, members)
@@ -53,7 +53,7 @@ class Plink(Exchange):
             leaf = master[rack[rank], chunk] != rank
             return rank[leaf], chunk[leaf]
 
-        # Numbers of transfers, -1 for none: what a rank sends up, and a rack, and what it gets.
+        # Numbers of transfers, -1 for none: those that a rank or a rack sends up, and that it gets.
         pushed, climbed = np.full((n + 1, n), -1), np.full((r, n), -1)
         rank, chunk = leaves(+1)
         src, dst = nodes[rank], nodes[master[rack[rank], chunk]]
@@ -69,7 +69,7 @@ class Plink(Exchange):
         after = np.hstack([pushed[inside[rack], every[:, None]], climbed.T])
         summed = builder.extend(nodes, nodes, "pull/1", COPY, after, every, every + 1, phase=2)
 
-        held = np.tile(summed, (r, 1))  # in the rack of the root, what is summed there
+        held = np.tile(summed, (r, 1))  # in the root's rack, the transfers that are summed there
         b = (rack[chunk] + step) % r
         src, dst, after = nodes[chunk], nodes[master[b, chunk]], held[b, chunk]
         held[b, chunk] = builder.extend(src, dst, "pull/1", COPY, after, chunk, chunk + 1, phase=2)
@@ -84,7 +84,7 @@ class Plink(Exchange):
 
 
 def _levels(topology: Topology, members: Sequence[int] | None) -> list[Groups]:
-    """The racks, and everybody: what lies between is not looked at."""
+    """The racks, and one group of everybody; the layers between them do not matter."""
     nodes = participants("plink", topology, members)
     racks = split(nodes, topology.regions[0]) if topology.regions else [nodes]
     return [racks, [sum(racks, [])]]

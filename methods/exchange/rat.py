@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import Groups, hierarchy, parties
 
@@ -42,7 +42,7 @@ class Rat(Exchange):
     """
 
     summary: ClassVar[str] = "a tree of rack and region aggregators for every worker as the root"
-    source: ClassVar[str] = "RAT, sections 3.1 and 3.2 (figure 5)"
+    source: ClassVar[str] = "RAT [@wan2020rat], sections 3.1 and 3.2 (figure 5)"
 
     weights: Sequence[float] | None = None
 
@@ -55,7 +55,7 @@ class Rat(Exchange):
         object.__setattr__(self, "weights", weights)
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("rat", part)
         layers = hierarchy("rat", topology, members)
@@ -72,7 +72,8 @@ class Rat(Exchange):
 
         slots = [f"push/{i}" for i in range(top + 1)] + [f"pull/{i}" for i in range(top + 1)]
         builder = PlanBuilder("rat", int(cuts[-1]), slots)
-        number = np.full(len(parent), -1)  # of what an entry sends up, and later of what it gets
+        # Numbers of the transfers that an entry sends up, and later of those that it gets.
+        number = np.full(len(parent), -1)
 
         def ordered(i: int, sign: int) -> np.ndarray:
             these = np.flatnonzero(level == i)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Part, Plan, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
 from methods.exchange._members import participants, whole_only
 from methods.exchange._regions import hierarchy
 
@@ -29,7 +29,7 @@ class Ring(Exchange):
     """
 
     summary: ClassVar[str] = "partial sums, then the sum, go round a ring of all workers"
-    source: ClassVar[str] = "RAT, section 2.2 (its [16], [17])"
+    source: ClassVar[str] = "RAT, section 2.2 (its [16], [17]; [@patarasuk2009bandwidth])"
 
     order: Literal["rack", "oblivious"] = "rack"
     seed: int = 0
@@ -39,7 +39,7 @@ class Ring(Exchange):
             raise ValueError(f"ring: order must be rack or oblivious, not {self.order!r}")
 
     def __call__(
-        self, topology: Topology, members: Sequence[int] | None = None, part: Part = "all"
+        self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:
         whole_only("ring", part)
         nodes = np.array(self._in_order(topology, members))

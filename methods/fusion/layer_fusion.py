@@ -36,7 +36,7 @@ class LayerFusion(Fusion):
     """
 
     summary = "Groups added one by one, boundaries by binary search on the iteration time"
-    source = "Sketch-Fusion §4.3, equation 7; MergeComp, arXiv 2103.15195"
+    source = "Sketch-Fusion §4.3, equation 7; MergeComp [@wang2021mergecomp]"
     needs_costs = True
 
     epsilon: float = 0.001
@@ -76,7 +76,7 @@ def stopwatch(sizes: Sequence[int], costs: Costs) -> Callable[[Ends], float]:
             encoding += costs.encode(size)
             sent = max(sent, gradients[end] + encoding) + costs.communicate(size)
             took = costs.decode(size)
-            # As if the compute stream were free; it is from when all is encoded.
+            # This takes the compute stream as free, which it is once everything is encoded.
             decoded = max(decoded, sent) + took
             decoding += took
             begin = end

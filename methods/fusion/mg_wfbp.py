@@ -25,7 +25,7 @@ class MgWfbp(Fusion):
     """
 
     summary = "Merge while waiting for the next tensor costs less than a message's start-up"
-    source = "Shi et al., MG-WFBP, INFOCOM 2019, algorithm 1 (Sketch-Fusion §4.3, its [41])"
+    source = "Shi et al. 2019 [@shi2019mgwfbp], algorithm 1 (Sketch-Fusion §4.3, its [41])"
     needs_costs = True
 
     def __call__(self, sizes, costs=None):

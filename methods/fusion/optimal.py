@@ -183,7 +183,7 @@ def _sweep(bounds, start, slack, to_beat, width):
     if not len(parent[-1]):
         return to_beat, None
     parent, length = np.concatenate(parent), np.concatenate(length)
-    # Of the whole model one state is left.
+    # Only one state is left for the whole model.
     ends, at = [], len(parent) - 1
     while length[at]:
         ends.append(int(length[at]))

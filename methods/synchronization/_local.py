@@ -1,4 +1,4 @@
-"""What policies of Local SGD share: who is there, and how far each has come on its own."""
+"""The common part of Local SGD policies: who is there, and how far each has come on its own."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ class Counting(Policy):
         return []
 
     def computed(self, worker: int, t: float) -> list[Decision]:
-        """``worker`` has finished an iteration."""
+        """Say what follows from ``worker`` having finished an iteration."""
         raise NotImplementedError
 
     def released(self, workers: Sequence[int], t: float) -> list[Decision]:
-        """``workers``, all present, hold a new model."""
+        """``workers``, who are all present, hold a new model."""
         self._since.update(dict.fromkeys(workers, 0))
         return [Continue(worker) for worker in workers]
 
     def joined(self, worker: int) -> None:
-        """``worker``, already counted, takes part from now on."""
+        """``worker`` takes part from now on and is already counted."""
 
     def left(self, worker: int, t: float) -> list[Decision]:
-        """``worker``, no longer counted, is gone: whom does that set free?"""
+        """``worker`` is gone and no longer counted; say which others may now go on."""
         return []
 
 
 @dataclass
 class Local(Counting):
-    """Workers come to meet after ``local_iterations`` on their own."""
+    """Each worker computes ``local_iterations`` on its own and then comes to meet."""
 
     local_iterations: int = 1
 
@@ -97,7 +97,7 @@ class Local(Counting):
         return self.arrived(worker, t)
 
     def arrived(self, worker: int, t: float) -> list[Decision]:
-        """``worker`` has done its local iterations."""
+        """Say what follows from ``worker`` having done its local iterations."""
         raise NotImplementedError
 
 
@@ -153,18 +153,18 @@ class Bounded(Local):
         ]
 
     def ticked(self, worker: int) -> None:
-        """The server has another round of ``worker``."""
+        """Count one more round that ``worker`` has brought to the server."""
         self._clock[worker] += 1
 
     def freed(self) -> list[int]:
-        """Those who need not wait any longer, first come first."""
+        """The workers that need not wait any longer, in the order in which they came."""
         slowest = {w: min(self._clock[v] for v in self.pace(w)) for w in self._held}
         freed = [w for w in self._held if self._clock[w] - slowest[w] <= self.staleness]
         self._held = [w for w in self._held if w not in freed]
         return freed
 
     def joined(self, worker: int) -> None:
-        """Who comes anew holds nobody back: its clock starts at the slowest one's."""
+        """A newcomer holds nobody back, because its clock starts at the slowest one's."""
         self._clock[worker] = min((self._clock[w] for w in self.pace(worker)), default=0)
 
     def left(self, worker: int, t: float) -> list[Decision]:
@@ -190,7 +190,7 @@ def check_whole(policy: Policy, name: str, least: int) -> None:
 
 
 def method_name(policy: Policy) -> str:
-    """The name of its file, which is what users call it."""
+    """The name of the policy's file, by which users call it."""
     return type(policy).__module__.rpartition(".")[2]
 
 

@@ -17,7 +17,7 @@ class ASP(Local):
     """
 
     summary = "Each worker exchanges with the server alone; nobody waits"
-    source = "LPSP §1 (ASP [8])"
+    source = "LPSP §1 (ASP [8], [@dean2012large])"
     travels = "delta"
     asynchronous = True
 

@@ -16,37 +16,38 @@ class FedAvg(Local):
     """A server asks clients for ``local_iterations`` and averages what comes in time (DDS,
     federated learning; McMahan et al., AISTATS 2017).
 
-    A round starts with those who are there and idle, and ends when all whom it asked have come,
-    or at its time-out; but never with fewer than ``min_clients``, for whom it waits on. Its one
-    synchronization takes the new model to everyone who idles, asked or not, so that all start the
-    next round from it. Who only listens has weight 0.
+    A round asks clients that are there and idle. It ends when all of them have come, or at its
+    time-out, but never with fewer than ``min_clients``: it goes on waiting for these. Its one
+    synchronization takes the new model to every idle client, asked or not, so that all start the
+    next round from it. A client that only listens has weight 0.
 
-    Who still computes at the time-out is left out and computes on, from the old model. When it
-    comes, it idles until that round ends; its update is dropped, or counts there, as ``late``
-    says; it counts, too, where ``min_clients`` cannot be reached otherwise. (Who comes while a
-    result is on its way comes in the next round.)
+    A client that still computes at the time-out is left out and computes on, from the old model.
+    When it comes, it idles until that round ends; ``late`` says whether its update is dropped or
+    counts there. It also counts where ``min_clients`` cannot be reached otherwise. (A client that
+    comes while a result is on its way comes in the next round.)
 
-    Who joins, with the current model, takes part at once; who leaves is not waited for. If that
-    leaves fewer than ``min_clients``, idle ones are asked; without any, the round waits for
-    somebody to join.
+    A client that joins brings the current model and takes part at once; one that leaves is not
+    waited for. If fewer than ``min_clients`` remain, idle clients are asked; if there are none,
+    the round waits for somebody to join.
 
-    DDS's controller does not wait for more than ``min_clients``: that is ``timeout_s`` 0. (On a
-    time-out it goes on with whoever has come; here, it waits on.)
+    DDS's controller does not wait for more than ``min_clients``, which is ``timeout_s`` 0 here.
+    (On a time-out it goes on with whoever has come; here the round waits for ``min_clients``.)
 
     Parameters
     ----------
-    min_clients: whose updates a round has at least.
-    timeout_s: seconds from a round's start to its time-out, of what the policy sees: the uploads
-        follow. Infinite for none: with all asked, this is BSP.
-    fraction: of the idle clients whom a round asks, drawn anew each round; at least
+    min_clients: least number of clients whose updates end a round.
+    timeout_s: seconds from a round's start to its time-out, as the policy sees them: uploads
+        come after it. Infinite for no time-out; with all clients asked, this is BSP.
+    fraction: share of the idle clients that a round asks, drawn anew each round; at least
         ``min_clients``.
-    samples: of each worker, by rank, whose share is its weight; None for equal weights.
+    samples: number of samples of each worker, by rank; its share is its weight. None for equal
+        weights.
     late: whether a late update is ``drop``ped or counts in the ``next`` round.
-    seed: of the draws.
+    seed: seed of the draws.
     """
 
     summary = "Rounds with a time-out and a least number of clients, weighted by samples"
-    source = "DDS, federated learning (Controller); McMahan et al. 2017"
+    source = "DDS, federated learning (Controller); McMahan et al. 2017 [@mcmahan2017communication]"
     travels = "delta"
 
     min_clients: int = 1

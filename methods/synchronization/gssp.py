@@ -40,7 +40,7 @@ class GSSP(Bounded):
     _group: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _smooth: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     _fresh: set[int] = field(default_factory=set, init=False, repr=False)
-    """Who has computed a round since the last grouping."""
+    """Workers that have computed a round since the last grouping."""
     _grouped: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class GSSP(Bounded):
         count = len(set(squads(self.groups, self.group_size)))
         labels = natural_breaks([self._smooth[w] for w in workers], count)
         now = dict(zip(workers, labels, strict=True))
-        if self._grouped:  # else the clocks of all began together and are comparable
+        if self._grouped:  # if not, all clocks began together and can be compared
             stay = {w for w in workers if now[w] == self._group[w]}
             slowest = {
                 group: min((self._clock[w] for w in stay if now[w] == group), default=0)

@@ -41,7 +41,7 @@ class LPSP(Counting):
     """
 
     summary = "Dynamic groups of workers that arrive close together"
-    source = "LPSP §2-3, Algorithm 1; eq. (3)-(5) inferred"
+    source = "LPSP [@wei2023lpsp] §2-3, Algorithm 1; eq. (3)-(5) inferred"
     travels = "delta"
     asynchronous = True
 
@@ -150,7 +150,7 @@ class LPSP(Counting):
             iterations += 1
         if self._branch(worker, iterations) == "forced":
             return None
-        # Who is still synchronizing starts no sooner than now.
+        # A worker that is still synchronizing starts no sooner than now.
         start = self._started.get(worker, t)
         return max(t, start + (iterations - self._since[worker]) * self._lasted[worker])
 

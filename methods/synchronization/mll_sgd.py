@@ -26,7 +26,7 @@ class MLLSGD(Local):
     """
 
     summary = "Averages in hubs after every few iterations, over all hubs every few rounds"
-    source = "LPSP §4.1 (MLLSGD [18])"
+    source = "LPSP §4.1 (MLLSGD [18], [@castiglia2021multilevel])"
     travels = "delta"
 
     hub_rounds: int = 1

@@ -18,7 +18,7 @@ class SSP(Bounded):
     """
 
     summary = "Asynchronous, at most `staleness` rounds ahead of the slowest worker"
-    source = "LPSP §1 (SSP [10])"
+    source = "LPSP §1 (SSP [10], [@ho2013more])"
     travels = "delta"
     asynchronous = True
 

@@ -132,7 +132,7 @@ function start() {
     for (const offer of offers) {
       const row = body.insertRow();
       cell(row, offer.rank);
-      cell(row, offer.label, "th");
+      cell(row, offer.label + (data.guessed.includes(offer.label) ? " *" : ""), "th");
       for (const part of ["round", "coding", "exchanging", "rest"]) cell(row, seconds(offer[part]));
       cell(row, data.rounds[offer.label] ?? "not trained");
       const rounds = data.to_target[offer.label];

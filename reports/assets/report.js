@@ -6,33 +6,34 @@ const root = document.currentScript.dataset.root;
 const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
 const holds = (text, words) => words.every((word) => text.includes(word));
 
-// Claims: by verdict, kind and words; claims.html?verdict=fails begins with one chosen.
+// Claims: by verdict, kind and words. claims.html?verdict=fails,undecided begins with these.
 function filterClaims(form) {
   const table = form.nextElementSibling.querySelector("table");
   const rows = [...table.tBodies[0].rows].map((row) => [row, row.textContent.toLowerCase()]);
   const { verdict, kind, text, shown } = form.elements;
   const apply = () => {
     const words = wordsOf(text.value);
+    const verdicts = verdict.value.split(",");
     let count = 0;
     for (const [row, content] of rows) {
       row.hidden =
-        (verdict.value && row.dataset.verdict !== verdict.value) ||
+        (verdict.value && !verdicts.includes(row.dataset.verdict)) ||
         (kind.value && row.dataset.kind !== kind.value) ||
         !holds(content, words);
       count += row.hidden ? 0 : 1;
     }
     shown.value = `${count} of ${rows.length}`;
   };
-  const choose = (name) => {
+  const choose = (query) => {
     form.reset();
-    verdict.value = name;
+    verdict.value = new URLSearchParams(query).get("verdict") ?? "";
     apply();
   };
   form.hidden = false;
   form.addEventListener("input", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
-  for (const link of document.querySelectorAll("a[data-verdict]")) {
-    link.addEventListener("click", () => choose(link.dataset.verdict));
+  for (const link of document.querySelectorAll('a[href^="?verdict="]')) {
+    link.addEventListener("click", () => choose(link.search));
   }
   // A row that a link leads to must not be filtered away.
   const arrive = () => {
@@ -43,7 +44,7 @@ function filterClaims(form) {
     }
   };
   addEventListener("hashchange", arrive);
-  choose(new URLSearchParams(location.search).get("verdict") ?? "");
+  choose(location.search);
   arrive();
 }
 

@@ -150,7 +150,7 @@ def _check(policy, model, slow, iterations, seconds, averaged_over) -> None:
 
 def _ray(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:  # one machine by itself needs no tokens
+    if address is None:  # a single machine needs no authentication
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
         import ray
@@ -163,14 +163,14 @@ def _ray(address: str | None) -> Any:
 
 def _start(ray: Any, address: str | None, workers: int) -> None:
     where = dict(address=address)
-    if address is None:  # "local" must be said: by itself Ray joins a cluster that is there
+    if address is None:  # without "local", Ray would join a cluster that is already running
         where = dict(address="local", num_cpus=workers, include_dashboard=False)
         where["_node_ip_address"] = "127.0.0.1"
     ray.init(**where, log_to_driver=False, logging_level="ERROR")
 
 
 def _check_room(ray: Any, workers: int) -> None:
-    # More of them than processors would wait for each other to end.
+    # Ray would start only as many as there are processors.
     processors = ray.cluster_resources().get("CPU", 0)
     if processors < workers:
         raise ValueError(f"{workers} workers need as many processors; Ray has {processors:g}")
@@ -181,7 +181,7 @@ class Actors:
 
     def __init__(self, ray: Any) -> None:
         self.ray = ray
-        # Two threads: one watches, the other works.
+        # One of the two threads watches, the other one works.
         options = dict(num_cpus=1, max_concurrency=2, scheduling_strategy="SPREAD")
         self.actor = ray.remote(Worker).options(**options)
         self.handles: list[Any] = []

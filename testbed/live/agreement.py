@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from methods.exchange import Plan, Topology
-from testbed.live.busy import Watch
 from testbed.live.plan_runner import run_plan
+from testbed.live.processor_load import LoadMonitor
 from testbed.network import simulate
 from testbed.network.counting import Sizes
 from testbed.network.emulated import Emulated, Measured
@@ -28,8 +28,8 @@ SHORT = 0.95
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One plan both ways.
+class Comparison:
+    """The times of one plan, simulated and emulated.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def why(self) -> str:
-        """What was measured that is out of the ordinary, where the two differ; else empty."""
+        """What may explain a difference between the two times; empty if nothing was unusual."""
         if abs(self.ratio - 1) <= AGREES:
             return ""
         busy, nodes = np.fmax(self.busy_share, self.cpu_share), self.cpu_share
@@ -90,7 +90,7 @@ def compare(
     measured_s: float = 0.5,
     timeout_s: float = 600.0,
     say: Callable[[str], None] = print,
-) -> Compared:
+) -> Comparison:
     """Simulate ``plan`` on ``topology``, then emulate its links, measure them and run the plan.
 
     Parameters
@@ -119,7 +119,7 @@ def compare(
         for one in measured:
             src, dst = (topology.node_names[node] for node in (one.src, one.dst))
             say(f"{src} to {dst}: {one.rate / 1e6:.1f} of {one.expected / 1e6:.1f} Mbit/s")
-        with Watch() as watch:
+        with LoadMonitor() as monitor:
             ran = run_plan(
                 plan,
                 topology,
@@ -132,8 +132,8 @@ def compare(
             )
     by_time = sorted(zip(ran, ends, strict=True), key=lambda run: run[0].completion_s)
     middle, end = by_time[len(ran) // 2]
-    busy, held = watch.over(end - middle.completion_s, end)
-    return Compared(
+    busy, held = monitor.over(end - middle.completion_s, end)
+    return Comparison(
         ideal.completion_s,
         middle.completion_s,
         middle.cpu_s / middle.completion_s / len(os.sched_getaffinity(0)),

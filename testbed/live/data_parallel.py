@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from methods import compression, exchange, fusion
 from methods.fusion import Costs
 from testbed.live.processes import GRACE_S, Tell, run_ranks
-from testbed.live.transport import Gloo, Message, Messenger, Wire, begin, combine
+from testbed.live.transport import Aggregation, Gloo, Messenger, Wire, begin, combine
 from testbed.training import models, trainer
 from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.learner import Learner, Replica
@@ -88,7 +88,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Case:
+class LiveRun:
     """One run of :func:`measure_all`; for its fields see :func:`measure`."""
 
     recipe: Recipe
@@ -129,13 +129,13 @@ def measure(
     RankFailed
         A rank failed, died or hung; nothing is left running.
     """
-    case = Case(recipe, steps, ordered, ddp, costs, evaluate)
+    case = LiveRun(recipe, steps, ordered, ddp, costs, evaluate)
     (run,) = measure_all([case], timeout_s=timeout_s)
     return run
 
 
 def measure_all(
-    cases: Sequence[Case],
+    cases: Sequence[LiveRun],
     *,
     dataset: Dataset | None = None,
     join: Join | None = None,
@@ -160,7 +160,7 @@ def measure_all(
     if join is None:
         store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         join = partial(_join_gloo, store.port, timeout_s)
-        # gloo would look for its interface by the machine's name.
+        # Without this variable, gloo would look for its interface by the machine's name.
         environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     # A rank that waits in vain names the one it waits for, so it comes first.
     patience = dict(timeout_s=timeout_s + GRACE_S)
@@ -187,7 +187,7 @@ def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Group
 def ddp_hook(
     messenger: Messenger,
     parameters: Sequence[Tensor],
-    launched: Callable[[Message], None] = lambda message: None,
+    launched: Callable[[Aggregation], None] = lambda message: None,
 ) -> Callable[[object, dist.GradBucket], torch.futures.Future]:
     """A hook for ``DistributedDataParallel.register_comm_hook``: the whole model in one message.
 
@@ -205,7 +205,7 @@ def ddp_hook(
         More than one bucket: give DDP a larger ``bucket_cap_mb``.
     """
 
-    def hook(state, bucket):  # DDP refuses annotations that are strings
+    def hook(state, bucket):  # no annotations here, since DDP refuses those that are strings
         if bucket.index() or not bucket.is_last():
             raise ValueError("ddp_hook: the model fills several buckets; raise bucket_cap_mb")
         places = {id(p): g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
@@ -235,14 +235,14 @@ def ddp_hook(
 
 @dataclass(frozen=True)
 class Job:
-    """All that a rank needs to know."""
+    """Everything that a rank needs for its part of a run."""
 
-    case: Case
+    case: LiveRun
     groups: Groups
     dataset: Dataset
 
 
-def prepare(case: Case, dataset: Dataset) -> Job:
+def prepare(case: LiveRun, dataset: Dataset) -> Job:
     """Group the tensors of ``case``. Raises ValueError for fewer test samples than ranks."""
     ranks = sum(case.recipe.workers)
     if case.evaluate and len(dataset.test_y) < ranks:
@@ -270,12 +270,12 @@ def _rank(
 
 
 def show(line: str) -> None:
-    """Tell the user."""
+    """Print what a rank says."""
     print(line, file=sys.stderr, flush=True)
 
 
 def ignore(line: str) -> None:
-    """Tell nobody."""
+    """Drop what a rank says."""
 
 
 def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict:
@@ -325,7 +325,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
         arrived = time.perf_counter()
         learner.replicas[rank] = learner.update(learner.replicas[rank], totals)
         messages = backward.messages
-        ended = messages[-1].launched_at  # it took the last gradient
+        ended = messages[-1].launched_at  # backward ended when the last gradient was there
         compress_s = sum(message.encode_s for message in messages)
         # DDP waits before it says that backward is done.
         within_s = sum(message.waited_s(ended, computed) for message in messages)
@@ -439,7 +439,7 @@ class _Hooks:
 
     def begin(self) -> None:
         self.owed = set(range(len(self.parameters)))
-        self.messages: list[Message] = []
+        self.messages: list[Aggregation] = []
         self.launched_early = 0
 
     def _arrived(self, number: int, parameter: Tensor) -> None:
@@ -481,20 +481,20 @@ class _Ddp:
         learner.model = model
 
     def begin(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[Aggregation] = []
 
     def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         return list(gradients)  # DDP has waited and put the sums where the gradients were
 
 
-def _cause(error: RuntimeError, messages: Sequence[Message]) -> BaseException:
+def _cause(error: RuntimeError, messages: Sequence[Aggregation]) -> BaseException:
     """The error of a message, if there is one: DDP wraps it into another, mangled one."""
     failed = (m.total.exception() for m in messages if m.total.done())
     return next((cause for cause in failed if cause is not None), error)
 
 
 def _share(gradients: Sequence[Tensor], ranks: int) -> Tensor:
-    """What this rank adds to the mean: its gradients as one tensor, scaled as the learner does."""
+    """This rank's summand of the mean: its gradients as one tensor, scaled as the learner does."""
     one = gradients[0] if len(gradients) == 1 else torch.cat([g.flatten() for g in gradients])
     return one * (1 / ranks)
 
@@ -507,14 +507,15 @@ def _part(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 # The parent -----------------------------------------------------------------------------------
 
 
-def check(case: Case) -> None:
-    """Raises ValueError for a case that cannot run; see :func:`measure`."""
+def check(case: LiveRun) -> None:
+    """Raise ValueError for a case that cannot run; see :func:`measure`."""
     recipe = case.recipe
     needed = {
         "synchronization": (recipe.synchronization.name, "bsp"),
         "optimizer_at": (recipe.optimizer_at, "worker"),
         "levels": (len(recipe.levels), 1),
-        "clip_norm": (recipe.clip_norm, None),  # groups leave before the whole norm is known
+        # Groups are sent before the norm of the whole gradient is known.
+        "clip_norm": (recipe.clip_norm, None),
     }
     if case.ddp:
         needed["fusion"] = (recipe.fusion.name, "whole_model")

@@ -3,7 +3,7 @@
 A meeting is what it is in :mod:`testbed.training.virtual_time`: members push, the server applies
 what came, the model of that moment is pulled. What is ready together happens at one time, in that
 engine's order: pushes and pulls in the order in which they started, iterations by rank, deaths by
-rank. So :func:`testbed.live.replay.replay` repeats a run exactly.
+rank. So :func:`testbed.live.replay.again` repeats a run exactly.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def drive(
 class _Driver:
     def __init__(self, policy: Policy, team: Team, server: Server, groups: Sequence[int]) -> None:
         self.policy, self.team, self.server, self.groups = policy, team, server, tuple(groups)
-        self.doing = ["idle"] * len(groups)  # or computing, meeting, away
+        self.doing = ["idle"] * len(groups)  # the other states are computing, meeting and away
         self.begun = [0.0] * len(groups)
         self.iterations: list[list[float]] = [[] for _ in groups]
         self.meetings: list[list[float]] = []
@@ -159,9 +159,9 @@ class _Driver:
         )
 
     def _patience(self) -> float:
-        """Seconds until something must have happened."""
+        """Seconds within which something must happen."""
         if any(not transfer.missing for transfer in self.transfers):
-            return 0.0  # the last it waited for has died
+            return 0.0  # the last worker that it waited for has died
         if "computing" not in self.doing and not self.transfers:
             alive = any(doing != "away" for doing in self.doing)
             why = "nobody computes and nobody meets" if alive else "all workers died"
@@ -237,5 +237,5 @@ class _Driver:
 
 
 def name_of(policy: Policy) -> str:
-    """The name of its file."""
+    """The file name of the policy."""
     return type(policy).__module__.rpartition(".")[2]

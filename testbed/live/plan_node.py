@@ -23,10 +23,11 @@ from methods.exchange import COPY, Plan
 from testbed.live.processes import Line
 
 HEAD = struct.Struct("<IIQ")
-"""Of a frame: its transfer and chunk, and where in bytes it begins."""
+"""The head of a frame: its transfer and chunk, and the byte at which it begins."""
 HELLO = HEAD.pack(2**32 - 1, 0, 0)
 FRAME_BYTES = 1 << 18
-"""What is sent, added and copied at once: adding overlaps receiving, and it fits a cache."""
+"""Bytes that are sent, added and copied at once, so that adding overlaps receiving; they fit a
+cache."""
 QUEUED = 2
 """Frames that ZeroMQ holds for a connection at either end."""
 TELL_S = 0.5
@@ -54,7 +55,7 @@ class Job:
 
 
 class Values:
-    """What a node makes of vectors: it sums while pieces arrive, and sends from where sums are.
+    """A node's work on vectors: it adds pieces as they arrive, and sends from where the sums lie.
 
     All stores have the offsets of the exchanged vector. What a transfer carries is fixed by what
     it depends on: for each part a copy (then it is in ``HOME``), nothing (``OWN``) or a set of
@@ -210,7 +211,7 @@ class Bodies:
 
 @dataclass
 class Outcome:
-    """What a node saw of one run: times by transfer, seconds from the common start on.
+    """A node's record of one run: times by transfer, in seconds from the common start on.
 
     ``received`` has bytes by transfer; ``sent_bytes`` counts payload, without the heads of frames.
     """
@@ -275,7 +276,7 @@ class _Node:
         """Wait until all nodes are here: what each of them brought, and when to go on."""
         self.line.post(("here", value))
         while (answer := self.line.receive())[0] != "all here":
-            pass  # a phase in which this node had nothing to do
+            pass  # this node had nothing to do in that phase
         return answer[1:]
 
     def _connect(self, job: Job, rank: int, context: zmq.Context) -> None:
@@ -311,7 +312,7 @@ class _Node:
         for count in range(greetings):
             self.line(f"{self.me}, has {count} of {greetings} connections")
             if self.line.fileno() in dict(self.poller.poll()):
-                self.line.receive()  # nothing is due: the parent is gone
+                self.line.receive()  # the parent is gone, since nothing else is due
             self.inbox.recv_multipart()
 
     def run(self, expected: object) -> list[Outcome]:
@@ -322,7 +323,7 @@ class _Node:
             time.sleep(max(0.0, start - time.monotonic()))
             outcomes.append(self._once(start))
             self.meet(max(outcomes[-1].ends.values(), default=0.0))
-            # Not before everybody is done: whose run is still on has need of the processor.
+            # Checking waits until everybody is done, because the others still need the processor.
             if expected is not None:
                 self.line(f"{self.me}, checking")
                 self.work.check(expected)
@@ -349,7 +350,7 @@ class _Node:
             np.bincount(self.phase[self.arriving], minlength=int(self.phase.max(initial=0)) + 1)
             * chunks
         )
-        self.over = self.open = 0  # so many phases are over here, and everywhere
+        self.over = self.open = 0  # how many phases are over on this node, and on all nodes
         self.ready = deque(piece for piece, need in self.pending.items() if not need)
         self._settle()
 
@@ -419,7 +420,7 @@ class _Node:
         self.over = over
 
     def _open(self, phase: int) -> None:
-        """All phases below ``phase`` are over everywhere."""
+        """Go on, now that all phases below ``phase`` are over on every node."""
         for t in self.leaving:
             if self.open < self.phase[t] <= phase:
                 self._need(t, 0)
@@ -434,7 +435,7 @@ class _Node:
                 for begin in range(0, len(view), FRAME_BYTES):
                     lane.frames.append((offset + begin, view[begin : begin + FRAME_BYTES]))
             if not lane.frames:
-                lane.frames.append((0, memoryview(b"")))  # so that it is seen to arrive
+                lane.frames.append((0, memoryview(b"")))  # so that its arrival is seen
             self.outcome.starts.setdefault(t, time.monotonic() - self.start)
         t, chunk = lane.piece
         while lane.frames:

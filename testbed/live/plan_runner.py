@@ -38,7 +38,7 @@ MARGIN_S = 0.05
 """From when all are told of the common start until it: so that it reaches them in time."""
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
-    # What a frame needed is kept for the next one.
+    # The memory of a frame is kept for the next one.
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
 }
@@ -164,7 +164,7 @@ class _Meetings:
             return {}
         values = [self.here[rank] for rank in self.ranks]
         self.here, self.over, self.told = {}, [0 for _ in self.ranks], 0
-        # They meet to exchange addresses, then before and after each run, and at the end.
+        # The nodes meet to exchange addresses, before and after each run, and at the end.
         run, after = divmod(self.met, 2)
         if run and not after:
             self.say(

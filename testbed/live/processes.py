@@ -22,13 +22,13 @@ Tell = Callable[[str], None]
 """Says what this rank does now; the parent prints it where the rank fails or falls silent."""
 
 Command = Callable[[int, list[str]], Sequence[str]]
-"""What to run for a rank, given the command of its interpreter."""
+"""The command that runs a rank, given the command of its interpreter."""
 
 Hear = Callable[[int, Any], Mapping[int, Any]]
 """Takes a rank and what it posted; returns what to send, by the rank that shall receive it."""
 
 GRACE_S = 2.0
-"""Who lost contact is seldom to blame: so long the parent waits for a better cause."""
+"""A rank that lost contact is seldom to blame, so the parent waits this long for a better cause."""
 
 
 class Line:
@@ -45,7 +45,7 @@ class Line:
         self.say("post", value)
 
     def receive(self) -> Any:
-        """What the parent sends; waits for it. Raises BrokenPipeError if the parent is gone."""
+        """Wait for what the parent sends, and return it. Raises BrokenPipeError if it is gone."""
         try:
             return pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -176,12 +176,12 @@ def _collect(
 
 def _send(line: Connection, data: bytes) -> None:
     # Not Connection.send: torch teaches it to share tensors, which only works within a family.
-    with contextlib.suppress(BrokenPipeError):  # whoever reads this end hears of the death
+    with contextlib.suppress(BrokenPipeError):  # the reader of this end learns of the death
         line.send_bytes(data)
 
 
 def _child(fd: int, rank: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all ranks
     line = Line(Connection(fd))
     try:
         function, arguments = line.receive()
@@ -192,4 +192,4 @@ def _child(fd: int, rank: int) -> None:
         line.say("lost", str(error))
     except BaseException as error:
         line.say("failed", (f"{type(error).__name__}: {error}", traceback.format_exc()))
-    os._exit(0)  # threads that wait for other ranks hold nobody up
+    os._exit(0)  # an ordinary exit would wait for threads that wait for other ranks

@@ -1,4 +1,4 @@
-"""What a live run told its policy, written down, and told again.
+"""Record what a live run told its policy, and replay it in virtual time.
 
 Times are whole ticks of 2^-20 s, so that sums and differences of them are exact in float64: the
 virtual-time engine, given the recorded durations, meets the recorded times to the last bit.
@@ -19,7 +19,6 @@ from methods.synchronization import (
     Continue,
     Finished,
     Left,
-    Policy,
     SetTimer,
     Sync,
     Synced,
@@ -31,10 +30,6 @@ from testbed.training.virtual_time import Log, Phase, Seconds, Told, play
 TICK_S = 2.0**-20
 
 _KINDS = {kind.__name__: kind for kind in (Finished, Synced, Left, Continue, Wait, Sync, SetTimer)}
-
-
-class NotReplayed(ValueError):
-    """A replay differs from its record; names the first event where it does."""
 
 
 @dataclass(frozen=True)
@@ -105,35 +100,6 @@ class Record:
             raise ValueError(f"{path}: not a recorded run ({error!r})") from error
 
 
-def replay(record: Record, policy: Policy | None = None) -> Log:
-    """Tell ``policy`` the run again, by the record and by the virtual-time engine.
-
-    A fresh policy must answer every recorded event with the recorded decisions; and the engine,
-    given the recorded durations, must come to the same events, times and decisions by itself.
-
-    Parameters
-    ----------
-    policy: made by the record's name and parameters if None.
-
-    Returns
-    -------
-    the engine's log.
-
-    Raises
-    ------
-    NotReplayed: either one differs.
-    """
-    policy = policy or synchronization.load(record.policy, **record.parameters)
-    answers = [
-        Told(t.event, tuple(policy.on(t.event) if t.event else policy.begin(record.groups)), t.t)
-        for t in record.told
-    ]
-    _compare("the policy", answers, record.told)
-    log = again(record, policy)
-    _compare("the virtual-time engine", log.told, record.told)
-    return log
-
-
 def replayed(record: Record) -> float:
     """The share (%) of recorded events that the virtual-time engine repeats, at their times, in
     their order and with the same decisions, up to the first that differs."""
@@ -142,11 +108,11 @@ def replayed(record: Record) -> float:
     return 100 * same / len(record.told)
 
 
-def again(record: Record, policy: Policy | None = None) -> Log:
-    """Let the virtual-time engine play ``policy`` with the durations and deaths of ``record``."""
-    never = record.end + 1.0  # for what the end, or a death, cut off
+def again(record: Record) -> Log:
+    """Let the virtual-time engine play the policy with the durations and deaths of ``record``."""
+    never = record.end + 1.0  # the length of what the end of the run, or a death, cut off
     return play(
-        policy or synchronization.load(record.policy, **record.parameters),
+        synchronization.load(record.policy, **record.parameters),
         Trace(tuple((*seconds, never) for seconds in record.iterations)),
         _Recorded(record.meetings, never),
         groups=record.groups,
@@ -188,12 +154,6 @@ class _Recorded(Seconds):
         times = self.meetings[number] if number < len(self.meetings) else (math.nan, math.nan)
         took = times[phase == "pull"]
         return self.never if math.isnan(took) else took
-
-
-def _compare(who: str, answers: Sequence[Told], told: Sequence[Told]) -> None:
-    for number, (answer, recorded) in enumerate(itertools.zip_longest(answers, told)):
-        if answer != recorded:
-            raise NotReplayed(f"event {number}: {who} says {answer}, recorded is {recorded}")
 
 
 def _ticks(seconds: float) -> int | None:

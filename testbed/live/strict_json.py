@@ -1,4 +1,4 @@
-"""JSON without what its readers let through: keys that come twice, and numbers that are none."""
+"""Read JSON, but refuse what Python's reader accepts: repeated keys, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def loads(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError, and RecursionError where it nests too deeply."""
+    """Parse a JSON text. Raises ValueError, and RecursionError where it nests too deeply."""
     return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
 
 

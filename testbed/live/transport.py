@@ -101,7 +101,7 @@ class Gloo:
         self.all_reduce = _all_reduce
 
     def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
-        """Nothing is sent before what is returned is called."""
+        """Gather lazily: nothing is sent until the returned function is called."""
 
         def finish() -> list[Payload]:
             gathered = _all_gather(payload, key)
@@ -112,7 +112,7 @@ class Gloo:
         return finish
 
     def frame_bytes(self, payload: Payload, key: Key) -> int:
-        """Of a gathered payload; one that is all-reduced has no head."""
+        """Bytes of a gathered payload with its head; an all-reduced payload has no head."""
         return payload.nbytes + HEAD_BYTES
 
     def barrier(self) -> None:
@@ -156,7 +156,7 @@ def _all_gather(payload: Payload, key: Key) -> list[Payload]:
 
 
 def reach(collective: Callable[..., Any], *tensors: Any) -> None:
-    """Call ``collective``; what keeps it from the other ranks is a ConnectionError."""
+    """Call ``collective``; raise ConnectionError where it does not reach the other ranks."""
     try:
         collective(*tensors)
     except RuntimeError as error:
@@ -164,8 +164,8 @@ def reach(collective: Callable[..., Any], *tensors: Any) -> None:
 
 
 @dataclass
-class Message:
-    """One tensor on its way, and what was seen of it.
+class Aggregation:
+    """The aggregation of one tensor that is under way, with its measurements.
 
     Attributes
     ----------
@@ -221,12 +221,12 @@ class Messenger:
         self.ordered = ordered
         self._thread = ThreadPoolExecutor(1, "messenger")
 
-    def launch(self, tensor: torch.Tensor, key: Key) -> Message:
+    def launch(self, tensor: torch.Tensor, key: Key) -> Aggregation:
         """Encode ``tensor`` now and send it off."""
         start = time.perf_counter()
         rounds = self.codec.encode(tensor, key)
         payload, how = next(rounds)
-        message = Message(launched_at=time.perf_counter())
+        message = Aggregation(launched_at=time.perf_counter())
         message.encode_s = message.launched_at - start
         # Second rounds start on the thread: first ones beside them would mix up their order.
         begun = self._begin(payload, how, key) if self.codec.one_shot else None
@@ -242,7 +242,7 @@ class Messenger:
 
     def _deliver(
         self,
-        message: Message,
+        message: Aggregation,
         rounds: Encoding,
         payload: Payload,
         how: Combine,

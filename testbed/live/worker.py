@@ -51,7 +51,8 @@ class Worker:
         every = torch.arange(len(labels))
         generator = torch.Generator().manual_seed(seed)
         self.stream = batches(every, batch, "random", generator)
-        self._backward(every[:batch])  # the first pass is slow and belongs to no iteration
+        # A first pass is slow, so it is made before the first iteration.
+        self._backward(every[:batch])
         self.optimizer.zero_grad(set_to_none=False)
 
     def watch(self) -> None:
@@ -59,7 +60,7 @@ class Worker:
         threading.Event().wait()
 
     def ready(self) -> None:
-        """Returns when the worker is built."""
+        """Return once the worker is built."""
 
     def compute(self) -> None:
         """One iteration: a gradient and, unless gradients travel, a step."""
@@ -80,7 +81,7 @@ class Worker:
 
     def take(self, values: np.ndarray, level: int) -> None:
         """Go on with the (n,) parameters that were pulled."""
-        vector = torch.tensor(values)  # a copy: what Ray shares is read-only
+        vector = torch.tensor(values)  # a copy, because Ray shares memory read-only
         vector_to_parameters(vector, self.parameters)
         if level == -1:
             self.base = vector.clone()
@@ -94,7 +95,7 @@ class Worker:
         scores = self.model(standardise(self.images[index], self.mean, self.std))
         loss = nn.functional.cross_entropy(scores, self.labels[index])
         if not torch.isfinite(loss):
-            from testbed.training.learner import Diverged  # slow to import, seldom needed
+            from testbed.training.learner import Diverged  # it is slow to import and seldom needed
 
             raise Diverged(f"loss is {loss.item()}; lower lr")
         loss.backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.network.balancing import tree_loads, tree_weights
 from testbed.network.bounds import bound
 from testbed.network.counting import (
-    Traffic,
+    RegionTraffic,
     least_egress,
     link_traffic,
     longest_chain,
@@ -32,7 +32,7 @@ __all__ = [
     "Network",
     "Paths",
     "Result",
-    "Traffic",
+    "RegionTraffic",
     "bcube",
     "bound",
     "execute",

@@ -143,7 +143,6 @@ class State(NamedTuple):
     slots: np.ndarray  # when each slot of a lane was last free, inf while it is taken
     instances: np.ndarray
     lanes: np.ndarray
-    arrived: np.ndarray  # (instances, nodes): when each node last received
     links: np.ndarray
     members: np.ndarray  # for each link the flows that share it
     groups: np.ndarray  # of flows that a link, or last the cap, holds back
@@ -184,7 +183,6 @@ def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
     """Nothing runs, at time 0; room for so many nodes, links, events and changes of links."""
     state = State(
         **{name: np.zeros(0, dtype) for name, dtype in POOLS.items()},
-        arrived=np.zeros((0, nodes)),
         links=np.zeros(links, LINK),
         members=np.zeros(0, MEMBER),
         nodes=np.zeros(nodes, NODE),
@@ -214,7 +212,7 @@ def grown(state: State, pools: dict[str, np.ndarray]) -> State:
     """
     more = {name: len(array) - len(getattr(state, name)) for name, array in pools.items()}
     t, i = more["transfers"], more["instances"]
-    room = dict(events=t + i, arrived=i, done=i, touched=more["lanes"])
+    room = dict(events=t + i, done=i, touched=more["lanes"])
     room |= dict.fromkeys(("active", "ended", "work"), t)
     longer_ones = {
         name: longer(getattr(state, name), len(getattr(state, name)) + extra)
@@ -593,7 +591,6 @@ def _complete(s, t, now):
     flow = s.transfers[t]
     plan = s.instances[flow.instance]
     chunk = flow.chunk
-    s.arrived[flow.instance, flow.dst] = now
     for h in range(s.flows[t].route0, s.flows[t].route1):
         s.links[s.hops[h].link].bytes += flow.nbytes
     if flow.slot >= 0:

@@ -116,7 +116,7 @@ def _evenest(seconds: np.ndarray, most: np.ndarray) -> np.ndarray:
     n = seconds.shape[1]
     G = np.concatenate([-seconds, np.eye(n)])
     h = np.concatenate([seconds.mean(axis=1) - most, np.full(n, -1 / n)])
-    G -= G.mean(axis=1, keepdims=True)  # deviations sum to 0
+    G -= G.mean(axis=1, keepdims=True)  # the deviations must sum to 0
     E, f = np.vstack([G.T, h]), np.append(np.zeros(n), 1.0)
     from scipy.optimize import nnls
 

@@ -20,7 +20,8 @@ def bound(
     Parameters
     ----------
     duplex: True for perfect pipelining on full-duplex links: the most loaded directed link. False
-        for phases that do not overlap: the sum over phases of each one's most loaded link.
+        for phases that nowhere overlap: the sum over phases of each one's most loaded link. Where a
+        plan has no barrier between phases, that holds for sites of one size only.
     paths: as the plan will take them.
     """
     ptr, links = plan_routes(plan, topology, paths)

@@ -171,16 +171,6 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
     return found
 
 
-def bcube_hips(ports: int, levels: int) -> float:
-    """Vectors out of every region of every layer of a BCube, by the stages of HiPS.
-
-    Each of ``levels`` parts of the vector has one stage that stays inside the region, and for each
-    part it is another one: the first, the second, …. So all but one in ``levels`` of what the
-    ``ports`` workers send, ``2 (1 - 1/n)`` each, goes out.
-    """
-    return 2 * ports * (1 - 1 / ports**levels) * (levels - 1) / levels
-
-
 def pipelined_rat(w: int, r: int, uplinks: float, chunks: int) -> float:
     """Time of pipelined RAT on ``r`` racks of ``w``, in times that a card takes for the vector.
 

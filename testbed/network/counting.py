@@ -15,14 +15,14 @@ from typing import get_args
 import numba
 import numpy as np
 
-from methods.exchange import Part, Plan, Topology
+from methods.exchange import Plan, PlanPart, Topology
 from testbed.network.routing import Paths, routes
 
 Sizes = float | Mapping[str, float | Mapping[int, float]]
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RegionTraffic:
     """Bytes out of and into each region (or node), by its number."""
 
     egress: np.ndarray
@@ -63,6 +63,13 @@ def transfer_bytes(plan: Plan, sizes: Sizes) -> np.ndarray:
     return share * whole
 
 
+def complete(plan: Plan, sizes: Sizes) -> Sizes:
+    """Sizes for every slot of ``plan`` and no other; a slot that is missing sends nothing."""
+    if not isinstance(sizes, Mapping):
+        return sizes
+    return {slot: sizes.get(slot, 0.0) for slot in plan.slots}
+
+
 def _size(plan: Plan, size: float, what: str) -> float:
     if not isinstance(size, Real) or not math.isfinite(size) or size < 0:
         raise ValueError(f"{plan.name}: size of {what} must be bytes, finite and >= 0, not {size}")
@@ -90,16 +97,16 @@ def spread(
     return np.bincount(links, np.repeat(nbytes, np.diff(ptr)), minlength=topology.n_links)
 
 
-def node_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> Traffic:
+def node_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> RegionTraffic:
     """Bytes that each node sends and receives."""
     nbytes = transfer_bytes(plan, sizes)
-    return Traffic(
+    return RegionTraffic(
         np.bincount(plan.src, nbytes, minlength=topology.n_nodes),
         np.bincount(plan.dst, nbytes, minlength=topology.n_nodes),
     )
 
 
-def region_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> dict[str, Traffic]:
+def region_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> dict[str, RegionTraffic]:
     """Bytes out of and into every region of every layer.
 
     A transfer leaves a region if it begins in the region and ends outside it.
@@ -109,14 +116,14 @@ def region_traffic(plan: Plan, topology: Topology, sizes: Sizes = 1.0) -> dict[s
 
 def between_regions(
     topology: Topology, src: np.ndarray, dst: np.ndarray, nbytes: np.ndarray
-) -> dict[str, Traffic]:
+) -> dict[str, RegionTraffic]:
     """Sum what moves from ``src`` to ``dst`` over the regions that it leaves and enters."""
     traffic = {}
     for layer, region in zip(topology.layers, topology.regions, strict=True):
         here, there = region[src], region[dst]
         out, into = (here >= 0) & (here != there), (there >= 0) & (here != there)
         count = int(region.max(initial=-1)) + 1
-        traffic[layer] = Traffic(
+        traffic[layer] = RegionTraffic(
             np.bincount(here[out], nbytes[out], minlength=count),
             np.bincount(there[into], nbytes[into], minlength=count),
         )
@@ -143,14 +150,14 @@ def least_egress(topology: Topology, members: Sequence[int] | None = None) -> di
     }
 
 
-def longest_chain(plan: Plan, part: Part = "all") -> int:
+def longest_chain(plan: Plan, part: PlanPart = "all") -> int:
     """Transfers between different nodes on the plan's longest chain of dependencies.
 
     ``part`` counts all of them, or only those of ``push/*`` slots (partial sums: the reduce half)
     or of ``pull/*`` slots (finished sums: the broadcast half).
     """
-    if part not in get_args(Part):
-        raise ValueError(f"{plan.name}: part must be one of {get_args(Part)}, not {part!r}")
+    if part not in get_args(PlanPart):
+        raise ValueError(f"{plan.name}: part must be one of {get_args(PlanPart)}, not {part!r}")
     slots = [part == "all" or slot.startswith(f"{part}/") for slot in plan.slots]
     counts = (plan.src != plan.dst) & np.array(slots, dtype=np.bool_)[plan.slot]
     return int(_depth(counts, plan.dep_ptr, plan.dep_idx))

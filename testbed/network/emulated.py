@@ -40,11 +40,11 @@ MAX_LATENCY_S = 1e-3
 """Latencies up to this are left out: the kernel's own few tens of microseconds stand for them."""
 
 SEGMENT_S = 1e-3
-"""TCP hands over so much at once: so long of a middling link's rate, within 4 and 64 KiB."""
+"""TCP hands over segments of this time at a middling link's rate, between 4 and 64 KiB."""
 BURST_S = 2e-3
-"""What a link that was idle sends at once, as time of its rate, and at least two packets."""
+"""An idle link may send at once what its rate carries in this time, at least two packets."""
 SEGMENTS = 8
-"""What a connection has under way at most: more would only wait, and make others wait, longer."""
+"""Segments that a connection has under way at most; more would only lengthen the queues."""
 CONNECTIONS = 4
 """A pair's queue at a link has room for what so many connections have under way."""
 QUEUE_S = 0.05
@@ -166,7 +166,7 @@ class Emulated:
         are. It is killed, and all it started there, when the links close or their user is gone.
         """
         self._end(node)
-        # By way of the holder's mount namespace, but staying in our own.
+        # The path leads through the holder's mount namespace, but the command stays in ours.
         net = f"--net=/proc/{self._pid()}/root/run/netns/n{node}"
         return ["nsenter", *self._user, net, "--", *argv]
 
@@ -254,7 +254,7 @@ class Emulated:
     def _set(self, a: int, b: int, state: str) -> None:
         if (a, b) not in self._link:
             raise ValueError(f"{self.topology.name}: no cable between nodes {a} and {b}")
-        # At the switch, if one end is: a host whose own card goes down forgets its routes.
+        # A switch's end is set if there is one: a host whose card goes down forgets its routes.
         near, far = sorted((a, b), key=lambda node: (node in self._ends, node))
         card = f"l{self._link[near, far]}"
         if near not in self._ends:
@@ -369,7 +369,7 @@ def _script(
     number = {node: i for i, node in enumerate(ends)}
     segment = _segment(topology)
 
-    # Every pair of ends, by the links that it crosses.
+    # For every link, the pairs of ends that cross it.
     pairs = list(itertools.permutations(ends, 2))
     ptr, crossed = routes(topology, pairs)
     which = np.repeat(np.arange(len(pairs)), np.diff(ptr))
@@ -413,7 +413,7 @@ def _batch(command: str, lines: Sequence[str]) -> list[str]:
 def _segment(topology: Topology) -> int:
     """Bytes that TCP hands over at once."""
     finite = topology.link_rate[np.isfinite(topology.link_rate)] / 8
-    # Few and large for the processor's sake where links are fast, small where they are slow.
+    # Segments are large where links are fast, to spare the processor, and small where slow.
     middle = math.sqrt(finite.min() * finite.max()) if len(finite) else math.inf
     return int(np.clip(middle * SEGMENT_S, 2**12, 2**16))
 

@@ -16,7 +16,7 @@ from methods.exchange import COPY, REDUCE, Plan
 def execute(
     plan: Plan, arrays: Mapping[int, np.ndarray] | Sequence[np.ndarray], *, check: bool = True
 ) -> dict[int, np.ndarray]:
-    """What every receiver of ``plan`` ends with.
+    """Run ``plan`` on arrays and return what every receiver ends with.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def _compare_copies(
 
 
 class _Holdings:
-    """What the receivers of a plan hold: sums of what arrived, until a copy replaces them."""
+    """The values that receivers of a plan hold: sums of arrivals, until a copy replaces them."""
 
     def __init__(
         self, plan: Plan, own: Mapping[int, np.ndarray], cuts: np.ndarray, zero: np.ndarray

@@ -1,4 +1,4 @@
-"""What goes wrong in a network: data, so that a faulty run is as repeatable as any other."""
+"""Faults of a network as data, so that a faulty run can be repeated like any other."""
 
 from __future__ import annotations
 

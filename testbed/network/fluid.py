@@ -20,7 +20,6 @@ from methods.exchange import COPY, Plan, Topology
 from testbed.network import _engine as engine
 from testbed.network.counting import (
     Sizes,
-    between_regions,
     plan_routes,
     spread,
     transfer_bytes,
@@ -64,7 +63,6 @@ class Result:
     ----------
     start_s: when it was started.
     completion_s: when its last transfer arrived; nan until then.
-    node_completion: for each node that receives, when the last of what it gets was in.
     transfers: a record a transfer: ``src, dst, slot, nbytes, start_s, end_s``; its last two are
         nan until completion.
     """
@@ -74,7 +72,6 @@ class Result:
     start_s: float
     transfers: np.ndarray
     completion_s: float = math.nan
-    node_completion: dict[int, float] = field(default_factory=dict)
     _static: SimpleNamespace = field(default_factory=SimpleNamespace, repr=False)
 
     @property
@@ -86,13 +83,6 @@ class Result:
         """Bytes on each link, (n_links,): payload over the network's efficiency."""
         static = self._static
         return spread(self.topology, static.route_ptr, static.route, self.transfers["nbytes"])
-
-    @cached_property
-    def region_bytes(self) -> dict[str, np.ndarray]:
-        """For each layer, bytes out of each of its regions, counted as in ``link_bytes``."""
-        columns = (self.transfers[key] for key in ("src", "dst", "nbytes"))
-        traffic = between_regions(self.topology, *columns)
-        return {layer: moved.egress for layer, moved in traffic.items()}
 
 
 def simulate(
@@ -141,13 +131,14 @@ class Network:
             raise ValueError(f"{topology.name}: link latencies must be finite")
         self.topology, self.paths, self.efficiency = topology, paths, efficiency
         self._live: dict[int, Result] = {}
-        self._ready: dict[int, Mapping[int, float]] = {}
         self._plans: dict[bytes, SimpleNamespace] = {}
-        self._seen: dict[int, tuple[Plan, SimpleNamespace]] = {}  # by id, which the plan keeps
+        # The key is the plan's id, which no other plan gets while this one is held.
+        self._seen: dict[int, tuple[Plan, SimpleNamespace]] = {}
 
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
-        self._room = np.zeros(topology.n_links, np.int64)  # flows that a link may have to list
+        # How many flows each link may have to list.
+        self._room = np.zeros(topology.n_links, np.int64)
         faults = faults or Faults()
         times, links, rates, flows = link_changes(faults, topology)
         events = 2 * len(faults.pauses)
@@ -272,9 +263,8 @@ class Network:
             self._state = engine.grown(self._state, arrays)
         self._room += static.crossings
         self._state = engine.with_room(self._state, self._room)
-        state, (instance, _) = self._state, blocks["instances"]
+        instance, _ = blocks["instances"]
         self._blocks[instance], self._live[instance] = blocks, result
-        self._ready[instance] = ready
 
         start = {name: offset for name, (offset, _) in blocks.items()}
         view = {name: arrays[name][at : at + size] for name, (at, size) in blocks.items()}
@@ -309,8 +299,8 @@ class Network:
         pieces = view["pieces"].reshape(n, chunks)
         pieces["ready"] = begin[:, None]
         pieces["pending"] = static.n_dependencies[:, None]
-        pieces["pending"][:, 1:] += 1  # the piece before it
-        pieces["pending"][:, 0] += static.waits  # the phases before its own
+        pieces["pending"][:, 1:] += 1  # a piece waits for the piece before it
+        pieces["pending"][:, 0] += static.waits  # a transfer waits for the phases before its own
 
         (row,) = view["instances"]
         row["chunks"], row["window"], row["left"] = chunks, plan.window, n
@@ -318,7 +308,6 @@ class Network:
         row["lane0"], row["slot0"] = start["lanes"], start["slots"]
         row["lane1"] = start["lanes"] + len(lanes)
         row["phase"], row["phase_left"] = 0, static.phase_ptr[1]
-        state.arrived[instance] = -math.inf
         if not n:
             self._push(own.max(keepdims=True), engine.CLOSE, np.array([instance]))
             return
@@ -326,7 +315,7 @@ class Network:
         self._push(begin[first], engine.READY, t0 + first)
 
     def _finish(self, instance: int) -> Result:
-        result, ready = self._live.pop(instance), self._ready.pop(instance)
+        result = self._live.pop(instance)
         blocks = self._blocks.pop(instance)
         t0, n = blocks["transfers"]
         rows = self._state.transfers[t0 : t0 + n]
@@ -334,11 +323,6 @@ class Network:
         local = rows["src"] == rows["dst"]
         result.transfers["start_s"][local] = rows["end_s"][local]
         result.completion_s = float(rows["end_s"].max()) if n else self.now
-        last = self._state.arrived[instance]
-        nodes = np.union1d(result.plan.dst, result.plan.receivers).tolist()
-        result.node_completion = {
-            node: max(float(last[node]), ready.get(node, 0.0), result.start_s) for node in nodes
-        }
         self._room -= result._static.crossings
         for name, (offset, size) in blocks.items():
             self._pools[name].give(offset, size)

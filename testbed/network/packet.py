@@ -1,4 +1,4 @@
-"""Packet simulation: a plan over TCP in ns-3, to check the fluid simulator.
+"""Packet simulation: a plan over TCP in ns-3 [@riley2010ns3], to check the fluid one.
 
 Topology, paths, dependencies, chunks, phases, windows and pauses mean what they mean to the fluid
 simulator. A plan's window is the number of TCP connections from one node to another, each of which

@@ -262,7 +262,8 @@ def bcube(ports: int, levels: int, rate: float, *, latency: float = 0.0) -> Topo
     rate: of every card, bit/s.
     latency: seconds on a cable between host and switch.
 
-    Source: Guo et al., SIGCOMM 2009; RAT, section 2.3 (server-centric networks of HiPS).
+    Source: Guo et al., SIGCOMM 2009 [@guo2009bcube]; RAT, section 2.3 (server-centric networks of
+    HiPS).
     """
     ports, levels = _counts("bcube", "ports and levels", [ports, levels])
     ranks = np.arange(ports**levels)

@@ -7,8 +7,6 @@ from the generator it is given, so a batch depends on nothing but its images and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -59,38 +57,24 @@ def crop(
     return views[torch.arange(n, device=images.device), :, top, left]
 
 
-def recolour(images: Tensor, generator: Generator, brightness: float, contrast: float) -> Tensor:
+def recolour(images: Tensor, generator: Generator, most: float) -> Tensor:
     """Change brightness and contrast of each uint8 image by random factors.
 
-    The factors are uniform in ``1 ± brightness`` and ``1 ± contrast``; contrast scales around the
-    image's own mean. Values are rounded and kept in 0 … 255.
+    Both factors are uniform in ``1 ± most``; contrast scales around the image's own mean. Values
+    are rounded and kept in 0 … 255.
     """
-    if not (0 <= brightness <= 1 and 0 <= contrast <= 1):
-        raise ValueError(f"brightness {brightness} and contrast {contrast} must be in [0, 1]")
+    if not 0 <= most <= 1:
+        raise ValueError(f"colours change by at most a number in [0, 1], not {most}")
     if images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8, not {images.dtype}")
     draws = 2 * torch.rand((2, len(images), 1, 1, 1), generator=generator).to(images.device) - 1
-    values = images.float() * (1 + brightness * draws[0])
+    values = images.float() * (1 + most * draws[0])
     mean = values.mean((1, 2, 3), keepdim=True)
-    values = mean + (values - mean) * (1 + contrast * draws[1])
+    values = mean + (values - mean) * (1 + most * draws[1])
     return values.round().clamp(0, 255).to(torch.uint8)
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """The usual chain for training images: crop, flip, recolour; a zero leaves a step out."""
-
-    padding: int = 4
-    flip_probability: float = 0.5
-    brightness: float = 0.0
-    contrast: float = 0.0
-
-    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        """Augment uint8 images (n, channels, height, width); same shape and type come back."""
-        if self.padding:
-            images = crop(images, generator, self.padding)
-        if self.flip_probability:
-            images = flip(images, generator, self.flip_probability)
-        if self.brightness or self.contrast:
-            images = recolour(images, generator, self.brightness, self.contrast)
-        return images
+def augment(images: Tensor, generator: Generator, colour: float = 0.0) -> Tensor:
+    """Randomly flip, crop and, where ``colour`` is not 0, recolour uint8 training images."""
+    images = crop(flip(images, generator), generator)
+    return recolour(images, generator, colour) if colour else images

@@ -68,7 +68,7 @@ def _looped(model, leaves, parameters, images, labels, buffers):
             inside.copy_(held)
         model.zero_grad()
         loss = nn.functional.cross_entropy(model(batch), wanted)
-        loss.backward()  # autograd.grad would leave out the hooks by which a live run sends
+        loss.backward()  # autograd.grad would not call the hooks by which a live run sends
         found.append([leaf.grad for leaf in leaves])
         losses.append(loss.detach())
         for inside, held in zip(model.buffers(), state, strict=True):
@@ -153,7 +153,7 @@ def measure(
     more than seconds. Made-up images on the device of ``model``, with torch's threads as set now.
     """
     images = models.samples(model, sample, batch)
-    text = not images.is_floating_point()  # a label a token
+    text = not images.is_floating_point()  # one label for each token
     labels = images.flatten() if text else torch.zeros(batch, dtype=torch.long).to(images.device)
     leaves = list(model.parameters())
     parameters = [[p.detach().clone() for p in leaves] for _ in range(workers)]

@@ -47,7 +47,7 @@ class Dataset:
     std: Tensor | None = None
 
     def prepare(self, samples: Tensor) -> Tensor:
-        """What a model takes: standardised float32 images; tokens as they are."""
+        """The input of a model: standardised float32 images; tokens stay as they are."""
         if self.mean is None or self.std is None:
             return samples
         return standardise(samples, self.mean, self.std)
@@ -325,7 +325,7 @@ class Corpus:
 
 
 def read_penn_treebank(directory: Path) -> Corpus:
-    """Read the three texts; every line ends with the word ``<eos>``.
+    """Read the three texts [@mikolov2010recurrent]; every line ends with the word ``<eos>``.
 
     The vocabulary is that of the training text, most frequent word first, ties alphabetical.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,32 +21,72 @@ from pydantic import (
 )
 
 from methods import compression
-from methods.compression import Compressor
+from methods.compression import Compressor, Work
 from testbed import measuring
 from testbed.training import models
 
 PROFILES = Path(__file__).parents[2] / "data" / "devices.yaml"
 
 
-class Coding(BaseModel):
-    """What encoding and then decoding one tensor cost: ``fixed_s + bytes / rate`` seconds.
-
-    ``rate`` is in bytes of float32 input a second; ``decode`` is the share that decoding takes.
-    """
+class Cost(BaseModel):
+    """``fixed_s + bytes / rate`` seconds, in bytes of the float32 tensor that is coded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rate: PositiveFloat
     fixed_s: NonNegativeFloat = 0.0
+
+    def seconds(self, nbytes: float) -> float:
+        return self.fixed_s + nbytes / self.rate
+
+
+class Coding(Cost):
+    """What encoding and then decoding one tensor cost, with ``parameters`` of the codec.
+
+    ``decode``: the share that decoding takes.
+    """
+
     decode: Annotated[float, Field(ge=0, le=1)] = 0.5
+    parameters: dict[str, Any] = {}
 
 
-def _named(value: Any) -> Any:
-    return value if isinstance(value, dict | Coding) else {"rate": value}
+def _rate(value: Any) -> Any:
+    return value if isinstance(value, dict | Cost) else {"rate": value}
+
+
+Kind = Annotated[Cost, BeforeValidator(_rate)]
+
+
+class Prices(BaseModel):
+    """What one of each kind of :class:`Work` costs; a number is a rate without a fixed cost."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kernel_s: NonNegativeFloat
+    passes: Kind
+    selections: Kind
+    draws: Kind
+    products: Kind
+
+    def seconds(self, work: Work, nbytes: float) -> float:
+        kinds = ("passes", "selections", "draws", "products")
+        each = (getattr(work, kind) * getattr(self, kind).seconds(nbytes) for kind in kinds)
+        return work.kernels * self.kernel_s + sum(each)
+
+
+FREE = Prices(kernel_s=0.0, passes=inf, selections=inf, draws=inf, products=inf)
+"""Coding takes no time."""
 
 
 class Device(BaseModel):
-    """What computing and compressing cost on one device; see ``data/devices.yaml``."""
+    """What computing and coding cost on one device; see ``data/devices.yaml``.
+
+    Attributes
+    ----------
+    work: prices of coding by what a codec does. What follows from them alone is a guess.
+    known: costs that a document prints, or that were measured, by the codec's name. They are those
+        of its work: whatever does the same work costs the same, however its file is called.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +95,8 @@ class Device(BaseModel):
     flops: PositiveFloat
     samples_per_s: dict[str, PositiveFloat] = {}
     round_overhead_s: float
-    compression: dict[str, Annotated[Coding, BeforeValidator(_named)]]
+    work: Prices
+    known: dict[str, Annotated[Coding, BeforeValidator(_rate)]] = {}
 
     def compute_s(self, flops_per_sample: float, batch: int, model: str = "") -> float:
         """Seconds of one local iteration (forward and backward) over ``batch`` samples.
@@ -66,27 +107,44 @@ class Device(BaseModel):
             return self.round_overhead_s + batch / self.samples_per_s[model]
         return self.round_overhead_s + flops_per_sample * batch / self.flops
 
-    def coding(self, codec: str) -> Coding:
-        """The cost of a codec. Raises ValueError where the profile has none."""
-        found = self.compression.get(codec, self.compression.get("other"))
-        if found is None:
-            raise ValueError(f"device {self.title!r} has no compression rate for {codec!r}")
-        return found
+    @cached_property
+    def _known(self) -> dict[tuple[Work, Work], Coding]:
+        there = set(compression.names())
+        codecs = {
+            name: compression.load(name, **cost.parameters)
+            for name, cost in self.known.items()
+            if name in there
+        }
+        return {work(codec): self.known[name] for name, codec in codecs.items()}
 
-    def encode_s(self, codec: str, nbytes: float) -> float:
+    def guesses(self, codec: Compressor) -> bool:
+        """Whether what coding costs follows from the codec's work alone."""
+        return any(work(codec)) and work(codec) not in self._known
+
+    def encode_s(self, codec: Compressor, nbytes: float) -> float:
         """Seconds to encode one tensor of ``nbytes`` of float32 values."""
-        cost = self.coding(codec)
-        return (1 - cost.decode) * (cost.fixed_s + nbytes / cost.rate)
+        encoding, _ = both = work(codec)
+        if cost := self._known.get(both):
+            return (1 - cost.decode) * cost.seconds(nbytes)
+        return self.work.seconds(encoding, nbytes)
 
-    def decode_s(self, codec: str, nbytes: float) -> float:
+    def decode_s(self, codec: Compressor, nbytes: float) -> float:
         """Seconds to decode one payload that stands for ``nbytes`` of float32 values."""
-        cost = self.coding(codec)
-        return cost.decode * (cost.fixed_s + nbytes / cost.rate)
+        _, decoding = both = work(codec)
+        if cost := self._known.get(both):
+            return cost.decode * cost.seconds(nbytes)
+        return self.work.seconds(decoding, nbytes)
 
-    def compression_s(self, codec: str, nbytes: float, tensors: int = 1) -> float:
-        """Seconds to encode and decode ``nbytes`` of float32 values, in so many tensors."""
-        cost = self.coding(codec)
-        return tensors * cost.fixed_s + nbytes / cost.rate
+
+def work(codec: Compressor) -> tuple[Work, Work]:
+    """What encoding and decoding do. Raises ValueError where the codec does not say."""
+    try:
+        return codec.encode_work, codec.decode_work
+    except AttributeError:
+        raise ValueError(
+            f"{codec.name}: does not say its encode_work and decode_work, so no device can price "
+            "it; methods/template.py shows how"
+        ) from None
 
 
 @cache
@@ -132,8 +190,9 @@ def measure(
 
     Computing is timed on LeNet-5 at batch 64, coding on 2^14 and on ``values`` normal float32
     values: a line through the two gives the fixed cost and the rate. Smaller tensors are left out
-    because many codecs send them dense. What is not compressed costs nothing: frameworks send it
-    from where it lies.
+    because many codecs send them dense. What does no work is not timed: frameworks send it from
+    where it lies. Codecs that are not timed are priced by how long a copy takes here, and by what
+    other kinds of work take beside a copy on the processor of ``geomx_k40m``.
 
     Parameters
     ----------
@@ -152,14 +211,24 @@ def measure(
     codings = {
         name: measure_coding(partial(compression.load, name, **parameters), values, repeats)
         for name, parameters in codecs.items()
+        if any(work(compression.load(name, **parameters)))
     }
-    slowest = min(codings.values(), key=lambda cost: cost.rate)
+    copied = 4 * values / measuring.copy_s(torch.randn(values), repeats)
+    beside = profiles()["geomx_k40m"].work
+    kinds = {
+        kind: copied * getattr(beside, kind).rate / beside.passes.rate
+        for kind in ("passes", "selections", "draws", "products")
+    }
     return Device(
         title="this machine's CPU",
         source=f"measured with {torch.get_num_threads()} threads",
         flops=flops / measuring.median_s(step, repeats),
         round_overhead_s=0.0,
-        compression=codings | {"identity": Coding(rate=math.inf), "other": slowest},
+        work=Prices(kernel_s=beside.kernel_s, **kinds),
+        known={
+            name: cost.model_copy(update={"parameters": dict(codecs[name])})
+            for name, cost in codings.items()
+        },
     )
 
 

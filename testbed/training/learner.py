@@ -1,6 +1,6 @@
 """The learning half of a run: replicas, gradients, aggregation through codecs, evaluation.
 
-Knows no time. Every gradient is real, computed by torch on real data.
+It knows no time. Every gradient is real and computed by torch on real data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
 import torch
 from torch import nn
@@ -18,10 +17,11 @@ from methods import compression, fusion
 from methods.compression import Compressor
 from methods.exchange import Exchange, Topology
 from methods.fusion import Costs
+from testbed.prices import Groups, check_pair, default_down
 from testbed.training import batching, models
-from testbed.training.augmentation import crop, flip
+from testbed.training.augmentation import augment
 from testbed.training.datasets import Dataset
-from testbed.training.recipe import Level, Part, Recipe
+from testbed.training.recipe import Part, Recipe
 from testbed.training.sampling import batches, split
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
@@ -32,7 +32,7 @@ Sizes = dict[str, dict[int, float] | float]
 
 
 class Diverged(ArithmeticError):
-    """Training left the range of numbers."""
+    """Training produced a number that is not finite."""
 
 
 @dataclass
@@ -51,27 +51,15 @@ class Replica:
 
 @dataclass
 class Traffic:
-    """What one aggregation put on the wire: payload bytes, and bytes that went through codecs.
+    """What one aggregation put on the wire and through codecs.
 
-    ``rounds`` has an entry for each round of communication; ``coded`` counts, by codec, the
-    float32 bytes that one party of each level encoded: the time-critical part of compression;
-    ``calls`` counts the tensors that they were in.
+    ``rounds`` has the payload bytes of each round of communication, ``values`` how many values each
+    message had, and ``groups`` says who met, level by level.
     """
 
     rounds: list[Sizes] = field(default_factory=list)
-    coded: dict[str, float] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-
-
-def check_pair(exchange: Exchange, codec: Compressor) -> None:
-    """Refuse a pair of exchange and codec that makes no sense, with the reason."""
-    carries = exchange.combines | ({"merge"} if "gather" in exchange.combines else set())
-    if codec.combine not in carries:
-        name = type(exchange).__module__.rpartition(".")[2]
-        raise ValueError(
-            f"{name} cannot carry {codec.name}: its payloads combine by {codec.combine}, and "
-            f"{name} can only {', '.join(sorted(exchange.combines))}"
-        )
+    values: list[int] = field(default_factory=list)
+    groups: Groups = field(default_factory=list)
 
 
 class Learner:
@@ -108,7 +96,8 @@ class Learner:
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
         if grouping.needs_costs and costs is None:
             raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
-        groups = grouping([parameters[i].numel() for i in order], costs)
+        self.sizes = [parameter.numel() for parameter in parameters]
+        groups = grouping([self.sizes[i] for i in order], costs)
         self.groups = [[order[i] for i in group] for group in groups]
         initial = Replica(
             [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
@@ -191,8 +180,8 @@ class Learner:
         index = next(self._streams[worker])
         images = self.data.train_x[index]
         if self.recipe.augment:
-            images = crop(flip(images, self._augmenters[worker]), self._augmenters[worker])
-        # Scores of text come token by token.
+            images = augment(images, self._augmenters[worker], self.recipe.colour)
+        # A language model scores every token, so its labels are flat.
         return self._prepare(images), self.data.train_y[index].flatten()
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
@@ -250,7 +239,7 @@ class Learner:
         weights = weights or [1 / len(members)] * len(members)
         nodes = [self.nodes[rank] for rank in members]
         levels = self.exchange.groups(self.topology, nodes)
-        traffic = Traffic()
+        traffic = Traffic(groups=levels)
         out: list[torch.Tensor | None] = [None] * len(gradients[members[0]])
         for number, group in enumerate(self.groups):
             tensors = {}
@@ -258,6 +247,7 @@ class Learner:
                 parts = [gradients[rank][i] for i in group]
                 one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
                 tensors[node] = one * weight
+            traffic.values.append(tensors[nodes[0]].numel())
             total = self._aggregate_group(levels, tensors, number, traffic)
             if len(group) == 1:
                 out[group[0]] = total.view_as(gradients[members[0]][group[0]])
@@ -284,7 +274,6 @@ class Learner:
                 combined = compression.combine_payloads(server, payloads, server.combine, key)
                 combined = combined if isinstance(combined, list) else [combined]
                 sums[parent] = sum(server.decompress(p, self.device) for p in combined)
-            _code(traffic, spec.up.name, tensors)
             tensors = sums
 
         spec = self.recipe.levels[outermost]
@@ -300,7 +289,6 @@ class Learner:
                 _add(traffic, number, f"push/{outermost}", node, nbytes)
         for number, nbytes in enumerate(down):
             _add(traffic, number, f"pull/{outermost}", None, nbytes)
-        _code(traffic, spec.up.name, tensors)
 
         for level in reversed(range(outermost)):
             spec = self.recipe.levels[level]
@@ -365,14 +353,6 @@ def fan_out(seed: int, name: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-@cache
-def default_down(spec: Level) -> Part:
-    """The codec in which an inner level answers where its recipe names none."""
-    # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
-    adds = compression.load(spec.up.name, **spec.up.parameters).combine == "sum"
-    return spec.up if adds else Part(name="identity")
-
-
 def _add(traffic: Traffic, number: int, slot: str, node: int | None, nbytes: float) -> None:
     while len(traffic.rounds) <= number:
         traffic.rounds.append({})
@@ -382,10 +362,3 @@ def _add(traffic: Traffic, number: int, slot: str, node: int | None, nbytes: flo
     else:
         by_node = sizes.setdefault(slot, {})
         by_node[node] = by_node.get(node, 0.0) + nbytes
-
-
-def _code(traffic: Traffic, name: str, tensors: dict[int, torch.Tensor]) -> None:
-    # Parties of a level work side by side: the level costs what one of them takes.
-    nbytes = max(4 * tensor.numel() for tensor in tensors.values())
-    traffic.coded[name] = traffic.coded.get(name, 0.0) + nbytes
-    traffic.calls[name] = traffic.calls.get(name, 0) + 1

@@ -9,7 +9,6 @@ classes, and BatchNorm's scale and shift left out of the count. Sketch-Fusion's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from threading import Lock
 
 import torch
@@ -131,7 +130,8 @@ def cnn3(width: int = 32, in_channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def _resnet_v1(depth: int, in_channels: int, classes: int) -> nn.Module:
-    from testbed.training._torchvision import torchvision  # slow to import, needed here only
+    # It is slow to import and only needed here.
+    from testbed.training._torchvision import torchvision
 
     network = getattr(torchvision.models, f"resnet{depth}")(num_classes=classes)
     network.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
@@ -169,7 +169,7 @@ def resnet101_v1(in_channels: int = 3, classes: int = 10) -> nn.Module:
 
 class _PlainBlock(nn.Module):
     """Two 3×3 convolutions; where the shape changes the shortcut subsamples and pads channels with
-    zeros (He et al., option A), so it has no parameters."""
+    zeros (He et al. [@he2016deep], option A), so it has no parameters."""
 
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
@@ -218,8 +218,9 @@ def resnet8(width: int = 16, in_channels: int = 3, classes: int = 10) -> nn.Modu
 
 @_model
 def vgg16(batch_norm: bool = True, in_channels: int = 3, classes: int = 10) -> nn.Module:
-    """VGG-16 as it is trained on 32×32 images: 13 convolutions and one linear layer, 14.7 million
-    values. BatchNorm after each convolution is what makes it train; the document says neither."""
+    """VGG-16 [@simonyan2014very] as it is trained on 32×32 images: 13 convolutions and one linear
+    layer, 14.7 million values. BatchNorm after each convolution is what makes it train; the
+    document says neither."""
     layers: list[nn.Module] = []
     into = in_channels
     for repeat, out in [(2, 64), (2, 128), (3, 256), (3, 512), (3, 512)]:
@@ -276,17 +277,41 @@ def lstm(
     return LanguageModel(words, hidden, embedding or hidden, layers, tied, dropout)
 
 
-def _of_torchvision(name: str, classes: int = 1000) -> nn.Module:
+def _of_torchvision(name: str, classes: int) -> nn.Module:
     from testbed.training._torchvision import torchvision
 
     return getattr(torchvision.models, name)(num_classes=classes)
 
 
-MODELS |= {
-    name: partial(_of_torchvision, name)
-    for name in ("resnet50", "resnet101", "resnet152", "densenet121", "mobilenet_v2")
-}
-MODELS["vgg16_imagenet"] = partial(_of_torchvision, "vgg16")
+@_model
+def resnet50(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("resnet50", classes)
+
+
+@_model
+def resnet101(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("resnet101", classes)
+
+
+@_model
+def resnet152(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("resnet152", classes)
+
+
+@_model
+def densenet121(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("densenet121", classes)
+
+
+@_model
+def mobilenet_v2(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("mobilenet_v2", classes)
+
+
+@_model
+def vgg16_imagenet(classes: int = 1000) -> nn.Module:
+    return _of_torchvision("vgg16", classes)
+
 
 _CIFAR = ("resnet20", "resnet8", "vgg16", "cnn3")
 _MNIST = ("lenet5", "strided_cnn", "mnist_cnn", "mlp")
@@ -322,7 +347,7 @@ def count(shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def image_shape(part_parameters: dict, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """What a network made with these parameters takes, given the data set's image shape."""
+    """Shape of a network's input, given its parameters and the data set's image shape."""
     return (part_parameters.get("in_channels", shape[0]), *shape[1:])
 
 

@@ -1,16 +1,10 @@
-"""How long an iteration takes when backward, coding and communication overlap.
-
-A model's tensors, in the order in which backward produces their gradients, get backward times from
-a device; codec, exchange and network give what a message costs. Together they are the ``Costs`` by
-which a fusion groups tensors, and which :func:`methods.fusion.timeline` plays through.
-"""
+"""How long computing takes, tensor by tensor, in the order in which backward produces gradients."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,12 +12,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from methods import exchange as exchanges
-from methods.compression import Compressor
-from methods.exchange import Exchange, Plan, Topology
 from methods.fusion import Costs, Fusion, Timeline, timeline
-from testbed.kept import kept, sources
-from testbed.network import simulate
+from testbed.cache import cached, sources
 from testbed.training import models
 from testbed.training.device import Device
 from testbed.training.recipe import Part
@@ -62,6 +52,14 @@ class Layers:
         """Values of each tensor."""
         return [tensor.values for tensor in self.tensors]
 
+    def shape(self, values: int) -> tuple[int, ...]:
+        """Of a message of so many values: a tensor's, if one has so many; others are flat."""
+        return self._shapes.get(values, (values,))
+
+    @cached_property
+    def _shapes(self) -> dict[int, tuple[int, ...]]:
+        return {tensor.values: tensor.shape for tensor in self.tensors}
+
     def standing_for(self, original: Layers) -> Layers:
         """These tensors, as large and as slow as if they were ``original``'s."""
         scale = sum(original.sizes) / sum(self.sizes)
@@ -95,7 +93,7 @@ def layers(part: Part, sample: tuple[int, ...] | None = None, norm: bool = True)
             tensors.append((name, shapes[name], backward / flops))
         return tensors, flops
 
-    tensors, flops = kept(f"{_counting()} {part.model_dump_json()} {sample} {norm}", counted)
+    tensors, flops = cached(f"{_counting()} {part.model_dump_json()} {sample} {norm}", counted)
     made = (Layer(name, tuple(shape), backward) for name, shape, backward in tensors)
     return Layers(part.name, tuple(made), flops)
 
@@ -151,108 +149,6 @@ def single_gpu_s(device: Device, layers: Layers, batch: int) -> float:
     if layers.sample_s is not None:
         return layers.sample_s * batch
     return device.compute_s(layers.flops, batch, layers.model)
-
-
-def costs(
-    device: Device,
-    layers: Layers,
-    codec: Compressor,
-    exchange: Exchange,
-    topology: Topology,
-    batch: int,
-    efficiency: float = 1.0,
-    overhead_s: float = 0.0,
-    inner: Topology | None = None,
-) -> Costs:
-    """What computing, coding and sending cost each worker.
-
-    Parameters
-    ----------
-    codec, exchange: as they are loaded; the exchange is flat.
-    topology: whose workers take part in the exchange.
-    batch: samples a worker and iteration.
-    efficiency: share of the links' rates that payload gets.
-    overhead_s: seconds that each round of communication takes besides the transfers.
-    inner: the network inside of a server, for hierarchical communication (Sketch-Fusion, section
-        2.1): its workers add up dense gradients, the servers (the workers of ``topology``) exchange
-        coded ones, and the sum is handed back inside. The two inner steps take what the halves of a
-        dense ring all-reduce take, and count as communication: coding keeps its place in front of
-        and behind all three.
-
-    All of encoding comes before the first round of communication, also what codecs with several
-    rounds do between them. Where every party gets all payloads it decodes each of them. A message
-    whose number of values is that of a tensor takes the tensor's shape; other messages are flat.
-
-    Raises
-    ------
-    ValueError
-        An exchange of several levels.
-    """
-    if len(exchange.groups(topology)) != 1:
-        name = type(exchange).__module__.rpartition(".")[2]
-        raise ValueError(f"{name} has several levels; overlap is timed for flat exchanges only")
-    compute_s = single_gpu_s(device, layers, batch)
-    backward_s = [tensor.backward * compute_s for tensor in layers.tensors]
-    forward_s = compute_s - sum(backward_s)
-    parties = len(topology.workers)
-    inside = _inside(inner)
-    if parties == 1:
-        return Costs(backward_s, _nothing, inside, _nothing, max(forward_s, 0.0))
-    shapes = {tensor.values: tensor.shape for tensor in layers.tensors}
-    plan = exchange(topology)
-    # Where nothing is pulled, every party has all payloads and nobody has merged them for it.
-    pulled = any(plan.slots[slot].startswith("pull") for slot in set(plan.slot.tolist()))
-    alone = codec.combine == "gather" or (codec.combine == "merge" and not pulled)
-    payloads = parties if alone else 1
-    # What comes back holds every party's payload, merged at most that; sums and votes do not grow.
-    down = 1 if codec.combine == "sum" or not codec.adds else parties
-    send = transfer_s(plan, topology, efficiency, down)
-
-    def communicate(values: int) -> float:
-        rounds = codec.payload_bytes(shapes.get(values, (values,)))
-        return inside(values) + sum(send(nbytes) + overhead_s for nbytes in rounds if nbytes)
-
-    return Costs(
-        backward_s,
-        encode=lambda values: device.encode_s(codec.name, 4 * values),
-        communicate=communicate,
-        decode=lambda values: payloads * device.decode_s(codec.name, 4 * values),
-        forward_s=max(forward_s, 0.0),
-    )
-
-
-def transfer_s(
-    plan: Plan, topology: Topology, efficiency: float = 1.0, down: int = 1
-) -> Callable[[float], float]:
-    """Seconds that ``plan`` takes for payloads of so many bytes, ``down`` times as many to pull.
-
-    Simulated at powers of four and interpolated: an idle network's time grows along a line.
-    """
-
-    @cache
-    def at(power: int) -> float:
-        nbytes = 4.0**power
-        sizes = {slot: nbytes * (down if slot.startswith("pull") else 1) for slot in plan.slots}
-        return simulate(plan, topology, sizes, efficiency=efficiency).completion_s
-
-    def seconds(nbytes: float) -> float:
-        power = (int(max(nbytes, 1)).bit_length() - 1) // 2
-        low, high = at(power), at(power + 1)
-        return low + (high - low) * (nbytes / 4.0**power - 1) / 3
-
-    return seconds
-
-
-def _nothing(values: int) -> float:
-    return 0.0
-
-
-def _inside(inner: Topology | None) -> Callable[[int], float]:
-    """Seconds to add up and to hand back so many float32 values inside of a server."""
-    if inner is None or len(inner.workers) == 1:
-        return _nothing
-    seconds = transfer_s(exchanges.load("ring", overlap=False)(inner), inner)
-    return lambda values: seconds(4 * values)
 
 
 def overlapped(layers: Layers, fusion: Fusion, costs: Costs) -> Timeline:

@@ -1,8 +1,9 @@
-"""What one training run is: plain validated data."""
+"""The description of one training run, as plain validated data."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -25,6 +26,25 @@ class Part(BaseModel):
         return dict(self.model_extra or {})
 
 
+Kind = Literal["exchange", "compression", "synchronization", "fusion", "model", "dataset", "device"]
+
+
+@dataclass(frozen=True)
+class Of:
+    """Marks a field whose value names something of this kind, which can then be looked up."""
+
+    kind: Kind
+
+
+Exchange = Annotated[Part, Of("exchange")]
+Codec = Annotated[Part, Of("compression")]
+Policy = Annotated[Part, Of("synchronization")]
+Fusion = Annotated[Part, Of("fusion")]
+Model = Annotated[Part, Of("model")]
+Dataset = Annotated[str, Of("dataset")]
+Device = Annotated[str, Of("device")]
+
+
 class Level(BaseModel):
     """Codecs of one level of the exchange: towards the server and back.
 
@@ -35,8 +55,8 @@ class Level(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    up: Part
-    down: Part | None = None
+    up: Codec
+    down: Codec | None = None
 
 
 class Link(BaseModel):
@@ -67,16 +87,20 @@ class Recipe(BaseModel):
 
     Attributes
     ----------
+    at: coordinates of its rows besides those that rows have a field for.
     networks: case name -> links. Policies that do not look at the clock are trained once and
         timed on every network; others take exactly one.
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
     words, steps: of text: the vocabulary that is kept, and tokens a window.
+    augment: whether training images are flipped and cropped at random.
+    colour: augmented images change their brightness and contrast by at most this share.
     lr_steps: from so many updates on, the learning rate is multiplied by so much (once each).
     clip_norm: each worker's gradient is scaled down to at most this norm, before any codec.
-    overlap: whether coding and communication overlap with backward, in the groups of the fusion, on
-        one flat cluster whose links have the rate ``lan``. If not, they follow on each other.
+    overlap: whether coding and communication overlap with backward, in the groups of the fusion.
+        Workers of one site are then a flat cluster, whose links have the rate ``lan``. If not, they
+        follow on each other.
     overhead_s: with overlap, seconds of a round of communication besides the transfers.
     timed_workers, timed_batch: with overlap, the cluster and the batch that are timed, where fewer
         workers or smaller batches train in their stead.
@@ -94,17 +118,18 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    paper: str
+    document: str
     experiment: str
     system: str
-    exchange: Part
+    at: dict[str, float | str] = {}
+    exchange: Exchange
     levels: tuple[Level, ...]
-    synchronization: Part
-    fusion: Part = Part(name="layer_wise")
-    model: Part
-    stands_for: Part | None = None
+    synchronization: Policy
+    fusion: Fusion = Part(name="layer_wise")
+    model: Model
+    stands_for: Model | None = None
     norm: bool = True
-    dataset: str
+    dataset: Dataset
     limit: PositiveInt | None = None
     test_limit: PositiveInt | None = None
     words: PositiveInt | None = None
@@ -112,6 +137,7 @@ class Recipe(BaseModel):
     workers: tuple[PositiveInt, ...]
     sampler: Literal["random", "sequential"] = "random"
     augment: bool = False
+    colour: Annotated[float, Field(ge=0, le=1)] = 0.0
     batch: PositiveInt
     lr: PositiveFloat
     lr_steps: dict[PositiveInt, PositiveFloat] = {}
@@ -127,7 +153,7 @@ class Recipe(BaseModel):
     evaluate_every: PositiveInt
     seed: int
     scale: Scale
-    device: str
+    device: Device
     compute_s: Annotated[float, Field(ge=0)] | None = None
     overlap: bool = False
     overhead_s: Annotated[float, Field(ge=0)] = 0.0
@@ -150,6 +176,8 @@ class Recipe(BaseModel):
             raise ValueError("give either rounds or seconds")
         if self.uneven and self.compute_s is None:
             raise ValueError("uneven needs compute_s")
+        if self.colour and not self.augment:
+            raise ValueError("colour needs augment: true")
         if self.cluster == "star" and len(self.workers) != 1:
             raise ValueError("cluster: star takes workers of one site")
         return self
@@ -157,21 +185,26 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _overlaps(self) -> Recipe:
         if self.overlap:
-            if len(self.workers) != 1 or len(self.levels) != 1 or self.optimizer_at != "worker":
-                raise ValueError(
-                    "overlap needs workers of one site, a flat exchange (one level) and "
-                    "optimizer_at: worker"
-                )
+            if self.optimizer_at != "worker":
+                raise ValueError("overlap needs optimizer_at: worker")
+            if self.timed_workers and len(self.workers) != 1:
+                raise ValueError("timed_workers needs workers of one site")
         elif self.overhead_s or self.timed_workers or self.timed_batch:
             raise ValueError("overhead_s, timed_workers and timed_batch need overlap: true")
         return self
 
     @property
+    def id(self) -> str:
+        """Tells the run from the others of its experiment, as part of a file name."""
+        return slug(f"{self.system}-seed{self.seed}")
+
+    @property
     def told(self) -> dict[str, Any]:
-        """What every result row of the run says of it; its network is a case of its own."""
+        """The fields that all result rows of the run share; each network adds its case."""
         return dict(
-            paper=self.paper,
+            document=self.document,
             experiment=self.experiment,
+            at=self.at,
             exchange=self.exchange.name,
             compression=self.levels[-1].up.name,
             synchronization=self.synchronization.name,
@@ -188,3 +221,8 @@ class Recipe(BaseModel):
         """The learning rate of update number ``update``, counted from 0."""
         factors = [factor for start, factor in self.lr_steps.items() if update >= start]
         return self.lr * math.prod(factors)
+
+
+def slug(text: str) -> str:
+    """``text`` as part of a file name."""
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)

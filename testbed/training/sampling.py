@@ -1,8 +1,9 @@
 """Splits of a data set over workers, and the order in which a worker draws its samples.
 
 Source: GeoMX §2, data processing module: each node keeps one slice of the data set and draws
-mini-batches from it at random, in sequence, or by importance; §3: Fashion-MNIST is split evenly
-over all workers. Nothing here touches a global random state.
+mini-batches from it at random or in sequence; §3: Fashion-MNIST is split evenly over all workers.
+Importance sampling, which §2 names too, is left out: the document does not say by which scores.
+Nothing here touches a global random state.
 """
 
 from __future__ import annotations
@@ -44,43 +45,14 @@ def random(n: int, generator: Generator) -> Tensor:
     return torch.randperm(n, generator=generator)
 
 
-def importance(scores: Tensor) -> Sampler:
-    """A sampler that draws with replacement, sample i with probability ``scores[i] / sum``.
-
-    An epoch has as many draws as the shard has samples. Scale the loss of draw i by
-    :func:`importance_weights` to keep the gradient unbiased.
-    """
-    probabilities = _probabilities(scores)
-
-    def draw(n: int, generator: Generator) -> Tensor:
-        if n != len(probabilities):
-            raise ValueError(f"{len(probabilities)} scores for a shard of {n} samples")
-        return torch.multinomial(probabilities, n, replacement=True, generator=generator)
-
-    return draw
-
-
-def importance_weights(scores: Tensor) -> Tensor:
-    """``1 / (n p_i)``: the weights with which importance sampling estimates the plain mean."""
-    probabilities = _probabilities(scores)
-    return 1 / (len(probabilities) * probabilities)
-
-
-def _probabilities(scores: Tensor) -> Tensor:
-    scores = torch.as_tensor(scores, dtype=torch.float64)
-    if scores.ndim != 1 or len(scores) == 0 or not bool((scores.isfinite() & (scores > 0)).all()):
-        raise ValueError("importance scores must be one positive finite number a sample")
-    return scores / scores.sum()
-
-
 SAMPLERS: dict[str, Sampler] = {"random": random, "sequential": sequential}
-"""The samplers that need no scores, by the names that recipes use."""
+"""The samplers by the names that recipes use."""
 
 
 def batches(
     shard: Tensor,
     batch_size: int,
-    sampler: str | Sampler,
+    sampler: str,
     generator: Generator,
     last: Literal["drop", "keep"] = "drop",
 ) -> Iterator[Tensor]:
@@ -89,7 +61,7 @@ def batches(
     Parameters
     ----------
     shard: (n,) indices of this worker's samples.
-    sampler: a name of ``SAMPLERS`` or a :data:`Sampler`; asked anew for each epoch's order.
+    sampler: a name of ``SAMPLERS``; asked anew for each epoch's order.
     last: what happens to the smaller batch that an epoch may end with. ``drop`` leaves it out, so
         every batch counts alike when workers are averaged; ``keep`` yields it.
 
@@ -97,15 +69,15 @@ def batches(
     ------
     (batch_size,) int64 indices into the data set.
     """
-    order = SAMPLERS.get(sampler) if isinstance(sampler, str) else sampler
-    if order is None:
+    if sampler not in SAMPLERS:
         raise ValueError(f"no sampler {sampler!r}; there are: {', '.join(SAMPLERS)}")
     if last not in ("drop", "keep"):
         raise ValueError(f"last must be 'drop' or 'keep', not {last!r}")
     n = len(shard)
     if batch_size < 1 or n < (batch_size if last == "drop" else 1):
         raise ValueError(f"no batch of {batch_size} fits in a shard of {n} samples")
-    return _stream(shard, batch_size, order, generator, n - n % batch_size if last == "drop" else n)
+    used = n - n % batch_size if last == "drop" else n
+    return _stream(shard, batch_size, SAMPLERS[sampler], generator, used)
 
 
 def _stream(

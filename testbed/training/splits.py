@@ -21,7 +21,7 @@ ATTEMPTS = 100
 
 
 def even(labels: Tensor, workers: int, generator: Generator) -> list[Tensor]:
-    """Shares that differ by chance only."""
+    """Even shares of the samples in random order."""
     return sampling.split(len(labels), workers, generator)
 
 
@@ -111,7 +111,7 @@ def split(
 
 
 def check(name: str, parameters: dict) -> None:
-    """Raises ValueError for a split or parameter that there is not, or a value that cannot be."""
+    """Raise ValueError for an unknown split or parameter, or an impossible value."""
     if name not in SPLITS:
         raise ValueError(f"no split {name!r}; there are: {', '.join(SPLITS)}")
     allowed = list(inspect.signature(SPLITS[name]).parameters)[3:]

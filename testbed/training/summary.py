@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row
+from testbed.results import Row, row_of
 
 TAIL = 10
 """Evaluations averaged for a final accuracy."""
@@ -25,11 +25,6 @@ LEAST_RESIDUALS = 5
 """Points around the running mean that an oscillation needs."""
 
 IN_TIME = {"final_accuracy": "%", "oscillation": "%", "rounds": "rounds", "time_to_target": "s"}
-PRINTED_AS = {
-    "final_accuracy": "converged_accuracy",
-    "rounds_to_target": "rounds_to_converge",
-    "time_to_target": "convergence_time",
-}
 
 
 def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
@@ -38,7 +33,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
     The target of an experiment is the mean final accuracy of its uncompressed, fully synchronous
     runs less ``below_dense`` points (GeoMX, Figure 6: 90.4 % under 90.8 %). Arrival is the first
     time the mean of five evaluations reaches it, interpolated between evaluations. A run that
-    never arrives gives a failed row that says so.
+    never arrives gives rows without a value that say so: late in rounds, failed in all else.
     """
     for experiment, table in curves.groupby("experiment", sort=True):
         accuracy = table[table["metric"] == "test_accuracy"]
@@ -54,7 +49,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
         ]
         if dense.empty:
             raise ValueError(f"{experiment}: no uncompressed synchronous run to set the target")
-        # Cases that differ in links alone share a run, which counts once.
+        # Cases that differ only in their links share a run, which counts once.
         runs = dense.drop_duplicates(["exchange", "seed"])
         references = set(runs[keys].itertuples(index=False, name=None)) & set(final)
         if not references:
@@ -64,7 +59,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
         sent = sent.sort_index()
         for (case, seed), curve in accuracy.groupby(keys, sort=True):
             curve = curve.sort_values("round")
-            base = Row(**{**curve.iloc[0].to_dict(), "round": -1, "time_s": float("nan")})
+            base = row_of(curve.iloc[0], round=-1, time_s=math.nan)
             if (case, seed) in broken:
                 failed = dict(status="failed", reason=broken[case, seed])
                 for metric, unit in METRICS.items():
@@ -84,8 +79,11 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                     reason = (
                         f"never reached {target:.2f} % within {int(curve['round'].max())} rounds"
                     )
-                    failed = dict(status="failed", reason=reason)
-                    yield _make(base, metric, float("nan"), unit, "simulated", **failed)
+                    # The runs had as many rounds each, so that only in rounds the end tells more
+                    # than that the target was not reached.
+                    status = "late" if unit == "rounds" else "failed"
+                    missed = dict(status=status, reason=reason)
+                    yield _make(base, metric, math.nan, unit, "simulated", **missed)
                 else:
                     value = float(np.interp(at, np.arange(len(axis)), axis))
                     yield _make(base, metric, value, unit, "simulated")
@@ -97,14 +95,14 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
     ``final_accuracy`` is the mean of the last ``window`` evaluations; ``time_to_target`` (s) when
     the mean of so many first reaches ``target`` (%), interpolated between evaluations;
     ``oscillation`` the standard deviation, in points, of the accuracy around its centred mean of
-    five evaluations, in the second half of the run; ``rounds`` all that were done. Runs that fail,
-    never arrive or have too few evaluations give failed rows that say so.
+    five evaluations, in the second half of the run; ``rounds`` all that were done. A run
+    that never arrives is late; runs that fail or have too few evaluations give failed rows.
     """
     accuracy = curves[curves["metric"] == "test_accuracy"]
     for _, curve in accuracy.groupby(["case", "seed"], sort=True):
         curve = curve.sort_values("round")
         place = dict(round=-1, time_s=math.nan, status="ok", reason="", value=0.0)
-        base = Row(**curve.iloc[0].to_dict() | place)
+        base = row_of(curve.iloc[0], **place)
         yield _make(base, "target_accuracy", target, "%", "computed")
         broken = curve[curve["status"] == "failed"]
         if len(broken):
@@ -122,8 +120,8 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
         at = arrival(values, target, window)
         if at is None:
             reason = f"never reached {target:g} % within {times[-1]:.0f} s"
-            failed = dict(status="failed", reason=reason)
-            yield _make(base, "time_to_target", math.nan, "s", "simulated", **failed)
+            late = dict(status="late", reason=reason)
+            yield _make(base, "time_to_target", math.nan, "s", "simulated", **late)
         else:
             value = float(np.interp(at, np.arange(len(times)), times))
             yield _make(base, "time_to_target", value, "s", "simulated")
@@ -136,16 +134,6 @@ def oscillation(times: np.ndarray, accuracy: np.ndarray) -> float:
     residual = residual[(times >= times[-1] / 2) & np.isfinite(residual)]
     enough = len(residual) >= LEAST_RESIDUALS
     return float(np.sqrt(np.mean(residual**2))) if enough else math.nan
-
-
-def converged(rows: Iterable[Row], experiment: str) -> Iterator[Row]:
-    """The same numbers as a table of ``experiment`` prints them.
-
-    A document that prints "rounds to converge" without its criterion is read as: to the target.
-    """
-    for row in rows:
-        if row.metric in PRINTED_AS:
-            yield row.model_copy(update=dict(experiment=experiment, metric=PRINTED_AS[row.metric]))
 
 
 def arrival(accuracy: np.ndarray, target: float, window: int = WINDOW) -> float | None:

@@ -8,25 +8,25 @@ really have. One seed gives bit-equal results on one machine.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from methods import compression, exchange, fusion, synchronization
+from methods import exchange, fusion, synchronization
 from methods.exchange import Plan, Topology
 from methods.fusion import Costs
 from methods.synchronization import Continue, Finished, Policy, Sync, Synced
-from testbed.network import Network, Result, geo_sites, simulate, star
+from testbed.network import Network, geo_sites, star
+from testbed.prices import Step, coding_s, exchange_s, load_system
 from testbed.results import Row
 from testbed.training import models, pipeline
 from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.device import Device, profile
-from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic, check_pair
+from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
 from testbed.training.recipe import Link, Part, Recipe
 from testbed.training.stragglers import Jitter, Stragglers, uniform
 from testbed.training.virtual_time import (
@@ -35,7 +35,7 @@ from testbed.training.virtual_time import (
     Computed,
     Decided,
     Meeting,
-    Phase,
+    OnNetwork,
     Received,
     happenings,
 )
@@ -111,12 +111,7 @@ class _Clock:
         """Seconds that one aggregation takes on an idle network."""
         key = (id(plan), repr(rounds))
         if key not in self.memo:
-            self.memo[key] = sum(
-                simulate(
-                    plan, self.topology, complete(plan, sizes), efficiency=self.link.efficiency
-                ).completion_s
-                for sizes in rounds
-            )
+            self.memo[key] = exchange_s(plan, self.topology, rounds, self.link.efficiency)
         return self.memo[key]
 
 
@@ -158,6 +153,7 @@ class _Session:
         self.learner = Learner(
             recipe, model, dataset, self.exchange, self.clocks[0].topology, costs
         )
+        self.system = load_system(recipe.exchange, recipe.levels, self.clocks[0].topology)
         self.sites = self._sites()
         outermost = self.exchange.groups(self.clocks[0].topology)[-1]
         self.parties = sum(map(len, outermost))
@@ -170,9 +166,11 @@ class _Session:
         return profile(self.recipe.device)
 
     def _topology(self, link: Link, scale: float) -> Topology:
-        if self.recipe.overlap or self.recipe.cluster == "star":
-            return flat(sum(self.recipe.workers), link, scale)
-        return topology(self.recipe.workers, link, scale)
+        recipe = self.recipe
+        alone = recipe.overlap and len(recipe.workers) == 1
+        if alone or recipe.cluster == "star":
+            return flat(sum(recipe.workers), link, scale)
+        return topology(recipe.workers, link, scale)
 
     def _speeds(self) -> Stragglers:
         uneven, seed = self.recipe.uneven, self.recipe.seed
@@ -192,19 +190,21 @@ class _Session:
         if recipe.compute_s is not None:
             original = replace(original, sample_s=recipe.compute_s / batch)
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        codec = compression.load(recipe.levels[-1].up.name, **recipe.levels[-1].up.parameters)
-        check_pair(self.exchange, codec)
 
-        def costs(layers: pipeline.Layers, link: Link) -> Costs:
-            cluster = flat(recipe.timed_workers or sum(recipe.workers), link)
-            methods = (codec, self.exchange, cluster)
-            rest = dict(efficiency=link.efficiency, overhead_s=recipe.overhead_s)
-            return pipeline.costs(self.device, layers, *methods, batch, **rest)
+        def costs(layers: pipeline.Layers, clock: _Clock) -> Costs:
+            timed = clock.topology
+            if recipe.timed_workers:
+                timed = flat(recipe.timed_workers, clock.link)
+            network = (timed, clock.link.efficiency, recipe.overhead_s)
+            system = load_system(recipe.exchange, recipe.levels, *network)
+            return system.costs(
+                self.device, layers, pipeline.single_gpu_s(self.device, layers, batch)
+            )
 
         for clock in self.clocks:
-            timing = pipeline.overlapped(original, grouping, costs(original, clock.link))
+            timing = pipeline.overlapped(original, grouping, costs(original, clock))
             clock.iteration_s = timing.iteration_s
-        return costs(own.standing_for(original), self.clocks[0].link)
+        return costs(own.standing_for(original), self.clocks[0])
 
     def _sites(self) -> list[int]:
         groups = self.exchange.groups(self.clocks[0].topology)[0]
@@ -218,20 +218,25 @@ class _Session:
             self._plans[key] = self.exchange(self.clocks[0].topology, nodes, part)
         return self._plans[key]
 
-    def compression_s(self, traffic: Traffic) -> float:
-        return sum(
-            self.device.compression_s(codec, nbytes / self.shrink, traffic.calls[codec])
-            for codec, nbytes in traffic.coded.items()
-            if codec != "identity"  # which is free on every device
-        )
+    def coding_s(self, steps: Sequence[Step], values: Sequence[int]) -> float:
+        """Seconds of coding messages of so many values each, as large as they stand for."""
+        working = [step for step in steps if step.work]
+        if not working:  # no device need be measured
+            return 0.0
+        return coding_s(self.device, working, [count / self.shrink for count in values])
 
     def spend(self, clock: _Clock, members: Sequence[int], traffic: Traffic) -> None:
         """Let the time of a round go by on ``clock``."""
         if self.recipe.overlap:
             clock.now += clock.iteration_s
+            return
+        if self.recipe.optimizer_at == "server":
+            push, pull = self.system.model(traffic.groups)
+            coding = self.coding_s(push, traffic.values) + self.coding_s(pull, self.learner.sizes)
         else:
-            clock.now += self.compute_s + self.compression_s(traffic)
-            clock.now += clock.exchange(self.plan(members), traffic.rounds)
+            coding = self.coding_s(self.system.gradient(traffic.groups), traffic.values)
+        clock.now += self.compute_s + coding
+        clock.now += clock.exchange(self.plan(members), traffic.rounds)
 
     def count_bytes(self, rounds: Sequence[Sizes], listening: int = 0) -> None:
         """Add what an outermost party sent and received, in the mean over all of them; so many
@@ -297,11 +302,6 @@ def fitting(part: Part, dataset: Dataset) -> Part:
     return Part(name=part.name, **(part.parameters | {"words": words}))
 
 
-def complete(plan: Plan, sizes: Sizes) -> Sizes:
-    """Sizes for every slot of ``plan``; a slot that sends nothing this round has 0 bytes."""
-    return {slot: sizes.get(slot, 0.0) for slot in plan.slots}
-
-
 def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
     """Policies that do not look at the clock: train once, keep time on every network."""
     recipe, learner = session.recipe, session.learner
@@ -354,7 +354,13 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
     compare at equal work.
     """
     recipe, learner, clock = session.recipe, session.learner, session.clocks[0]
-    server, carrier = _Server(session, policy), _Carrier(session)
+    server, sent = _Server(session, policy), _Sent()
+    carrier = OnNetwork(
+        Network(clock.topology, efficiency=clock.link.efficiency),
+        session.plan,
+        lambda sync, phase: sent.rounds,
+        lambda sync, phase: sent.delay_s,
+    )
     iterations = rounds = evaluated = 0
     staleness: list[int] = []
     yield from session.evaluate(learner.server, 0)
@@ -370,9 +376,11 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
                 server.computed(worker)
             case Decided(meeting=meeting):
                 traffic = server.collect(meeting)
-                carrier.load(traffic.rounds, session.compression_s(traffic))
+                push, _ = session.system.model(traffic.groups or None)
+                sent = _Sent(traffic.rounds, session.coding_s(push, traffic.values))
             case Applied(meeting=meeting):
-                carrier.load(server.answer(meeting))
+                _, pull = session.system.model()
+                sent = _Sent(server.answer(meeting), session.coding_s(pull, learner.sizes))
                 iterations += server.arrived(meeting)
                 staleness += meeting.staleness or ()
             case Received(meeting=meeting, members=members):
@@ -389,6 +397,14 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
     yield session.row(clock, "mean_round_time", mean, "s", evidence="simulated")
     stale = sum(staleness) / max(1, len(staleness))
     yield session.row(clock, "staleness", stale, "", evidence="simulated")
+
+
+@dataclass
+class _Sent:
+    """What the next transfer carries, round by round, and how long coding it delays it."""
+
+    rounds: list[Sizes] = field(default_factory=list)
+    delay_s: float = 0.0
 
 
 class _Server:
@@ -482,43 +498,3 @@ class _Server:
             self.last[worker] = model
             if meeting.sync.level == GLOBAL:
                 self.last_global[worker] = model
-
-
-class _Carrier:
-    """Carries what was loaded last over the recipe's network, round after round."""
-
-    def __init__(self, session: _Session) -> None:
-        self.plan = session.plan
-        clock = session.clocks[0]
-        self.network = Network(clock.topology, efficiency=clock.link.efficiency)
-        self.numbers = itertools.count()
-        self.under_way: dict[Result, tuple[int, Plan, deque[Sizes]]] = {}
-        self.arrived: deque[tuple[float, int]] = deque()
-
-    def load(self, rounds: Sequence[Sizes], delay_s: float = 0.0) -> None:
-        """What the next transfer carries, and how long after its start."""
-        self.loaded = deque(rounds), delay_s
-
-    def start(self, phase: Phase, sync: Sync, t: float) -> int:
-        rounds, delay_s = self.loaded
-        number = next(self.numbers)
-        members = sync.bringing if phase == "push" else sync.members
-        self._send(number, self.plan(members, phase), rounds, t + delay_s)
-        return number
-
-    def _send(self, number: int, plan: Plan, rounds: deque[Sizes], t: float) -> None:
-        handle = self.network.start(plan, complete(plan, rounds.popleft()), at=t)
-        self.under_way[handle] = number, plan, rounds
-
-    def advance(self, until: float | None) -> tuple[float, int] | None:
-        while not self.arrived:
-            done = self.network.advance(until, first=True)
-            if not done:
-                return None
-            for handle in done:
-                number, plan, rounds = self.under_way.pop(handle)
-                if rounds:
-                    self._send(number, plan, rounds, handle.completion_s)
-                else:
-                    self.arrived.append((handle.completion_s, number))
-        return self.arrived.popleft()

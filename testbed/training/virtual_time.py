@@ -38,7 +38,8 @@ from methods.synchronization import (
     Timer,
     Wait,
 )
-from testbed.network import Network
+from testbed.network import Network, Result
+from testbed.network.counting import complete
 from testbed.training.stragglers import Stragglers
 
 Phase = Literal["push", "pull"]
@@ -55,7 +56,7 @@ class Communication(Protocol):
 
 
 class Seconds:
-    """Meetings that do not disturb each other.
+    """Meetings take given times and do not slow each other down.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ class Seconds:
         self._arrivals: list[tuple[float, int]] = []
 
     def seconds(self, phase: Phase, sync: Sync, t: float) -> float:
-        """What this phase takes."""
+        """Seconds that this phase of the meeting takes."""
         return self.per_sync(sync.members, t) / 2
 
     def start(self, phase: Phase, sync: Sync, t: float) -> int:
@@ -87,13 +88,15 @@ class Seconds:
 
 
 class OnNetwork:
-    """Meetings that share the links of a network.
+    """Meetings share the links of a simulated network.
 
     Parameters
     ----------
     plan: what a phase of a meeting of these workers runs.
-    sizes: of that plan, as :meth:`Network.start` takes them; asked when the phase starts, so that
-        a caller may encode then.
+    sizes: of a phase of a meeting, as :meth:`Network.start` takes them, or a list of those, an
+        entry a round of communication; slots that send nothing may be missing. Asked when the
+        phase starts, so that a caller may encode then.
+    delay_s: seconds before the first round, such as coding takes.
     """
 
     def __init__(
@@ -101,21 +104,36 @@ class OnNetwork:
         network: Network,
         plan: Callable[[tuple[int, ...], Phase], Plan],
         sizes: Callable[[Sync, Phase], Any],
+        delay_s: Callable[[Sync, Phase], float] = lambda sync, phase: 0.0,
     ) -> None:
-        self.network, self.plan, self.sizes = network, plan, sizes
-        self._done: deque = deque()
+        self.network, self.plan, self.sizes, self.delay_s = network, plan, sizes, delay_s
+        self._order = itertools.count()
+        self._under_way: dict[Result, tuple[int, Plan, deque]] = {}
+        self._arrived: deque[tuple[float, int]] = deque()
 
-    def start(self, phase: Phase, sync: Sync, t: float) -> Hashable:
-        members = sync.bringing if phase == "push" else sync.members
-        return self.network.start(self.plan(members, phase), self.sizes(sync, phase), at=t)
+    def start(self, phase: Phase, sync: Sync, t: float) -> int:
+        sizes, members = self.sizes(sync, phase), sync.bringing if phase == "push" else sync.members
+        rounds = deque(sizes if isinstance(sizes, list) else [sizes])
+        number, begin = next(self._order), t + self.delay_s(sync, phase)
+        self._send(number, self.plan(members, phase), rounds, begin)
+        return number
 
-    def advance(self, until: float | None) -> tuple[float, Hashable] | None:
-        if not self._done:
-            self._done.extend(self.network.advance(until, first=True))
-        if not self._done:
-            return None
-        result = self._done.popleft()
-        return result.completion_s, result
+    def _send(self, number: int, plan: Plan, rounds: deque, t: float) -> None:
+        sent = self.network.start(plan, complete(plan, rounds.popleft()), at=t)
+        self._under_way[sent] = number, plan, rounds
+
+    def advance(self, until: float | None) -> tuple[float, int] | None:
+        while not self._arrived:
+            done = self.network.advance(until, first=True)
+            if not done:
+                return None
+            for sent in done:
+                number, plan, rounds = self._under_way.pop(sent)
+                if rounds:
+                    self._send(number, plan, rounds, sent.completion_s)
+                else:
+                    self._arrived.append((sent.completion_s, number))
+        return self._arrived.popleft()
 
 
 @dataclass
@@ -142,13 +160,13 @@ class Meeting:
 
     @property
     def waits(self) -> tuple[float, ...]:
-        """Of each member for the last one to arrive (LPSP §1's synchronization wait)."""
+        """Seconds that each member waits for the last one to arrive (LPSP §1)."""
         last = max(self.arrived)
         return tuple(last - t for t in self.arrived)
 
     @property
     def delays(self) -> tuple[float, ...]:
-        """Of each member until the decision; the wait for the decision itself included."""
+        """Seconds from each member's arrival until the decision that lets it meet."""
         return tuple(self.decided - t for t in self.arrived)
 
 
@@ -190,7 +208,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Applied:
-    """What the members of ``meeting`` brought is in the model."""
+    """The model now includes what the members of ``meeting`` brought."""
 
     meeting: Meeting
     t: float
@@ -386,7 +404,7 @@ class _Engine:
 
 @dataclass(frozen=True)
 class Span:
-    """What a worker did from ``start`` to ``end`` (s)."""
+    """One kind of activity of a worker, from ``start`` to ``end`` (s)."""
 
     worker: int
     kind: Literal["compute", "wait", "push", "pull"]
@@ -396,7 +414,7 @@ class Span:
 
 @dataclass
 class Log:
-    """What happened until ``end`` (s).
+    """The record of a run until ``end`` (s).
 
     Attributes
     ----------
@@ -414,7 +432,7 @@ class Log:
 
     @property
     def iterations_per_s(self) -> float:
-        """Of all workers together."""
+        """Iterations a second of all workers together."""
         return sum(self.iterations) / self.end
 
     def waited(self, worker: int | None = None) -> float:
@@ -425,12 +443,8 @@ class Log:
             if span.kind == "wait" and worker in (None, span.worker)
         )
 
-    def sync_waits(self) -> list[float]:
-        """Of each meeting, all members' waits for its last to arrive (s); LPSP §1's measure."""
-        return [math.fsum(meeting.waits) for meeting in self.meetings]
-
     def staleness(self) -> list[int]:
-        """Of every contribution to the global model that was applied."""
+        """The staleness of every contribution that was applied to the global model."""
         applied = [meeting for meeting in self.meetings if meeting.applied <= self.end]
         return [stale for meeting in applied for stale in meeting.staleness or ()]
 
@@ -465,7 +479,7 @@ def play(
     opened: dict[int, tuple[str, float]] = dict.fromkeys(range(len(groups)), ("wait", 0.0))
 
     def turn(rank: int, t: float, kind: str | None) -> None:
-        """Close what ``rank`` does and let it do ``kind``."""
+        """End the open span of ``rank`` and let it begin one of ``kind``."""
         before, start = opened.pop(rank, ("", t))
         if t > start:
             log.spans.append(Span(rank, before, start, t))

@@ -112,19 +112,6 @@ def test_error_feedback_conserves_the_input():
     assert codec.state["w"]["residual"].any()
 
 
-def test_the_share_follows_the_loss_between_its_bounds():
-    codec = load("dgt", share=0.8, adaptive=True, least_share=0.2)
-    assert codec.share_now() == 0.8
-    for loss, share in [(2.0, 0.8), (1.0, 0.4), (0.1, 0.2), (1.5, 0.6), (50.0, 1.0)]:
-        codec.report_loss(loss)
-        assert codec.share_now() == pytest.approx(share)
-    restored = load("dgt", share=0.8, adaptive=True)
-    restored.load_state_dict(codec.state_dict())
-    assert restored.share_now() == 1.0
-    with pytest.raises(ValueError, match="reported loss must be a finite number > 0"):
-        codec.report_loss(float("nan"))
-
-
 def test_the_server_answers_dense():
     codec = load("dgt", block_size=4, share=0.5)
     payload = codec.compress(normal(40), "w")
@@ -180,13 +167,10 @@ def test_parameters_are_checked(parameters, message):
         {"block_size": 6, "share": 0.0},
         {"block_size": 4, "share": 1.0},
         {"block_size": 4, "lossy": "drop", "loss": 0.5},
-        {"block_size": 4, "adaptive": True},
     ],
 )
 def test_bytes_are_predicted(parameters):
     codec = load("dgt", **parameters)
     for n in range(1, 60):
-        if codec.adaptive:
-            codec.report_loss(1 + 5 / n)
         predicted = codec.payload_bytes((n,))
         assert (codec.compress(torch.ones(n), n).nbytes,) == predicted

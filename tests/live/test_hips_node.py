@@ -10,7 +10,7 @@ from methods.compression import Payload
 from testbed.live.hips import node
 from testbed.live.hips.messages import Message
 from testbed.live.hips.node import Stopped
-from testbed.live.hips.van import Van
+from testbed.live.hips.zmq_transport import ZmqTransport
 
 NAME, ABOVE, OTHER = "site1/worker0", "site1/scheduler", "site1/server"
 ANY = "tcp://127.0.0.1:0"
@@ -43,19 +43,22 @@ class Site:
     def __init__(self, stack, timeout_s):
         options = dict(heartbeat_s=0.1, timeout_s=5.0)
         self.scheduler, self.server = (
-            Van(name, ANY, [NAME], watches=name == ABOVE, **options) for name in (ABOVE, OTHER)
+            ZmqTransport(name, ANY, [NAME], watches=name == ABOVE, **options)
+            for name in (ABOVE, OTHER)
         )
-        self.van = Van(NAME, ANY, [ABOVE, OTHER], above=ABOVE, **options)
-        for van in (self.scheduler, self.server, self.van):
-            stack.callback(van.close, 0.0)
-        self.van.connect({ABOVE: self.scheduler.address})
+        self.transport = ZmqTransport(NAME, ANY, [ABOVE, OTHER], above=ABOVE, **options)
+        for transport in (self.scheduler, self.server, self.transport):
+            stack.callback(transport.close, 0.0)
+        self.transport.connect({ABOVE: self.scheduler.address})
         self.role, self.leaving, self.error = Echo(), threading.Event(), None
         self.thread = threading.Thread(target=self.run, args=(timeout_s,), daemon=True)
         self.thread.start()
 
     def run(self, timeout_s):
         try:
-            node.run(self.role, self.van, start_s=5, timeout_s=timeout_s, leaving=self.leaving)
+            node.run(
+                self.role, self.transport, start_s=5, timeout_s=timeout_s, leaving=self.leaving
+            )
         except Exception as error:
             self.error = error
 
@@ -65,18 +68,18 @@ class Site:
         return self.error
 
     def epoch(self, number):
-        addresses = {NAME: self.van.address, OTHER: self.server.address}
+        addresses = {NAME: self.transport.address, OTHER: self.server.address}
         body = dict(members={"site1": [OTHER, NAME]}, rounds={"site1": 5}, round=5)
         self.tell("epoch", epoch=number, body=body | {"addresses": addresses})
 
     def tell(self, kind, **fields):
         self.scheduler.send(NAME, Message(kind, **fields))
 
-    def heard(self, van=None):
+    def heard(self, transport=None):
         """The next message but a heartbeat."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
-            message = (van or self.scheduler).receive(0.1)
+            message = (transport or self.scheduler).receive(0.1)
             if message is not None and message.kind != "heartbeat":
                 return message
         pytest.fail("nothing came")

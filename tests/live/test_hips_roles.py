@@ -12,11 +12,11 @@ from testbed.live.hips import party
 from testbed.live.hips.messages import GLOBAL_SERVER, MASTER, Message, site_of
 from testbed.live.hips.roles import UNLIKE, GlobalServer, Master, SiteServer, Worker
 from testbed.live.hips.scheduler import where_to_begin, who_begins_anew
-from testbed.live.hips.store import Store
+from testbed.live.hips.snapshots import Snapshots
 from testbed.results import frame
 from testbed.training import trainer
 from testbed.training.datasets import Dataset
-from testbed.training.device import Device
+from testbed.training.device import FREE, Device
 from testbed.training.recipe import Level, Link, Part, Recipe
 
 SITES = {"site1": 2, "site2": 2}
@@ -46,7 +46,7 @@ def data():
 
 def recipe(**changes) -> Recipe:
     fields = dict(
-        paper="test",
+        document="test",
         experiment="unit",
         system="unit",
         exchange=part("hips"),
@@ -92,16 +92,16 @@ class Cluster:
 
     def start(self, name):
         """A fresh process of this name."""
-        store = Store(self.state, "run", name) if self.state else None
+        snapshots = Snapshots(self.state, "run", name) if self.state else None
         if name == MASTER:
-            role = Master(name, self.spec, self.build, store)
+            role = Master(name, self.spec, self.build, snapshots)
         elif name == GLOBAL_SERVER:
-            role = GlobalServer(name, MASTER, self.build, store)
+            role = GlobalServer(name, MASTER, self.build, snapshots)
         elif name.endswith("/server"):
-            role = SiteServer(name, GLOBAL_SERVER, self.build, store)
+            role = SiteServer(name, GLOBAL_SERVER, self.build, snapshots)
         else:
             own = f"{site_of(name)}/server"
-            role = Worker(name, own if own in self.roles else GLOBAL_SERVER, self.build, store)
+            role = Worker(name, own if own in self.roles else GLOBAL_SERVER, self.build, snapshots)
         self.roles[name] = role
 
     def kill(self, *names):
@@ -180,9 +180,7 @@ def rows(cluster, metric):
 
 def trained(spec, data, monkeypatch):
     """The virtual-time trainer's session after its run, and its rows."""
-    device = Device(
-        title="test", source="", flops=1e9, round_overhead_s=0.0, compression={"other": 1e30}
-    )
+    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
     monkeypatch.setattr(trainer, "profile", lambda name: device)
     torch.set_num_threads(spec.torch_threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -474,20 +472,20 @@ def test_the_mean_round_is_over_all_but_the_first(data):
 
 
 def test_snapshots_of_another_run_and_damaged_ones_are_refused(tmp_path):
-    Store(tmp_path, "one", "site1/server").save(3, {"round": 3})
-    assert Store(tmp_path, "one", "site1/server").load() == {3: {"round": 3}}
-    assert Store(tmp_path, "one", "site1/server0").load() == {}
+    Snapshots(tmp_path, "one", "site1/server").save(3, {"round": 3})
+    assert Snapshots(tmp_path, "one", "site1/server").load() == {3: {"round": 3}}
+    assert Snapshots(tmp_path, "one", "site1/server0").load() == {}
     with pytest.raises(ValueError, match="of another configuration"):
-        Store(tmp_path, "two", "site1/server").load()
+        Snapshots(tmp_path, "two", "site1/server").load()
     next(tmp_path.iterdir()).write_bytes(b"nothing")
     with pytest.raises(ValueError, match="not a snapshot"):
-        Store(tmp_path, "one", "site1/server").load()
+        Snapshots(tmp_path, "one", "site1/server").load()
 
 
 def test_only_the_last_two_snapshots_stay_and_none_of_undone_rounds(tmp_path):
-    store = Store(tmp_path, "one", "node")
+    snapshots = Snapshots(tmp_path, "one", "node")
     for number in (0, 1, 2, 3, 2):
-        store.save(number, {"round": number})
-    assert sorted(store.load()) == [2]
-    store.save(3, {"round": 3})
-    assert sorted(store.load()) == [2, 3]
+        snapshots.save(number, {"round": number})
+    assert sorted(snapshots.load()) == [2]
+    snapshots.save(3, {"round": 3})
+    assert sorted(snapshots.load()) == [2, 3]

@@ -1,7 +1,6 @@
 """HiPS as real processes: whole runs, and runs in which nodes are killed."""
 
 import json
-import math
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from testbed.live.hips.launch import Failed, Launched, run_all
 from testbed.network import emulated
 from testbed.results import frame, read
 from testbed.training import trainer
-from testbed.training.device import Device
+from testbed.training.device import FREE, Device
 from testbed.training.fetch import DataUnavailable, fetch
 
 ENOUGH_S = 280
@@ -58,9 +57,7 @@ def document(folder, workers, rounds, **changes):
 
 def in_virtual_time(cluster, monkeypatch):
     """By metric and round, what the trainer gets for the same recipe."""
-    device = Device(
-        title="test", source="", flops=1e9, round_overhead_s=0.0, compression={"other": math.inf}
-    )
+    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
     monkeypatch.setattr(trainer, "profile", lambda name: device)
     return curve(frame(trainer.train(cluster.training)))
 
@@ -179,7 +176,7 @@ def test_a_worker_that_is_stopped_ends_the_run_within_the_timeout(tmp_path):
         assert launched.processes[victim].poll() is None
 
 
-def test_a_worker_that_hangs_ends_the_run_though_its_van_goes_on(tmp_path):
+def test_a_worker_that_hangs_ends_the_run_though_its_transport_goes_on(tmp_path):
     """Its own thread opens a pipe that nobody reads, in place of a snapshot."""
     state = tmp_path / "state"
     given = document(tmp_path, [2], 100_000, heartbeat_timeout_s=2, state=str(state), stall_s=5)
@@ -201,7 +198,7 @@ def test_nodes_may_be_slow_to_write_their_logs(tmp_path, monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(launch, "Nursery", lambda *_: Slow())
+    monkeypatch.setattr(launch, "ForkServer", lambda *_: Slow())
     with (
         Launched(settings.parse(document(tmp_path, [1], 1))) as launched,
         pytest.raises(Failed, match="not done in 0.2 s"),
@@ -291,7 +288,7 @@ def test_nothing_outlives_the_command(tmp_path, number, status, network):
             time.sleep(0.02)
         command.send_signal(number)
         assert command.wait(ENOUGH_S) == status
-    assert len(names) == 8 + bool(network)  # the nursery; the holder of namespaces
+    assert len(names) == 8 + bool(network)  # the fork server; the holder of namespaces
     while left := [pid for pid in names if runs(pid)]:
         assert time.monotonic() < begun + ENOUGH_S, [names[pid] for pid in left]
         time.sleep(0.05)
@@ -318,7 +315,7 @@ def test_nodes_share_no_sockets(tmp_path):
         for name in launched.cluster.nodes:
             wait_for_words(launched, name, "epoch 1")
         numbers = [process.pid for process in launched.processes.values()]
-        held = [handles(pid) for pid in (*numbers, launched._nursery.process.pid)]
+        held = [handles(pid) for pid in (*numbers, launched._fork_server.process.pid)]
     assert all(held)
     assert len(set().union(*held)) == sum(map(len, held))
 

@@ -9,116 +9,71 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import dds_results
-import geomx_results
-import lpsp_results
-import rat_results
 import report_site
-import sketch_fusion_results
 
-from reports import claims
-
-ROOT = Path(__file__).parents[2]
+from workflow import documents
+from workflow.scripts import html as html_script
+from workflow.verdicts import claims_of
 
 
 @pytest.fixture(scope="session")
 def geomx_claims():
-    return claims.load(ROOT / "data" / "claims" / "geomx.yaml")
+    return claims_of(documents.load("geomx"))
 
 
 @pytest.fixture
 def recipe():
     """The recipe exactly as GeoMX prints it."""
-    return copy.deepcopy(geomx_results.RECIPE)
+    return copy.deepcopy(report_site.world("geomx").RECIPE)
 
 
 @pytest.fixture(scope="session")
 def paper_results():
     """Results with the document's own model trained."""
-    return geomx_results.results(scale="paper", model="resnet50_v1")
+    return report_site.world("geomx").results(scale="paper", model="resnet50_v1")
 
 
 @pytest.fixture(scope="session")
 def desk_results():
     """Results with a stand-in model trained."""
-    return geomx_results.results(scale="desk", model="small_resnet")
+    return report_site.world("geomx").results(scale="desk", model="small_resnet")
 
 
 @pytest.fixture(scope="session")
 def rat_claims():
-    return claims.load(ROOT / "data" / "claims" / "rat.yaml")
+    return claims_of(documents.load("rat"))
 
 
 @pytest.fixture(scope="session")
 def rat_rows():
     """Results of RAT, about as the simulators give them."""
-    return rat_results.results()
+    return report_site.world("rat").results()
 
 
 @pytest.fixture(scope="session")
-def skf_claims():
-    return claims.load(ROOT / "data" / "claims" / "sketch_fusion.yaml")
+def worlds():
+    """The made-up rows of every document and of the matrix by name."""
+    matrix = report_site.world("matrix")
+    found = {name: report_site.world(name).results() for name in documents.names()}
+    return found | {"matrix": pd.concat([matrix.results(), matrix.form()], ignore_index=True)}
 
 
 @pytest.fixture(scope="session")
-def skf_rows():
-    """Results of Sketch-Fusion, of about the right size."""
-    return sketch_fusion_results.results()
+def made(tmp_path_factory):
+    """The folder of the files of all figures and tables."""
+    return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture(scope="session")
-def lpsp_claims():
-    return claims.load(ROOT / "data" / "claims" / "lpsp.yaml")
-
-
-@pytest.fixture(scope="session")
-def lpsp_rows():
-    """Results of LPSP at all sizes, in a world in which the document is right about training;
-    without the points of curves."""
-    return lpsp_results.results("paper").query("round == -1")
-
-
-@pytest.fixture(scope="session")
-def lpsp_desk():
-    """The same at the sizes of desk scale, with the points of curves."""
-    return lpsp_results.results("desk")
-
-
-@pytest.fixture(scope="session")
-def dds_claims():
-    return claims.load(ROOT / "data" / "claims" / "dds.yaml")
-
-
-@pytest.fixture(scope="session")
-def dds_rows():
-    """Results of DDS in a world in which the document is right, with three live runs of each."""
-    return dds_results.results()
-
-
-@pytest.fixture(scope="session")
-def built_site(geomx_claims, desk_results, rat_claims, rat_rows, tmp_path_factory):
-    """The folder of a report of two documents and a small matrix, and their verdicts."""
-    import matrix_results as made_up
-
-    from reports import advise, html, matrix, verdicts
-    from testbed.results import Row, frame
-
-    condensed = matrix.condense(made_up.made(), *made_up.PLACES)
-    judged = [
-        verdicts.detail(geomx_claims, desk_results, geomx_results.RECIPE, "desk", {}),
-        verdicts.detail(rat_claims, rat_rows, rat_results.RECIPE, "desk", {}),
+def built_site(worlds, made, tmp_path_factory):
+    """The folder of a report of every document and the matrix, and the verdicts."""
+    verdicts = {name: report_site.judged(name, worlds[name]) for name in documents.names()}
+    chapters = [
+        report_site.chapter(name, rows, verdicts.get(name), made / name)
+        for name, rows in worlds.items()
     ]
-    recipes = {"geomx": geomx_results.RECIPE, "rat": rat_results.RECIPE}
-    advice = [
-        Row(paper="matrix", experiment="advice", case=label, variant="flat/even", model="resnet50",
-            workers=16, bandwidth=bandwidth, scale="desk", evidence="simulated", unit="s",
-            metric=f"{part}_time", value=index / bandwidth * 1e9)
-        for index, label in enumerate(("ring", "top_k"), 1)
-        for bandwidth in (1e7, 1e9, 1e10)
-        for part in advise.SHOWN
-    ]  # fmt: skip
-    results = pd.concat([desk_results, rat_rows, frame([*condensed, *advice])], ignore_index=True)
+    judged = pd.concat(verdicts.values(), ignore_index=True)
+    results = pd.concat(worlds.values(), ignore_index=True)
     folder = tmp_path_factory.mktemp("site") / "desk"
-    verdict_table = pd.concat(judged, ignore_index=True)
-    html.build(results, verdict_table, recipes, report_site.PROVENANCE, folder)
-    return folder, verdict_table
+    said = html_script.matrix(worlds["matrix"])
+    return report_site.write(folder, chapters, results, judged, said), judged

@@ -62,12 +62,13 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
 
     def add(experiment: str, case: str, metric: str, value: float, unit: str, **more) -> None:
         more = {"evidence": "simulated", "scale": scale} | more
-        if "bandwidth" not in more:
-            more["bandwidth"] = split(case)[1] * 8
-        rows.append(Row(paper="geomx", experiment=experiment, case=case, metric=metric,
+        name, rate, codec = split(case)
+        more["at"] = {"system": f"{name} {codec}".strip()} | more.get("at", {})
+        more.setdefault("bandwidth", rate * 8)
+        rows.append(Row(document="geomx", experiment=experiment, case=case, metric=metric,
                         value=value, unit=unit, **more))  # fmt: skip
 
-    def times(experiment: str, case: str, model: str, size: float, workers: int) -> float:
+    def times(experiment: str, case: str, model: str, size: float, workers: int) -> None:
         codec = split(case)[2]
         up, down = (size, size) if not codec else (1e6 * part for part in PAYLOAD[codec])
         place = {"model": model, "workers": workers}
@@ -81,7 +82,6 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
         for variant, value in {"serial": serial, "duplex": duplex}.items():
             add(experiment, case, "bound_time", value, "s", variant=variant, evidence="computed",
                 **place)  # fmt: skip
-        return serial
 
     for network, count in PARAMETERS.items():
         for case in TABLE1:
@@ -90,37 +90,25 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
             times("table1", case, network, 4 * count, 12)
     for case in TABLE2:
         codec = split(case)[2]
-        serial = times("table2", case, "resnet50_v1", 4 * PARAMETERS["resnet50_v1"], 8)
+        times("table2", case, "resnet50_v1", 4 * PARAMETERS["resnet50_v1"], 8)
         raw, sent = PAYLOAD[""], PAYLOAD[codec]
         for metric, value in zip(
             ["upload_raw", "download_raw", "upload", "download"], (*raw, *sent), strict=True
         ):
             add("table2", case, metric, value, "MB", model="resnet50_v1", workers=8,
                 evidence="computed")  # fmt: skip
-        for seed in range(seeds):
-            place = {"model": model, "dataset": "fashion_mnist", "workers": 8, "seed": seed}
-            wobble = 0.02 * (seed - (seeds - 1) / 2)
-            rounds = ROUNDS[codec] * (1 + wobble / 10)
-            add("table2", case, "converged_accuracy", ACCURACY[codec] + wobble, "%",
-                evidence="measured", **place)  # fmt: skip
-            add(
-                "table2", case, "rounds_to_converge", rounds, "rounds", evidence="measured", **place
-            )
-            add("table2", case, "convergence_time", rounds * (serial + 0.3) / 3600, "h", **place)
-    for experiment, cases, workers in [
-        ("figure4", TABLE1, 12),
-        ("figure6", [case for case in TABLE2 if case.startswith("GeoMX")], 8),
-        ("mixed", ["full-sync", "mixed"], 8),
-    ]:
+    for experiment, cases, workers in [("figure4", TABLE1, 12), ("figure6", TABLE2, 8)]:
         for case in cases:
-            _curve(add, experiment, case, workers, model, seeds)
+            _curve(add, experiment, case, workers, model, seeds, "bsp")
+    _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp")
+    _curve(add, "mixed", "GeoMX-155M BiSparse", 8, model, seeds, "mixed")
     for case in TABLE2:
         for compute in (0.0, 0.5, 2.0, 8.0):
             codec = split(case)[2]
             up, down = (1e6 * part for part in PAYLOAD[codec])
             value = compute + round_time(case, 4 * PARAMETERS["resnet50_v1"], 8, up, down, True)
             add("sensitivity", case, "round_time", value, "s", model="resnet50_v1", workers=8,
-                variant=f"compute={compute}")  # fmt: skip
+                at={"compute_s": compute})  # fmt: skip
     _links(rows, scale)
     return frame(rows)
 
@@ -142,7 +130,8 @@ def _links(rows: list[Row], scale: str) -> None:
         ]  # fmt: skip
         if kind == "recorded":
             return shown
-        ends = cell.model_copy(update=dict(case=f"{of.case}: worker0 to server", unit="bit/s"))
+        at = base.at | {"ends": "worker0 to server"}
+        ends = cell.model_copy(update=dict(at=at, unit="bit/s"))
         return [
             base,
             *shown,
@@ -157,16 +146,19 @@ def _links(rows: list[Row], scale: str) -> None:
         kinds = {"resnet18_v1": ["emulated", "recorded"], "resnet101_v1": ["recorded"]}
         here = ["emulated"] if row.experiment == "table2" else kinds.get(row.model, [])
         for kind in here:
-            rows += compared(row, 1.02, kind, experiment="emulated", variant=row.experiment)
+            at = row.at | {"table": row.experiment}
+            rows += compared(row, 1.02, kind, experiment="emulated", variant="", at=at)
             rows.append(row.model_copy(update=dict(evidence=kind, value=1.02 * row.value)))
     for case, ratio in (("ring, 8 on 100M", 1.01), ("HiPS, WAN 155M", 1.3)):
-        row = Row(paper="geomx", experiment="agreement", case=case, scale=scale, workers=8,
+        row = Row(document="geomx", experiment="agreement", case=case, scale=scale, workers=8,
+                  at={"setting": case},
                   evidence="simulated", metric="completion_time", value=1.5, unit="s")  # fmt: skip
         rows += compared(row, ratio, "emulated")
         rows.append(row.model_copy(update=dict(metric="vector", value=10.0, unit="MB")))
     for case in ("GeoMX", "GeoMX BiSparse+FP16", "MXNET"):
         for variant, evidence in (("virtual", "measured"), ("live", "emulated")):
-            row = Row(paper="geomx", experiment="system", case=case, variant=variant, scale=scale,
+            row = Row(document="geomx", experiment="system", case=case, variant=variant,
+                      scale=scale, at={"system": case},
                       model="lenet5", dataset="fashion_mnist", workers=4, seed=1, unit="s",
                       evidence=evidence, metric="mean_round_time", value=0.1)  # fmt: skip
             rows.append(row)
@@ -180,16 +172,16 @@ def _links(rows: list[Row], scale: str) -> None:
         rows.append(row.model_copy(update=update))
 
 
-def _curve(add, experiment: str, case: str, workers: int, model: str, seeds: int) -> None:
-    named = "GeoMX-155M" + (" BiSparse" if case == "mixed" else "")
-    setting = named if experiment == "mixed" else case
-    codec = split(setting)[2]
+def _curve(
+    add, experiment: str, case: str, workers: int, model: str, seeds: int, synchronization: str
+) -> None:
+    codec = split(case)[2]
     up, down = (1e6 * part for part in PAYLOAD[codec])
-    step = 0.3 + round_time(setting, 4 * PARAMETERS["resnet50_v1"], workers, up, down, True)
+    step = 0.3 + round_time(case, 4 * PARAMETERS["resnet50_v1"], workers, up, down, True)
     for seed in range(seeds):
         random = np.random.default_rng([seed, workers, len(codec)])
         place = {"model": model, "dataset": "fashion_mnist", "workers": workers, "seed": seed,
-                 "bandwidth": split(setting)[1] * 8}  # fmt: skip
+                 "synchronization": synchronization}  # fmt: skip
         rounds = np.unique(np.geomspace(5, ROUNDS[codec], 30).astype(int))
         accuracy = ACCURACY[codec] - 80 * np.exp(-((rounds / 60) ** 0.6))
         accuracy += random.normal(0, 0.12, len(rounds))
@@ -201,7 +193,7 @@ def _curve(add, experiment: str, case: str, workers: int, model: str, seeds: int
         add(experiment, case, "target_accuracy", 90.4, "%", evidence="measured", **place)
         add(experiment, case, "final_accuracy", ACCURACY[codec] + 0.02 * (seed - 1), "%",
             evidence="measured", **place)  # fmt: skip
-        reached = ROUNDS[codec] * (1 + 0.002 * (seed - 1)) / 4
+        reached = ROUNDS[codec] * (1 + 0.002 * (seed - 1))
         add(experiment, case, "time_to_target", step * reached / 3600, "h", **place)
         add(experiment, case, "rounds_to_target", reached, "rounds", evidence="measured", **place)
         add(experiment, case, "bytes_to_target", reached * (up + down), "B", evidence="computed",

@@ -80,20 +80,27 @@ def slowed(method: str, paused: int, period: float, draw: int) -> float:
     return (1 + (period / 0.0045) ** 0.75 * paused**power / 2.2) * random.lognormal(0, 0.02)
 
 
+def called(at: dict) -> str:
+    """What a person calls the place of a row."""
+    return " ".join(str(value) for value in at.values())
+
+
 def results(scale: str = "desk") -> pd.DataFrame:
     """Every row that RAT's experiments write."""
     rows: list[Row] = []
 
-    def add(experiment: str, case: str, metric: str, value: float, unit: str = "1", **more) -> None:
+    def add(experiment: str, at: dict, metric: str, value: float, unit: str = "1", **more) -> None:
         base = {"model": "resnet50", "synchronization": "bsp", "compression": "identity"}
-        base |= {"evidence": "simulated", "scale": scale}
-        rows.append(Row(paper="rat", experiment=experiment, case=case, metric=metric,
+        base |= {"evidence": "simulated", "scale": scale, "case": called(at)}
+        at = {key: one if isinstance(one, str) else float(one) for key, one in at.items()}
+        rows.append(Row(document="rat", experiment=experiment, at=at, metric=metric,
                         value=float(value), unit=unit, **(base | more)))  # fmt: skip
 
-    def refuse(experiment: str, case: str, metric: str, **more) -> None:
-        rows.append(Row(paper="rat", experiment=experiment, case=case, metric=metric, unit="1",
+    def refuse(experiment: str, at: dict, metric: str, **more) -> None:
+        rows.append(Row(document="rat", experiment=experiment, at=at, metric=metric, unit="1",
                         scale=scale, evidence="simulated", status="failed", model="resnet50",
-                        reason=f"{case} needs a power of two", **more))  # fmt: skip
+                        case=called(at), reason=f"{at['method']} needs a power of two",
+                        **more))  # fmt: skip
 
     _figure6(add)
     _faults(add)
@@ -101,24 +108,25 @@ def results(scale: str = "desk") -> pd.DataFrame:
     _packet(add)
     for chunks, o in product([1, 2, 4, 8, 16, 32, 64], [8]):
         formula = 2 * 63 / 64 + 0.65 / chunks
-        place = {"variant": f"{o}:1", "workers": 64}
-        add("pipelining", f"RAT chunks={chunks}", "normalised_time", formula * 1.001, **place)
+        at = {"method": "RAT", "oversubscription": o, "chunks": chunks}
+        add("pipelining", at, "normalised_time", formula * 1.001, workers=64)
         for metric, value in (("limit", 2 * 63 / 64), ("fill_formula", formula)):
-            add("pipelining", f"RAT chunks={chunks}", metric, value, evidence="computed", **place)
+            add("pipelining", at, metric, value, evidence="computed", workers=64)
     for what, method in product(RECIPE["disturbances"]["kinds"], RECIPE["disturbances"]["methods"]):
         hit = {"failed link": 1.4, "burst": 1.2, "priority": 1.9}[what]
-        add("disturbances", f"{method} {what}", "slowdown", hit * FRAGILE.get(method, 0.8) + 1)
+        at = {"method": method, "kind": what}
+        add("disturbances", at, "slowdown", hit * FRAGILE.get(method, 0.8) + 1)
     for number, name in enumerate(RECIPE["asymmetric"]["scenarios"]):
         for kind, loss in (("even", 1.4 + number / 5), ("weighted", 1.05)):
-            case = f"{kind} {name}"
-            add("asymmetric", case, "completion_time", 0.04 * loss, "s", workers=64)
-            add("asymmetric", case, "bound_time", 0.04 * loss * 0.97, "s", evidence="computed")
+            at = {"method": "RAT", "split": kind, "scenario": name}
+            add("asymmetric", at, "completion_time", 0.04 * loss, "s", workers=64)
+            add("asymmetric", at, "bound_time", 0.04 * loss * 0.97, "s", evidence="computed")
     for method, n in product(["PS", "Ring", "RAT"], RECIPE["scale"]["workers"]):
-        case, transfers = f"{method} n={n}", 2 * n * (n - 1)
-        add("scale", case, "transfers", transfers, workers=n, evidence="computed")
-        add("scale", case, "wall_time", 0.002 + transfers / 2.5e6, "s", workers=n,
+        at, transfers = {"method": method}, 2 * n * (n - 1)
+        add("scale", at, "transfers", transfers, workers=n, evidence="computed")
+        add("scale", at, "wall_time", 0.002 + transfers / 2.5e6, "s", workers=n,
             evidence="measured")  # fmt: skip
-        add("scale", case, "peak_memory", 200 + transfers / 2e3, "MB", workers=n,
+        add("scale", at, "peak_memory", 200 + transfers / 2e3, "MB", workers=n,
             evidence="measured")  # fmt: skip
     return frame(rows)
 
@@ -128,38 +136,37 @@ def _figure6(add) -> None:
         o, unit_s = w // SPINES, MB * 8e6 / (g * 1e9)
         place = {"workers": RACKS * w, "bandwidth": g * 1e9}
         for method in ("PS", "Ring", "RAT", "RAT barrier"):
-            case, value = f"{method} {o}:1 {g}G", normalised(method, w)
+            at, value = {"method": method, "oversubscription": o}, normalised(method, w)
             for variant, factor in (("balanced", 1.0), ("ecmp", 1.3)):
                 here = place | {"variant": variant}
-                add("figure6", case, "completion_time", value * factor * unit_s, "s", **here)
-                add("figure6", case, "normalised_time", value * factor, **here)
-            add("figure6", case, "bound_time", value * 0.98 * unit_s, "s", evidence="computed",
+                add("figure6", at, "completion_time", value * factor * unit_s, "s", **here)
+                add("figure6", at, "normalised_time", value * factor, **here)
+            add("figure6", at, "bound_time", value * 0.98 * unit_s, "s", evidence="computed",
                 **place)  # fmt: skip
-        case, n = f"{o}:1 {g}G", RACKS * w
-        needed = 0.16 * unit_s / n
-        add("latency", case, "needed_latency", needed, "s", **place)
+        at, needed = {"oversubscription": o}, 0.16 * unit_s / (RACKS * w)
+        add("latency", at, "needed_latency", needed, "s", **place)
         for hop in RECIPE["latency_needed"]["hops"]:
-            add("latency", case, "ring_over_rat", 0.98 + 0.16 * hop / needed,
-                variant=f"hop={hop * 1e6:g}us", **place)  # fmt: skip
+            add("latency", at | {"hop": hop}, "ring_over_rat", 0.98 + 0.16 * hop / needed, **place)
         if g == 40:
             for method in RECIPE["methods"]:
                 value, here = normalised(method, w), place | {"variant": "balanced"}
-                add("exchanges", f"{method} {o}:1", "completion_time", value * unit_s, "s", **here)
-                add("exchanges", f"{method} {o}:1", "normalised_time", value, **here)
+                at = {"method": method, "oversubscription": o}
+                add("exchanges", at, "completion_time", value * unit_s, "s", **here)
+                add("exchanges", at, "normalised_time", value, **here)
 
 
 def _faults(add) -> None:
     figure, place = RECIPE["figure7"], {"workers": 64, "bandwidth": 40e9}
     free = MB * 8e6 / 40e9 * 2
     for method in figure["methods"]:
-        add("figure7", f"{method} k=0", "completion_time", free, "s", **place)
+        add("figure7", {"method": method, "k": 0}, "completion_time", free, "s", **place)
     cells = {}
     for k, d, draw in product(figure["paused"], figure["periods"], range(DRAWS)):
         times = {method: slowed(method, k, d, draw) for method in figure["methods"]}
         for method, value in times.items():
-            case = f"{method} k={k} d={1e3 * d:g}ms"
-            add("figure7", case, "completion_time", value * free, "s", seed=draw, **place)
-            add("figure7", case, "slowdown", value, seed=draw, **place)
+            at = {"method": method, "k": k, "d": d}
+            add("figure7", at, "completion_time", value * free, "s", seed=draw, **place)
+            add("figure7", at, "slowdown", value, seed=draw, **place)
         cells.setdefault((k, d), []).append(times)
     mean = {
         cell: (np.mean([t["Ring"] for t in seeds]), np.mean([t["Ring"] / t["RAT"] for t in seeds]))
@@ -167,44 +174,53 @@ def _faults(add) -> None:
     }
     off = {cell: np.abs(np.log(np.divide(value, (12, 5.7)))) for cell, value in mean.items()}
     best = min(off, key=lambda cell: math.hypot(*off[cell]))
-    add("figure7_joint", "joint", "paused_nodes", best[0])
-    add("figure7_joint", "joint", "redraw_period", best[1], "s")
+    add("joint", {"over": "joint"}, "paused_nodes", best[0])
+    add("joint", {"over": "joint"}, "redraw_period", best[1], "s")
     for draw, t in enumerate(cells[best]):
         ratios = {"ring_slowdown": t["Ring"], "ring_over_rat": t["Ring"] / t["RAT"]}
         ratios |= {"rat_over_ps": t["RAT"] / t["PS"], "ring_over_ps": t["Ring"] / t["PS"]}
         for metric, value in ratios.items():
-            add("figure7_joint", "joint", metric, value, seed=draw)
+            add("joint", {"over": "joint"}, metric, value, seed=draw)
     near = np.array(list(off.values())) < math.log(1.1)
     shares = {"share_ring": near[:, 0], "share_rat": near[:, 1], "share_joint": near.all(axis=1)}
     for metric, inside in shares.items():
-        add("figure7_joint", "grid", metric, 100 * inside.mean(), "%")
-    add("figure7_joint", "grid", "ring_over_rat_mean", np.mean([m[1] for m in mean.values()]))
-    add("figure7_joint", "grid", "ring_slowdown_max", max(m[0] for m in mean.values()))
+        add("joint", {"over": "grid"}, metric, 100 * inside.mean(), "%")
+    add("joint", {"over": "grid"}, "ring_over_rat_mean", np.mean([m[1] for m in mean.values()]))
+    add("joint", {"over": "grid"}, "ring_slowdown_max", max(m[0] for m in mean.values()))
     for name in ("ring_over_rat_max", "ring_over_ps_max"):
-        add("figure7_joint", "grid", name, 10.0)
+        add("joint", {"over": "grid"}, name, 10.0)
     for method in RECIPE["methods"]:
-        add("survival", method, "completion_time", free, "s", variant="free", **place)
+        at = {"method": method, "faults": "free"}
+        add("survival", at, "completion_time", free, "s", **place)
         for draw in range(DRAWS):
-            value, here = slowed(method, 16, 0.008, draw), place | {"variant": "paused"}
-            add("survival", method, "completion_time", value * free, "s", seed=draw, **here)
-            add("survival", method, "slowdown", value, seed=draw, **here)
+            value, at = slowed(method, 16, 0.008, draw), {"method": method, "faults": "paused"}
+            add("survival", at, "completion_time", value * free, "s", seed=draw, **place)
+            add("survival", at, "slowdown", value, seed=draw, **place)
 
 
 def _table1(add, refuse) -> None:
     for shape, method in product(RECIPE["table1"]["shapes"], RECIPE["methods"]):
-        variant = "x".join(map(str, shape))
+        at = {"method": method, "shape": "x".join(map(str, shape))}
         halves = method in ("Butterfly", "Halving-doubling", "Halving-doubling near")
         if halves and math.prod(shape) & (math.prod(shape) - 1):
-            refuse("table1", method, "chain", variant=variant)
+            refuse("table1", at, "chain")
             continue
         for metric, value in counts(method, tuple(shape)).items():
-            add("table1", method, metric, value, variant=variant, evidence="computed")
+            add("table1", at, metric, value, evidence="computed")
     for n in RECIPE["chain_blocking"]["workers"]:
         for j in range(1, n + 1):
-            add("chain_blocking", f"n={n} node {j}", "sent_share", (j - 1) / n)
-        add("chain_blocking", f"n={n}", "utilisation_loss", (n - 1) / (2 * n))
+            at = {"method": "Ring", "node": j}
+            add("chain_blocking", at, "sent_share", (j - 1) / n, workers=n)
+        lost = (n - 1) / (2 * n)
+        add("chain_blocking", {"method": "Ring"}, "utilisation_loss", lost, workers=n)
     for metric, value in {"cross_flows": 16, "in_rack_flows": 7, "extra_load": 9 / 7}.items():
-        add("cross_load", "2 racks x 4", metric, value, evidence="computed")
+        add(
+            "cross_load",
+            {"method": "PS", "racks": 2, "per_rack": 4},
+            metric,
+            value,
+            evidence="computed",
+        )
 
 
 def _packet(add) -> None:
@@ -217,11 +233,12 @@ def _packet(add) -> None:
             free = max(2 * 15 / 16, crosses * o / 4) * 32 * 8e6 / 10e9
             fluid = free * (slowed(method, 4, 0.01, seed) if fault == "paused" else 1)
             packets = fluid * (1.03 + 0.04 * (method == "PS") * o / 8)
-            case, place = f"{method} {o:g}:1 {fault}", {"seed": seed, "workers": 16}
+            at = {"method": method, "oversubscription": o, "faults": fault}
+            place = {"seed": seed, "workers": 16}
             why = "incast fills the switch buffer" if packets > 1.1 * fluid else ""
-            add("packet", case, "completion_time", fluid, "s", **place)
-            add("packet", case, "completion_time", packets, "s", evidence="packet", reason=why,
+            add("packet", at, "completion_time", fluid, "s", **place)
+            add("packet", at, "completion_time", packets, "s", evidence="packet", reason=why,
                 **place)  # fmt: skip
             for simulator, seconds in (("ns-3", 8.0), ("fluid", 0.004)):
-                add("packet", case, "wall_time", seconds, "s", variant=simulator,
+                add("packet", at, "wall_time", seconds, "s", variant=simulator,
                     evidence="measured", **place)  # fmt: skip

@@ -1,12 +1,23 @@
-"""A built report as a browser would read it: pages, ids, links and what is fetched."""
+"""A report of made-up results as the targets make it, and as a browser would read it."""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
+import pandas as pd
+
+from reports import artifacts, html, verdicts
+from workflow import settings
+from workflow.verdicts import claims_of
+
+TESTS = Path(__file__).parents[1]
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
 PROVENANCE = {
     "scale": "desk",
@@ -14,6 +25,53 @@ PROVENANCE = {
     "versions": {"python": "3.11", "torch": "<b>2.13</b>"},
     "durations": {"geomx_train": "3 jobs, 12 s in all"},
 }
+
+
+# The report of made-up results --------------------------------------------------------------------
+
+
+def world(name: str) -> ModuleType:
+    """The made-up results of a wing: ``results()`` and the ``RECIPE`` they belong to."""
+    file = next(TESTS.glob(f"**/{name}_results.py"))
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    return importlib.import_module(file.stem)
+
+
+def judged(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """A verdict for every claim of a document."""
+    printed = claims_of(settings.wing_of(name))
+    return verdicts.judge(printed, rows, world(name).RECIPE, "desk")
+
+
+def chapter(
+    name: str, rows: pd.DataFrame, verdict_table: pd.DataFrame | None, made: Path
+) -> html.Chapter:
+    """A wing with the files that the targets of its figures and tables make of these rows."""
+    wing = settings.wing_of(name)
+    for kind in ("figures", "tables"):
+        (made / kind).mkdir(parents=True)
+    for one, figure in wing.figures.items():
+        artifacts.write_figure(figure, rows, claims_of(wing), made / "figures" / f"{one}.svg")
+    for one, table in wing.tables.items():
+        artifacts.write_table(table, rows, verdict_table, made / "tables" / f"{one}.csv")
+    return html.Chapter(name, wing.shown, made, wing.claims)
+
+
+def write(
+    folder: Path,
+    chapters: Sequence[html.Chapter],
+    rows: pd.DataFrame,
+    verdict_table: pd.DataFrame,
+    matrix: html.Matrix = html.Matrix(),  # noqa: B008 it is frozen
+) -> Path:
+    """The pages; the path of their folder."""
+    recipes = {one.name: world(one.name).RECIPE for one in chapters}
+    html.build(chapters, matrix, rows, verdict_table, recipes, PROVENANCE, folder)
+    return folder
+
+
+# As a browser reads it ----------------------------------------------------------------------------
 
 
 class Page(HTMLParser):

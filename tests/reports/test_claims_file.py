@@ -8,10 +8,11 @@ import yaml
 from reports import claims, expressions
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "data" / "claims"
-FILE = FILES / "geomx.yaml"
+DOCUMENTS = ROOT / "workflow" / "documents"
+NAMES = ["dds", "geomx", "lpsp", "rat", "sketch_fusion"]
 MINIMAL = {
-    "paper": "demo",
+    "document": "demo",
+    "label": "Demo",
     "title": "A document",
     "citation": "nobody, 2020",
     "claims": [
@@ -29,15 +30,19 @@ MINIMAL = {
 }
 
 
-def write(folder: Path, **changes) -> Path:
-    data = MINIMAL | {"claims": [MINIMAL["claims"][0] | changes]}
+def file_of(document: str) -> Path:
+    return DOCUMENTS / document / "claims.yaml"
+
+
+def write(folder: Path, head: dict | None = None, **changes) -> Path:
+    data = MINIMAL | {"claims": [MINIMAL["claims"][0] | changes]} | (head or {})
     path = folder / "demo.yaml"
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
     return path
 
 
 def test_geomx_has_every_entry_once_with_what_it_names():
-    found = claims.load(FILE, ROOT)
+    found = claims.load(file_of("geomx"), ROOT)
     kinds = [claim.kind for claim in found]
     assert len({claim.id for claim in found}) == len(found) == 123
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
@@ -52,19 +57,19 @@ def test_geomx_has_every_entry_once_with_what_it_names():
 
 
 def test_geomx_table_2_is_complete():
-    values = [claim for claim in claims.load(FILE) if claim.where == "Table 2"]
-    cells = {(claim.ours.case, claim.ours.metric) for claim in values if claim.ours}
-    cases = {case for case, _ in cells}
-    assert len(cases) == 9
-    six = {"converged_accuracy", "convergence_time", "rounds_to_converge", "communication_time"}
+    values = [claim for claim in claims.load(file_of("geomx")) if claim.where == "Table 2"]
+    cells = {(claim.row, claim.ours.metric) for claim in values if claim.ours}
+    rows = {row for row, _ in cells}
+    assert len(rows) == 9
+    six = {"final_accuracy", "time_to_target", "rounds_to_target", "communication_time"}
     six |= {"upload_raw", "download_raw"}
-    assert cells >= {(case, metric) for case in cases for metric in six}
-    compressed = {case for case, metric in cells if metric in ("upload", "download")}
-    assert compressed == {case for case in cases if "BiSparse" in case or "FP16" in case}
+    assert cells >= {(row, metric) for row in rows for metric in six}
+    compressed = {row for row, metric in cells if metric in ("upload", "download")}
+    assert compressed == {row for row in rows if "BiSparse" in row or "FP16" in row}
 
 
 def test_rat_has_every_entry_once_with_what_it_names():
-    found = claims.load(FILES / "rat.yaml", ROOT)
+    found = claims.load(file_of("rat"), ROOT)
     kinds = [claim.kind for claim in found]
     assert len({claim.id for claim in found}) == len(found) == 39
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
@@ -81,40 +86,8 @@ def test_rat_has_every_entry_once_with_what_it_names():
     assert len(set(files)) == 10
 
 
-def test_sketch_fusion_has_every_entry_once_with_what_it_names():
-    found = claims.load(FILES / "sketch_fusion.yaml", ROOT)
-    kinds = [claim.kind for claim in found]
-    assert len({claim.id for claim in found}) == len(found) == 84
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "value": 52,
-        "param": 9,
-        "derived": 8,
-        "ordering": 8,
-        "algorithm": 3,
-        "formula": 4,
-    }
-    assert 4 <= sum(bool(claim.headline) for claim in found) <= 6
-
-
-def test_sketch_fusion_table_4_is_complete():
-    cells = {
-        (claim.ours.case, claim.model): int(claim.printed)
-        for claim in claims.load(FILES / "sketch_fusion.yaml")
-        if claim.where == "Table 4" and claim.ours
-    }
-    assert len(cells) == 7 * 3 * 2 + 3
-    # The document prints the increase in brackets, too.
-    increases = {"resnet20": [97, 1300, 277, 1202, 124, 893, 226]}
-    increases["resnet50"] = [102, 406, 78, 682, 379, 866, 5]
-    increases["lstm"] = [251, 564, 249, 1013, 323, 878, 128]
-    methods = ["Top-k", "DGC", "Rand-k", "QSGD", "EFSignSGD", "SignSGD", "PowerSGD"]
-    for model, numbers in increases.items():
-        for method, more in zip(methods, numbers, strict=True):
-            assert cells[f"{method} LF 16", model] - cells[f"{method} LW 16", model] == more
-
-
 def test_lpsp_has_every_entry_once_with_what_it_names():
-    found = claims.load(FILES / "lpsp.yaml", ROOT)
+    found = claims.load(file_of("lpsp"), ROOT)
     kinds = [claim.kind for claim in found]
     assert len({claim.id for claim in found}) == len(found) == 49
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
@@ -129,7 +102,7 @@ def test_lpsp_has_every_entry_once_with_what_it_names():
 
 
 def test_dds_has_every_entry_once_with_what_it_names():
-    found = claims.load(FILES / "dds.yaml", ROOT)
+    found = claims.load(file_of("dds"), ROOT)
     kinds = [claim.kind for claim in found]
     assert len({claim.id for claim in found}) == len(found) == 58
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
@@ -149,9 +122,14 @@ def test_dds_has_every_entry_once_with_what_it_names():
     assert names >= {f"DDS-F0{n}-{case}" for n in (1, 2, 3, 4) for case in ("base", "dgc")}
 
 
-@pytest.mark.parametrize("paper", ["dds", "geomx", "lpsp", "rat", "sketch_fusion"])
-def test_no_verdict_is_typed_in(paper):
-    text = (FILES / f"{paper}.yaml").read_text(encoding="utf-8")
+def test_ids_are_those_of_one_document():
+    ids = [claim.id for name in NAMES for claim in claims.load(file_of(name))]
+    assert len(ids) == len(set(ids)) == 353
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_no_verdict_is_typed_in(document):
+    text = file_of(document).read_text(encoding="utf-8")
     raw = yaml.safe_load(text)["claims"]
     assert all("verdict" not in entry for entry in raw)
     assert "impossible" not in text and "contradict" not in text.replace("contradicts itself", "")
@@ -161,7 +139,13 @@ def test_no_verdict_is_typed_in(paper):
     ("changes", "says"),
     [
         ({"verdict": "holds"}, "D-1: verdict: unknown key"),
-        ({"ours": {"experiment": "t", "metric": "m", "wan": 1}}, "D-1: ours.wan: unknown key"),
+        ({"ours": {"experiment": "t", "metric": "m", "case": "a"}}, "case: no coordinate"),
+        ({"ours": {"experiment": "t"}}, "D-1: ours.metric"),
+        ({"ours": "t"}, "'t' is no path"),
+        ({"ours": "t/a//m"}, "'t/a//m' is no path"),
+        ({"ours": "t/a/m"}, "axes of t are not declared"),
+        ({"bound": "{t/a/m} * 2"}, "axes of t are not declared"),
+        ({"bound": "{t/k=(1|2)/m}"}, "alternatives stand in arguments of min"),
         ({"kind": "guess"}, "D-1: kind"),
         ({"printed": "about 10"}, "about 10"),
         ({"ours": None}, "a value needs quantity and ours"),
@@ -206,70 +190,137 @@ def test_files_and_tests_that_claims_name_must_exist(tmp_path):
         claims.load(path, tmp_path)
 
 
-def test_not_run_list(tmp_path):
-    found = claims.load(write(tmp_path))
-    path = tmp_path / "not_run.yaml"
-    path.write_text("smoke: {D-1: too large for this scale}\n")
-    assert claims.load_not_run(path, found) == {
-        "smoke": {"D-1": "too large for this scale"},
-        "desk": {},
-        "paper": {},
-    }
-    for text, says in [
-        ("smoke: {D-2: too large for this scale}", "D-2"),
-        ("tiny: {}", "tiny"),
-        ("smoke: {D-1: ''}", "D-1"),
-    ]:
-        path.write_text(text)
-        with pytest.raises(ValueError, match=says):
-            claims.load_not_run(path, found)
-    assert claims.load_not_run(FILES / claims.NOT_RUN, claims.load_all(FILES))
-
-
-def test_the_not_run_list_may_name_what_is_missing(tmp_path):
-    look = {"a": {"experiment": "t", "case": "BSP on 8", "metric": "size"}}
-    found = claims.load(
-        write(tmp_path, kind="derived", value="{a}", quantity="count", lookups=look)
-    )
-    path = tmp_path / claims.NOT_RUN
-    entry = {"reason": "too large for this scale", "missing": "t: * on 8"}
-    path.write_text(yaml.safe_dump({"smoke": {"D-1": entry}}))
-    partly = claims.load_not_run(path, found)["smoke"]["D-1"]
-    assert partly.covers(found[0].lookups["a"])
-    assert not partly.covers(claims.Lookup(experiment="t", case="BSP on 12", metric="size"))
+def test_what_is_not_run(tmp_path):
+    entry = {"claims": ["D-1"], "scales": ["smoke"], "reason": "too large for this scale"}
+    (found,) = claims.load(write(tmp_path, {"not_run": [entry]}))
+    assert set(found.not_run) == {"smoke"}
+    assert found.not_run["smoke"].covers(found.ours)
     for change, says in (
-        ({"missing": "t: * on 9"}, "D-1: no lookup is 't: [*] on 9'"),
-        ({"missing": []}, "D-1"),
-        ({"reason": ""}, "D-1"),
+        ({"claims": ["D-2"]}, "no claim has the id D-2"),
+        ({"scales": ["tiny"]}, "scales"),
+        ({"reason": ""}, "reason"),
     ):
-        path.write_text(yaml.safe_dump({"smoke": {"D-1": entry | change}}))
         with pytest.raises(ValueError, match=says):
-            claims.load_not_run(path, found)
+            claims.load(write(tmp_path, {"not_run": [entry | change]}))
 
 
-def test_a_claim_keeps_the_lookups_that_it_uses(tmp_path):
-    look = {name: {"experiment": "t", "case": name, "metric": "size"} for name in "abc"}
+def test_only_what_is_named_may_be_missing(tmp_path):
+    where = {"experiment": "t", "workers": [8, 16]}
+    entry = {"claims": ["D-1"], "scales": ["smoke"], "reason": "too large for this scale"}
+    derived = dict(kind="derived", value="{t/BSP/8/size}", quantity="count")
+    head = {"axes": {"t": ["method", "workers"]}, "not_run": [entry | {"missing": [where]}]}
+    (found,) = claims.load(write(tmp_path, head, **derived))
+    partly = found.not_run["smoke"]
+    assert all(map(partly.covers, found.lookups()))
+    assert not partly.covers(claims.Lookup.of("t/BSP/12/size", found.axes))
+    assert not partly.covers(claims.Lookup.of("t/BSP/size", found.axes))
+    head["not_run"] = [entry | {"missing": [where | {"workers": 9}]}]
+    with pytest.raises(ValueError, match="D-1 looks nothing up at .*9"):
+        claims.load(write(tmp_path, head, **derived))
+
+
+AXES = {"t": ("method", "k", "d")}
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("t/m", {}),
+        ("t/Ring/m", {"method": "Ring"}),
+        ("t/RAT barrier/2/0.010/m", {"method": "RAT barrier", "k": 2, "d": 0.01}),
+        ("t/variant=free/Ring/1e1/m", {"variant": "free", "method": "Ring", "k": 10}),
+        ("t/method=p_min=1/2/m", {"method": "p_min=1", "k": 2}),
+        ("other/shape=4x4/m", {"shape": "4x4"}),
+    ],
+)
+def test_a_path_names_coordinates(path, where):
+    found = claims.Lookup.of(path, AXES)
+    assert dict(found.where) == where
+    assert (found.experiment, found.metric) == (path.split("/")[0], "m")
+
+
+def test_a_path_converts_units():
+    assert claims.Lookup.of("t/times=1000/m", AXES).times == 1000
+
+
+def test_a_claim_knows_the_experiments_it_is_judged_by(tmp_path):
     part = {"printed": "4", "quantity": "count"}
     parts = [
-        part | {"largest": ["{a}"]},
-        part | {"value": "1", "beside": {"value": "{b}", "why": "-"}},
+        part | {"largest": ["{a/m}"]},
+        part | {"value": "{D-1}", "beside": {"value": "{b/m}", "why": "-"}},
     ]
-    path = write(tmp_path, kind="derived", parts=parts, lookups=look)
-    assert set(claims.load(path)[0].lookups) == {"a", "b"}
+    value = MINIMAL["claims"][0]
+    derived = value | {"id": "D-2", "kind": "derived", "parts": parts, "ours": None}
+    first, second = claims.load(write(tmp_path, {"claims": [value, derived]}))
+    assert first.experiments() == {"table1"}
+    assert second.experiments() == {"a", "b"}
+    assert second.experiments({"D-1": first}) == {"a", "b", "table1"}
+    whole = value | {"id": "D-3", "ours": "c/m", "part_of": "{D-1}"}
+    whole["beside"] = {"value": "2 * {D-1}", "why": "-"}
+    first, third = claims.load(write(tmp_path, {"claims": [value, whole]}))
+    assert third.experiments({"D-1": first}) == {"c"}, "the rest is printed"
 
 
-def test_the_not_run_list_covers_all_documents(tmp_path):
-    write(tmp_path)
-    other = {"paper": "other", "claims": [MINIMAL["claims"][0] | {"id": "O-1"}]}
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(MINIMAL | other))
-    listed = tmp_path / claims.NOT_RUN
-    listed.write_text("smoke: {D-1: too large for this scale, O-1: too large for this scale}\n")
-    every = claims.load_all(tmp_path)
-    assert [(claim.paper, claim.id) for claim in every] == [("demo", "D-1"), ("other", "O-1")]
-    assert set(claims.load_not_run(listed, every)["smoke"]) == {"D-1", "O-1"}
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump(MINIMAL | {"paper": "other"}))
-    with pytest.raises(ValueError, match="ids of two documents: D-1"):
-        claims.load_all(tmp_path)
+GRID = {
+    "id": "D-{row}-{column}",
+    "setting": "{name}",
+    "ours": "{row}/{of}/{metric}",
+    "rows": {"A": {"name": "first", "of": "k=1"}, "B": {"name": "second", "of": "k=2"}},
+    "columns": {"x": {"metric": "size"}, "y": {"metric": "delay", "quantity": "latency"}},
+    "cells": """
+        of x      y
+        A  9.90   -
+        B  1.000  2
+    """,
+    "except": {"B": {"x": {"note": "of {name}, another way", "calibrates": "the speed"}}},
+}
+
+
+def test_a_printed_table_is_a_grid(tmp_path):
+    found = claims.load(write(tmp_path, printed=None, **GRID))
+    assert [(c.id, c.printed, c.row, c.column) for c in found] == [
+        ("D-A-x", "9.90", "first", "x"),
+        ("D-B-x", "1.000", "second", "x"),
+        ("D-B-y", "2", "second", "y"),
+    ]
+    assert [c.quantity for c in found] == ["bytes", "bytes", "latency"]
+    assert [c.setting for c in found] == ["first", "second", "second"]
+    assert str(found[2].ours) == "B/k=2/delay"
+    assert [c.note for c in found] == ["", "of second, another way", ""]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cells": "of x y\nA 1"}, "A has 1 numbers for 2 columns"),
+        ({"cells": "of x z\nA 1 2", "except": {}}, "'z' is not one of the columns"),
+        ({"cells": "of x\nC 1", "except": {}}, "'C' is not one of the rows"),
+        ({"except": {"A": {"y": {"note": "-"}}}}, "there is no cell A, y"),
+    ],
+)
+def test_a_grid_must_fit(tmp_path, changes, says):
+    with pytest.raises(ValueError, match=says):
+        claims.load(write(tmp_path, **GRID | changes))
+
+
+def test_statements_alike_are_written_once(tmp_path):
+    parts = [
+        {"label": "{row} on {column}", "order": ["{t/{of}/{column}/m}", "{t/b/{column}/m}"],
+         "rows": {"A": {"of": "a"}, "C": {"of": "c", "unit": "s"}}, "columns": [2, 4]},
+        {"label": "alone", "order": ["1", "{t/a/2/m}"]},
+    ]  # fmt: skip
+    path = write(tmp_path, {"axes": AXES}, kind="ordering", parts=parts, ours=None)
+    (found,) = claims.load(path)
+    assert [part.label for part in found.parts] == [
+        "A on 2", "A on 4", "C on 2", "C on 4", "alone"
+    ]  # fmt: skip
+    assert found.parts[3].order == ("{t/c/4/m}", "{t/b/4/m}")
+    assert [part.unit for part in found.parts] == ["", "", "s", "s", ""]
+
+
+def test_the_head_of_a_file(tmp_path):
+    head = claims.about(write(tmp_path))
+    assert (head.document, head.label, head.title) == ("demo", "Demo", "A document")
 
 
 def test_printed_numbers_keep_their_digits():

@@ -18,6 +18,7 @@ FORMULAS = [
     "-{a-1} / ({b-2} + 1)",
     "median({a-1}, {b-2}, 3 * {a-1})",
     "median({a-1}, 5)",
+    "mean({a-1}, {b-2}, 1)",
 ]
 
 
@@ -30,10 +31,14 @@ def test_an_interval_holds_every_value_of_its_terms(text, a, b, half, where):
     assert span.low - slack <= value <= span.high + slack
 
 
+def take(of):
+    return lambda *values: of(values)
+
+
 @given(st.sampled_from(FORMULAS), positive, positive)
 def test_series_numbers_and_python_agree(text, a, b):
     text_by_hand = text.replace("{a-1}", repr(a)).replace("{b-2}", repr(b))
-    by_hand = eval(text_by_hand, {"median": lambda *values: statistics.median(values)})
+    by_hand = eval(text_by_hand, {"median": take(statistics.median), "mean": take(statistics.mean)})
     assert evaluate(text, {"a-1": a, "b-2": b}) == pytest.approx(by_hand)
     series = evaluate(text, {"a-1": pd.Series([a, 2.0]), "b-2": b})
     assert series.iloc[0] == pytest.approx(by_hand)
@@ -61,3 +66,21 @@ def test_division_by_what_may_be_zero_is_refused():
 def test_only_arithmetic_is_an_expression(text):
     with pytest.raises(ValueError, match="is not an expression"):
         check(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "written_out"),
+    [
+        ("max({t/(a|b)/m})", "max({t/a/m}, {t/b/m})"),
+        ("mean({t/(a|b)/(1|2)/m}, 3)", "mean({t/a/1/m}, {t/a/2/m}, {t/b/1/m}, {t/b/2/m}, 3)"),
+        ("min({t/(a|b)/m} / {X-(c|d)}) * {e}", "min({t/a/m} / {X-c}, {t/b/m} / {X-d}) * {e}"),
+        ("max(min({(a|b)}), {(c|d)} - 1)", "max(min({a}, {b}), {c} - 1, {d} - 1)"),
+    ],
+)
+def test_alternatives_are_written_out(text, written_out):
+    assert check(text) == written_out
+
+
+def test_alternatives_go_in_step():
+    with pytest.raises(ValueError, match="as many alternatives each, not 2, 3"):
+        check("max({(a|b)} / {(a|b|c)})")

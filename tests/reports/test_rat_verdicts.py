@@ -9,44 +9,47 @@ import pandas as pd
 import pytest
 from rat_results import RECIPE
 
-from reports.verdicts import COLUMNS, detail, judge
+from reports.claims import NotRun
+from reports.verdicts import judge
+from testbed.results import coordinates
 
 
 @pytest.fixture(scope="module")
 def judged(rat_claims, rat_rows):
-    return detail(rat_claims, rat_rows, RECIPE, "desk", {}).set_index("id")
+    return judge(rat_claims, rat_rows, RECIPE, "desk").set_index("id")
 
 
 def change(results: pd.DataFrame, *changes: tuple[str, float]) -> pd.DataFrame:
     """Results with the values that a query finds multiplied."""
     results = results.copy()
     for query, factor in changes:
-        index = results.query(query).index
+        index = coordinates(results).query(query).index
         assert len(index), query
         results.loc[index, "value"] *= factor
     return results
 
 
-def table1(case: str, metric: str) -> str:
-    return f"experiment == 'table1' and case == '{case}' and metric == '{metric}'"
+def table1(method: str, metric: str) -> str:
+    return f"experiment == 'table1' and method == '{method}' and metric == '{metric}'"
 
 
 def joint(metric: str) -> str:
-    return f"experiment == 'figure7_joint' and metric == '{metric}'"
+    return f"experiment == 'joint' and metric == '{metric}'"
 
 
 def figure6(method: str) -> str:
-    return f"experiment == 'figure6' and case.str.startswith('{method} ')"
+    return f"experiment == 'figure6' and method == '{method}'"
 
 
-SLOWED = "experiment == 'survival' and metric == 'slowdown' and case == 'BlueConnect'"
-LONGER = [(table1(case, "chain"), 9) for case in ("HiPS PS", "ParameterHub", "PLink")]
+SLOWED = "experiment == 'survival' and metric == 'slowdown' and method == 'BlueConnect'"
+LONGER = [(table1(method, "chain"), 9) for method in ("HiPS PS", "ParameterHub", "PLink")]
 LEAST = [
-    (f"{table1('Ring', metric)} and variant == '4x4x4'", factor)
+    (f"{table1('Ring', metric)} and shape == '4x4x4'", factor)
     for metric, factor in (("egress_rack", 1.875 / (126 / 64)), ("egress_pod", 1.5 / (126 / 64)))
 ]
 MORE = [
-    (table1(case, "egress_pod"), 2) for case in ("HiPS PS", "HiPS ring", "Halving-doubling near")
+    (table1(method, "egress_pod"), 2)
+    for method in ("HiPS PS", "HiPS ring", "Halving-doubling near")
 ]
 
 # What must change for a claim to get a verdict; no change: the results as they are.
@@ -97,7 +100,7 @@ WORLDS = [
 @pytest.mark.parametrize(("name", "verdict", "changes"), [(w[0], w[1], w[2:]) for w in WORLDS])
 def test_verdicts_follow_results(name, verdict, changes, rat_claims, rat_rows):
     results = change(rat_rows, *changes) if changes else rat_rows
-    table = detail(rat_claims, results, RECIPE, "desk", {}, only={name})
+    table = judge(rat_claims, results, RECIPE, "desk", only={name})
     assert table.iloc[0]["verdict"] == verdict, table.iloc[0]["reason"]
 
 
@@ -109,13 +112,13 @@ def test_every_claim_that_results_decide_is_tried_both_ways(rat_claims):
 
 
 def test_a_25_fold_difference_everywhere_would_bear_out_both_readings(rat_claims, rat_rows):
-    results = rat_rows.copy()
-    times = results["experiment"].eq("figure6") & results["metric"].eq("completion_time")
-    by_case = results[times].set_index(["case", "variant"])["value"]
-    for index in results[times & results["case"].str.startswith("PS ")].index:
-        case, variant = results.loc[index, ["case", "variant"]]
-        results.loc[index, "value"] = 25 * by_case[case.replace("PS", "RAT"), variant]
-    table = detail(rat_claims, results, RECIPE, "desk", {}, only={"RAT-F6a"})
+    results, known = rat_rows.copy(), coordinates(rat_rows)
+    times = known[known["experiment"].eq("figure6") & known["metric"].eq("completion_time")]
+    place = ["oversubscription", "bandwidth", "variant"]
+    rat = times[times["method"] == "RAT"].set_index(place)["value"]
+    for index, row in times[times["method"] == "PS"].iterrows():
+        results.loc[index, "value"] = 25 * rat[tuple(row[place])]
+    table = judge(rat_claims, results, RECIPE, "desk", only={"RAT-F6a"})
     assert table.iloc[0]["verdict"] == "holds"
 
 
@@ -146,19 +149,21 @@ def test_parameters_follow_the_recipe(judged, rat_claims, rat_rows):
     }
     recipe = copy.deepcopy(RECIPE)
     recipe["figure6"]["per_rack"] = [4, 8]
-    table = judge(rat_claims, rat_rows, recipe, "desk", {}).set_index("id")
-    assert list(table.columns) == COLUMNS[1:]
+    table = judge(rat_claims, rat_rows, recipe, "desk").set_index("id")
     assert table.loc["RAT-P01", "verdict"] == "scaled here"
     assert "figure6.per_rack is [4, 8] here" in table.loc["RAT-P01", "reason"]
 
 
 def test_missing_results_stop_the_run_and_packets_do_not(rat_claims, rat_rows):
     few = rat_rows[rat_rows["experiment"] != "figure6"]
-    with pytest.raises(ValueError, match=re.escape("RAT-F6a (experiment=figure6")):
-        detail(rat_claims, few, RECIPE, "desk", {})
-    listed = dict.fromkeys(["RAT-F6a", "RAT-F6b", "RAT-F6c"], "only two settings are run here")
-    table = detail(rat_claims, few, RECIPE, "desk", {"desk": listed})
+    with pytest.raises(ValueError, match=re.escape("RAT-F6a (figure6/")):
+        judge(rat_claims, few, RECIPE, "desk")
+    names = ["RAT-F6a", "RAT-F6b", "RAT-F6c"]
+    entry = NotRun(claims=names, scales=["desk"], reason="only two settings are run here")
+    lacking = {"not_run": {"desk": entry}}
+    listed = [c.model_copy(update=lacking) if c.id in names else c for c in rat_claims]
+    table = judge(listed, few, RECIPE, "desk")
     assert (table["verdict"] == "not run here").sum() == 3 + 2
     without = rat_rows[rat_rows["experiment"] != "packet"]
-    table = detail(rat_claims, without, RECIPE, "desk", {}).set_index("id")
+    table = judge(rat_claims, without, RECIPE, "desk").set_index("id")
     assert "one kind of evidence only" in table.loc["RAT-F7a", "reason"]

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from reports import papers
+from workflow import documents
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the extra browser is not installed")
 axe = pytest.importorskip("axe_playwright_python.base", reason="the extra browser is not installed")
@@ -28,8 +28,9 @@ OPTIONS = [
 ]
 PAGES = [
     "index.html",
-    "papers/geomx.html",
-    "papers/rat.html",
+    "documents/rat.html",
+    "documents/lpsp.html",
+    "documents/sketch_fusion.html",
     "matrix.html",
     "methods.html",
     "methods/exchange-hips.html",
@@ -42,7 +43,7 @@ PAGES = [
 ]
 # axe takes long on pages with many figures or rows; these have everything that any page has.
 LOOKED_AT = {
-    "light": ["index", "papers/geomx", "matrix", "methods", "advice", "claims", "data"],
+    "light": ["index", "documents/rat", "matrix", "methods", "advice", "claims", "data"],
     "dark": ["index", "matrix", "methods/compression-bisparse", "advice"],
 }
 WIDE, NARROW = 1280, 420
@@ -70,7 +71,7 @@ def open_page(browser, built_site):
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto((built_site[0] / path).as_uri())
+        page.goto(f"{built_site[0].as_uri()}/{path}")
         return page
 
     yield opened
@@ -104,7 +105,7 @@ def test_dark_is_dark_and_figures_follow(open_page):
         return sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) / (3 * 255)
 
     for scheme in ("light", "dark"):
-        page = open_page("papers/geomx.html", scheme=scheme)
+        page = open_page("documents/rat.html", scheme=scheme)
         ground = light(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         ink = light(page.locator("figure svg text").first.evaluate("x => getComputedStyle(x).fill"))
         assert (ground > 0.9 and ink < 0.3) if scheme == "light" else (ground < 0.2 and ink > 0.7)
@@ -120,7 +121,7 @@ def test_search_finds_a_claim_and_leads_to_it(open_page, built_site):
     page.keyboard.press("ArrowDown")
     assert first.evaluate("link => link === document.activeElement")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/papers/{claim['paper']}.html#row-{claim['id']}")
+    page.wait_for_url(f"**/documents/{claim['document']}.html#row-{claim['id']}")
     assert page.locator(f"#row-{claim['id']}").is_visible()
 
 
@@ -133,14 +134,17 @@ def test_search_closes_with_escape_and_says_how_many(open_page):
     assert not page.locator("#found").is_visible()
 
 
-def test_claims_filter_by_verdict_kind_and_words(open_page, built_site):
+def test_claims_filter_by_outcome_kind_and_words(open_page, built_site):
     judged = built_site[1]
     page = open_page("index.html")
-    counts = judged["verdict"].value_counts()
-    page.locator(f'.legend a:has-text("{counts.index[0]}")').first.click()
+    page.locator('.legend a:has-text("open")').first.click()
     page.wait_for_url("**/claims.html?verdict=*")
     visible = page.locator("table.claims tbody tr:visible")
-    assert visible.count() == counts.iloc[0]
+    among = ["undecided", "not comparable", "not run here"]
+    assert visible.count() == judged["verdict"].isin(among).sum()
+    assert page.locator("select[name=verdict] option:checked").inner_text() == "open"
+    page.locator("select[name=verdict]").select_option("undecided")
+    assert visible.count() == (judged["verdict"] == "undecided").sum()
     page.locator("select[name=verdict]").select_option("")
     page.locator("select[name=kind]").select_option("param")
     assert visible.count() == (judged["kind"] == "param").sum()
@@ -151,6 +155,17 @@ def test_claims_filter_by_verdict_kind_and_words(open_page, built_site):
     target = f"row-{judged['id'].iloc[0]}"
     page.evaluate(f"location.hash = '{target}'")
     page.locator(f"#{target}").wait_for(state="visible")
+
+
+def test_a_document_s_scoreboard_filters_its_claims_again_and_again(open_page, built_site):
+    mine = built_site[1].query("document == 'rat'")["verdict"]
+    page = open_page("documents/rat.html?verdict=holds#claims")
+    visible = page.locator("table.claims tbody tr:visible")
+    for _ in range(2):
+        page.locator('#scoreboard .legend a:has-text("fails")').first.click()
+        assert visible.count() == mine.isin(["fails", "contradicts itself"]).sum() > 0
+        page.locator("select[name=verdict]").select_option("holds")
+        assert visible.count() == (mine == "holds").sum()
 
 
 def test_tables_sort_by_number_then_the_other_way_round(open_page):
@@ -170,16 +185,16 @@ def test_everything_shows_without_scripts(browser, built_site):
     folder, judged = built_site
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto((folder / "papers" / "geomx.html").as_uri())
-    mine = judged[judged["paper"] == "geomx"]
+    page.goto((folder / "documents" / "rat.html").as_uri())
+    mine = judged[judged["document"] == "rat"]
     assert page.locator("table.claims tbody tr:visible").count() == len(mine)
-    assert page.locator("figure svg").count() == len(papers.load("geomx").FIGURES)
+    assert page.locator("figure svg").count() == len(documents.load("rat").figures)
     assert not page.locator("nav search").is_visible()
     context.close()
 
 
 def test_it_prints_without_menu_and_with_whole_tables(open_page):
-    page = open_page("papers/geomx.html", scheme="dark")
+    page = open_page("documents/rat.html", scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert not page.locator("nav").is_visible()
     assert (

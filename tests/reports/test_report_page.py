@@ -6,20 +6,20 @@ import shlex
 import sys
 from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
-import matrix_results
 import numpy as np
 import pandas as pd
 import pytest
-import rat_results
-import sketch_fusion_results
-from geomx_results import RECIPE
-from report_site import PROVENANCE, check_links, lead, read
+import report_site
+from report_site import check_links, lead, read
 
 from methods import compression
-from reports import html, methods, papers, shown
-from reports.verdicts import COLUMNS, detail
-from testbed import results as rows
+from reports import artifacts, html, methods
+from reports.charts import target
+from reports.verdicts import COLUMNS
+from testbed import results as tidy
+from workflow import documents, settings
 
 ROOT = Path(__file__).parents[2]
 MB = 1e6
@@ -46,7 +46,7 @@ def test_the_menu_is_on_every_page_and_says_where_one_is(pages):
 
 def test_the_folder_stays_small(built_site):
     files = [path for path in built_site[0].rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 5 * MB
+    assert sum(path.stat().st_size for path in files) < 1.2 * MB * len(documents.names())
     assert not [path for path in files if path.stat().st_size == 0]
 
 
@@ -59,10 +59,9 @@ def test_search_finds_every_claim_method_table_and_figure(built_site, pages):
     kinds = pd.Series([kind for kind, *_ in index]).value_counts()
     assert kinds["claim"] == len(judged)
     assert kinds["method"] == sum(len(room.names()) for room, _ in methods.ROOMS.values())
-    modules = [papers.load(name) for name in ("geomx", "rat", "matrix")]
-    shown_there = [item.kind for module in modules for item in module.PAGE]
-    assert kinds["figure"] == shown_there.count("figure")
-    assert kinds["table"] == shown_there.count("table")
+    wings = settings.wings().values()
+    assert kinds["figure"] == sum(len(wing.figures) for wing in wings)
+    assert kinds["table"] == sum(len(wing.tables) for wing in wings)
 
 
 def test_pages_are_accessible_as_far_as_their_text_tells(pages):
@@ -87,57 +86,91 @@ def test_pages_are_accessible_as_far_as_their_text_tells(pages):
 def test_the_front_page_says_what_came_out(built_site, pages):
     _, judged = built_site
     front = pages["index.html"]
-    main = judged[judged["headline"] != ""]
+    main = judged.loc[judged["headline"] != "", "verdict"]
     impossible = judged[judged["verdict"] == "impossible as printed"]
     assert len(impossible)
     expected = {
-        "What held": main["verdict"].isin(["holds", "direction only"]).sum(),
-        "What did not hold": main["verdict"].isin(["fails", "contradicts itself"]).sum(),
-        "What is physically impossible": len(impossible),
-        "What stays open": main["verdict"]
-        .isin(["undecided", "not comparable", "not run here"])
-        .sum(),
+        "Holds": (main == "holds").sum(),
+        "Off": (main == "direction only").sum(),
+        "Fails": main.isin(["fails", "contradicts itself"]).sum(),
+        "Impossible": len(impossible),
+        "Open": main.isin(["undecided", "not comparable", "not run here"]).sum(),
     }
-    told = re.findall(r'<h3 id="h-what-[^"]*">([^(<]+) \((\d+)\)</h3>', front.text)
+    told = re.findall(r'<h3 id="h-outcome-[^"]*">([^(<]+) \((\d+)\)</h3>', front.text)
     assert told == [(name, str(count)) for name, count in expected.items() if count]
     for statement in judged.loc[judged["headline"] != "", "headline"]:
         assert statement.replace("'", "&#39;") in front.text
     for row in impossible.itertuples():
-        assert f"papers/{row.paper}.html#row-{row.id}" in front.links
-    assert f">{len(judged)} printed claims" in front.text.replace("\n", " ")
+        assert f"documents/{row.document}.html#row-{row.id}" in front.links
+    assert f"checked {len(judged)} printed claims" in front.text
     counts = judged["verdict"].value_counts()
     for verdict, count in counts.items():
         assert re.search(rf"<strong>{count}</strong> {verdict}", front.text)
 
 
-def test_the_front_page_has_the_map_of_winners_and_the_matrix_s_finding(pages):
-    front = pages["index.html"]
-    assert "matrix-winners" in front.text and front.text.count("<svg") == 1
-    assert "none is fastest everywhere" in front.text and "matrix.html" in front.links
+def test_numbers_of_the_scoreboard_lead_to_the_claims_that_they_count(built_site, pages):
+    _, judged = built_site
+    links = [link for link in pages["index.html"].links if "?verdict=" in link]
+    counted = re.findall(
+        r'\?verdict=([^"#]*)#claims">(?:<span.*?</span>)?(?:<strong>)?(\d+)<',
+        (pages["index.html"].text),
+    )
+    assert len(counted) == len(links)
+    pagewise = [(link.partition("?")[0], *one) for link, one in zip(links, counted, strict=True)]
+    for page, query, count in pagewise:
+        rows = pages[page].rows()
+        assert sum(row["data-verdict"] in unquote(query).split(",") for row in rows) == int(count)
+    firsts = [(unquote(query), int(count)) for page, query, count in pagewise[:5]]
+    kinds = judged["kind"].isin(["value", "ordering", "derived"])
+    assert (
+        dict(firsts)["fails,contradicts itself"]
+        == judged.loc[kinds, "verdict"].isin(["fails", "contradicts itself"]).sum()
+    )
+    by_document = [int(count) for page, _, count in pagewise if page != "claims.html"]
+    assert sum(by_document) == sum(count for _, count in firsts)
 
 
 # A document --------------------------------------------------------------------------------------
 
 
-def test_a_document_s_page_has_every_part(built_site, pages):
-    _, judged = built_site
-    text = pages["papers/geomx.html"].text
-    for target in ("table1", "table2", "figure4", "figure6", "sensitivity", "mixed", "emulated"):
-        assert f"snakemake --cores 2 geomx_{target}" in text
+@pytest.mark.parametrize("name", documents.names())
+def test_a_document_s_page_has_all_its_figures_and_tables(name, pages):
+    text, wing = pages[f"documents/{name}.html"].text, documents.load(name)
     assert "Not drawn" not in text and "Not made" not in text
-    for name in ("geomx", "rat"):
-        assert pages[f"papers/{name}.html"].text.count("<svg") == len(papers.load(name).FIGURES)
-    assert "small_resnet" in text and "3 seeds" in text
+    assert text.count("<svg") == len(wing.figures)
+    titles = [unescape(title) for title in re.findall(r'<h3 id="h-.*?-.*?">(.*?)</h3>', text)]
+    assert [title for title in titles if title in {one.title for one in wing.shown.values()}] == [
+        one.title for one in wing.shown.values()
+    ]
+    for item in wing.shown:
+        assert f"snakemake --cores 2 {name}_{target(item)}</code>" in text
+
+
+@pytest.mark.parametrize("name", documents.names())
+def test_files_are_those_of_the_targets(name, built_site, pages, made):
+    folder, text = built_site[0], pages[f"documents/{name}.html"].text
+    for kind, suffix in (("figures", "svg"), ("tables", "csv")):
+        for file in sorted((made / name / kind).glob("*")):
+            copy = f"{kind}/{name}_{file.stem}.{suffix}"
+            assert (folder / copy).read_bytes() == file.read_bytes()
+            assert f'href="../{copy}" download' in text
+    wing = documents.load(name)
+    assert len(list((made / name).glob("*/*"))) == len(wing.shown)
+
+
+def test_words_of_data_and_seeds_are_those_of_the_rows(pages):
+    text = pages["documents/sketch_fusion.html"].text
+    assert "computed, measured, simulated" in text and "3 seeds" in text
     # Faults are drawn by seed, but nothing is trained and no interval rests on data.
-    assert "model trained: resnet50" not in pages["papers/rat.html"].text
+    assert "model trained: resnet50" not in pages["documents/rat.html"].text
     for words in ("Fashion-MNIST", "&lt;b&gt;2.13&lt;/b&gt;", "3 jobs, 12 s in all"):
         assert words in pages["data.html"].text
 
 
 def test_claims_stand_on_their_document_s_page_and_all_together(built_site, pages):
     folder, judged = built_site
-    for name, mine in judged.groupby("paper"):
-        found = pages[f"papers/{name}.html"].rows()
+    for name, mine in judged.groupby("document"):
+        found = pages[f"documents/{name}.html"].rows()
         assert [row["id"].removeprefix("row-") for row in found] == list(mine["id"])
         assert [row["data-verdict"] for row in found] == list(mine["verdict"])
     every = pages["claims.html"].rows()
@@ -148,10 +181,9 @@ def test_claims_stand_on_their_document_s_page_and_all_together(built_site, page
 
 
 def test_every_claim_names_a_command_that_exists(built_site, pages):
-    targets = {"verdicts", "matrix"}
-    for name in ("geomx", "rat"):
-        module = papers.load(name)
-        targets |= {name} | {f"{name}_{item}" for item in (*module.TABLES, *module.FIGURES)}
+    targets = {"verdicts"}
+    for name in documents.names():
+        targets |= {name} | {f"{name}_{one}" for one in documents.load(name).targets}
     told = re.findall(r"<small><code>([^<]+)</code></small>", pages["claims.html"].text)
     assert len(told) == len(built_site[1])
     for command in told:
@@ -160,25 +192,21 @@ def test_every_claim_names_a_command_that_exists(built_site, pages):
             assert (ROOT / what.partition("::")[0]).is_file(), what
         else:
             assert what in targets, command
-    table2 = built_site[1].query("paper == 'geomx' and where == 'Table 2' and kind == 'value'")
-    assert told.count("snakemake --cores 2 geomx_table2") >= len(table2) > 0
+    table4 = built_site[1].query("document == 'sketch_fusion' and where == 'Table 4'")
+    assert told.count("snakemake --cores 2 sketch_fusion_table4") >= len(table4) > 0
+    figure7 = built_site[1].query("document == 'rat' and where == '§5.2, Figure 7'")
+    assert told.count("snakemake --cores 2 rat_figure7") >= len(figure7) > 0
 
 
-def test_figures_come_with_their_rows_and_tables_as_csv(built_site, pages, desk_results):
-    folder, _ = built_site
-    for name in ("geomx", "rat", "matrix"):
-        path = "matrix.html" if name == "matrix" else f"papers/{name}.html"
-        page = pages[path]
-        for item in papers.load(name).PAGE:
-            anchor = f"h-{name}-{item.name}{'-table' * (item.kind == 'table')}"
-            section = page.text.split(f'id="{anchor}"')[1].split("</section>")[0]
-            files = re.findall(r'href="(?:\.\./)?([^"#]+)" download', section)
-            kinds = sorted(Path(file).suffix for file in files)
-            assert set(kinds) == ({".csv", ".svg"} if item.kind == "figure" else {".csv"})
-    behind = pd.read_csv(folder / "data" / "geomx_figure4.csv")
-    mine = desk_results[
-        (desk_results["experiment"] == "figure4") & (desk_results["status"] == "ok")
-    ]
+def test_figures_come_with_the_rows_behind_them(built_site, pages, worlds):
+    folder, page = built_site[0], pages["documents/rat.html"]
+    for name, item in documents.load("rat").shown.items():
+        section = page.text.split(f'id="h-rat-{name}"')[1].split("</section>")[0]
+        files = re.findall(r'href="\.\./([^"#]+)" download', section)
+        kinds = {Path(file).suffix for file in files}
+        assert kinds == ({".csv", ".svg"} if item.kind == "figure" else {".csv"})
+    behind = pd.read_csv(folder / "data" / "rat_figure6.csv")
+    mine = worlds["rat"].query("experiment == 'figure6' and status == 'ok'")
     heads = [name for name in behind if name.split(" (")[0] in set(mine["metric"])]
     values = np.sort(behind[heads].to_numpy().ravel())
     np.testing.assert_allclose(
@@ -187,7 +215,7 @@ def test_figures_come_with_their_rows_and_tables_as_csv(built_site, pages, desk_
 
 
 def test_plain_tables_align_numbers_and_mark_what_is_absent(built_site, pages):
-    text = pages["papers/rat.html"].text
+    text = pages["documents/rat.html"].text
     table = re.search(r'aria-label="Table 1: traffic.*?</table>', text, re.DOTALL).group()
     heads = re.findall(r"<th scope=\"col\"( class=\"num\")?>([^<]*)</th>", table)
     saved = pd.read_csv(built_site[0] / "tables" / "rat_table1.csv")
@@ -198,104 +226,85 @@ def test_plain_tables_align_numbers_and_mark_what_is_absent(built_site, pages):
     assert absent and table.count(">–</td>") == absent
 
 
-def test_sketch_fusion_fills_its_page(skf_claims, skf_rows, tmp_path):
-    recipe, reason = sketch_fusion_results.RECIPE, "ImageNet is not to be had"
-    judged = detail(skf_claims, skf_rows, recipe, "desk", {"desk": {"SKF-F6b": reason}})
-    html.build(skf_rows, judged, {"sketch_fusion": recipe}, PROVENANCE, tmp_path / "r")
-    check_links(tmp_path / "r")
-    text = (tmp_path / "r" / "papers" / "sketch_fusion.html").read_text(encoding="utf-8")
-    assert text.count("<svg") == len(papers.load("sketch_fusion").FIGURES)
-    assert "Not drawn" not in text and "Not made" not in text
-    for name in papers.load("sketch_fusion").TABLES:
-        assert f"tables/sketch_fusion_{name}.csv" in text
-    # A figure's target has its name; what it rests on may come from several experiments.
-    assert "snakemake --cores 2 sketch_fusion_figure1<" in text.replace("&#34;", "")
-    assert "computed, measured, simulated" in text
-    # Without a matrix among the results its pages are left out.
-    assert not (tmp_path / "r" / "matrix.html").exists()
-
-
 # Figures and rows --------------------------------------------------------------------------------
 
 
 def test_ink_and_palette_follow_the_page(built_site, pages):
-    drawn = "".join(re.findall(r"<svg.*?</svg>", pages["papers/geomx.html"].text, re.DOTALL))
+    drawn = "".join(re.findall(r"<svg.*?</svg>", pages["documents/rat.html"].text, re.DOTALL))
     assert "currentColor" in drawn and "var(--blue, #0072b2)" in drawn
     assert "#1f2328" not in drawn
     css = (built_site[0] / "assets" / "report.css").read_text()
     assert "prefers-color-scheme: dark" in css and "@media print" in css
 
 
-def test_lean_figures_keep_what_they_show():
-    svg = (
-        '<svg>\n <defs><path id="m1" d="M 0 1.23456 \nL 5.000001 -0.0001 \nz"/></defs>\n'
-        '<g id="g1"><use xlink:href="#m1" x="3.14159" y="7"/>'
-        '<text style="font-family: \'A\', sans-serif; fill: red" transform="rotate(-0 1 2)">'
-        "1.23456 a  b</text></g>\n</svg>"
-    )
-    assert shown.lean(svg) == (
-        '<svg><defs><path id="m1" d="M0 1.23L5 0z"/></defs><g>'
-        '<use xlink:href="#m1" x="3.14" y="7"/>'
-        '<text style="font-family: sans-serif; fill: red">1.23456 a  b</text></g></svg>'
-    )
-
-
 def _rows(*values: tuple) -> pd.DataFrame:
-    base = dict(paper="x", experiment="e", exchange="ring", compression="top_k", seed=1)
+    base = dict(document="x", experiment="e", exchange="ring", compression="top_k", seed=1)
     base |= dict(synchronization="bsp", scale="desk", evidence="simulated")
     named = (
         base | dict(case=case, workers=workers, metric=metric, value=value, unit=unit)
         for case, workers, metric, value, unit in values
     )
-    return rows.frame([rows.Row(**one) for one in named])
+    return tidy.frame([tidy.Row(**one) for one in named])
 
 
 def test_rows_behind_a_figure_have_a_column_a_metric():
-    table = shown.wide(
-        _rows(("a", 4, "time", 1.5, "s"), ("a", 8, "time", 2.5, "s"), ("a", 8, "share", 0.5, "1"))
+    table = artifacts.wide(
+        _rows(("a", 4, "time", 1.5, "s"), ("b", 8, "time", 2.5, "s"), ("b", 8, "share", 0.5, "1"))
     )
     assert table.columns.tolist() == ["case", "workers", "share", "time (s)"]
-    assert table.fillna(-1).values.tolist() == [["a", 4, -1, 1.5], ["a", 8, 0.5, 2.5]]
+    assert table.fillna(-1).values.tolist() == [["a", 4, -1, 1.5], ["b", 8, 0.5, 2.5]]
 
 
 def test_rows_with_the_same_place_stay_apart():
-    table = shown.wide(_rows(("a", 4, "time", 1.5, "s"), ("a", 4, "time", 2.5, "s")))
+    table = artifacts.wide(_rows(("a", 4, "time", 1.5, "s"), ("a", 4, "time", 2.5, "s")))
     assert table["value"].tolist() == [1.5, 2.5] and "metric" in table
 
 
-def test_very_many_rows_have_columns_by_case(monkeypatch):
-    monkeypatch.setattr(shown, "MANY", 3)
-    several = _rows(*((case, n, "time", n, "s") for case in "ab" for n in (4, 8)))
-    table = shown.wide(several)
-    assert table.columns.tolist() == ["workers", "a: time (s)", "b: time (s)"]
-    assert table.values.tolist() == [[4, 4, 4], [8, 8, 8]]
+def test_very_many_rows_name_no_cases(monkeypatch):
+    several = _rows(*((f"of {n}", n, "time", n, "s") for n in (4, 8)))
+    assert artifacts.wide(several).columns.tolist() == ["case", "workers", "time (s)"]
+    monkeypatch.setattr(artifacts, "MANY", 1)
+    assert artifacts.wide(several).values.tolist() == [[4, 4], [8, 8]]
 
 
 # What is missing or wrong ------------------------------------------------------------------------
 
 
-def test_failed_runs_and_missing_experiments_are_shown(geomx_claims, desk_results, tmp_path):
-    results = desk_results.copy()
-    broken = (results["experiment"] == "mixed") & (results["case"] == "mixed")
-    results.loc[broken, ["status", "reason", "value"]] = [
-        "failed",
-        "diverged at round 7",
-        float("nan"),
-    ]
-    results = results[results["experiment"] != "sensitivity"]
-    judged = detail(geomx_claims, results, RECIPE, "desk", {})
-    folder = html.build(results, judged, RECIPE, PROVENANCE, tmp_path / "r").parent
+@pytest.fixture(scope="module")
+def rat(rat_rows, tmp_path_factory):
+    """RAT's verdicts, and its chapter without the results of two experiments."""
+    judged = report_site.judged("rat", rat_rows)
+    few = rat_rows[~rat_rows["experiment"].isin(["packet", "figure6"])]
+    return (
+        judged,
+        few,
+        report_site.chapter("rat", few, judged, tmp_path_factory.mktemp("few") / "rat"),
+    )
+
+
+def test_failed_runs_and_missing_experiments_are_shown(rat, tmp_path):
+    judged, few, chapter = rat
+    broken = few.copy()
+    told = ["failed", "diverged at round 7", float("nan")]
+    broken.loc[few["experiment"] == "latency", ["status", "reason", "value"]] = told
+    folder = report_site.write(tmp_path / "r", [chapter], broken, judged)
     data = (folder / "data.html").read_text()
     assert "diverged at round 7" in data and "No run failed" not in data
-    text = (folder / "papers" / "geomx.html").read_text()
-    assert "Not drawn: no results of experiment" in text
-    assert text.count("<svg") == len(papers.load("geomx").FIGURES) - 1
+    text = (folder / "documents" / "rat.html").read_text()
+    lacking = [
+        one for one in chapter.items.values() if {"packet", "figure6"} & set(one.experiments)
+    ]
+    assert "Not drawn: no results of experiment &#39;figure6&#39;" in text
+    assert "Not made: no results of experiment &#39;packet&#39;" in text
+    assert 2 <= len(re.findall("Not (?:drawn|made): ", text)) <= len(lacking)
+    assert not (folder / "figures" / "rat_figure6.svg").exists()
+    # Without a matrix its pages are left out.
+    assert not (folder / "matrix.html").exists() and not (folder / "advice.html").exists()
     check_links(folder)
 
 
-def test_a_report_replaces_the_old_one_whole(geomx_claims, desk_results, tmp_path, monkeypatch):
-    few = desk_results[desk_results["experiment"] == "table1"]
-    judged = detail(geomx_claims, desk_results, RECIPE, "desk", {})
+def test_a_report_replaces_the_old_one_whole(rat, tmp_path, monkeypatch):
+    judged, few, chapter = rat
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "stale.txt").write_text("old")
@@ -307,36 +316,26 @@ def test_a_report_replaces_the_old_one_whole(geomx_claims, desk_results, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(html, "_search", stumble)
         with pytest.raises(RuntimeError, match="killed"):
-            html.build(few, judged, RECIPE, PROVENANCE, folder)
+            report_site.write(folder, [chapter], few, judged)
     assert (folder / "index.html").read_text() == "old page"
     assert [p.name for p in tmp_path.iterdir()] == ["report"]
-    html.build(few, judged, RECIPE, PROVENANCE, folder)
+    report_site.write(folder, [chapter], few, judged)
     assert not (folder / "stale.txt").exists()
     assert (folder / "index.html").read_text().startswith("<!doctype html>")
 
 
-def test_verdicts_without_details_are_refused(built_site, desk_results, tmp_path):
+def test_verdicts_without_details_are_refused(rat, tmp_path):
+    judged, few, chapter = rat
     with pytest.raises(ValueError, match="verdicts lack .*bound"):
-        html.build(desk_results, built_site[1][COLUMNS], RECIPE, PROVENANCE, tmp_path / "r")
+        report_site.write(tmp_path / "r", [chapter], few, judged[COLUMNS])
 
 
-def test_a_document_without_figures_or_tables_keeps_its_claims(
-    geomx_claims, desk_results, tmp_path, monkeypatch
-):
-    judged = detail(geomx_claims, desk_results, RECIPE, "desk", {})
-    monkeypatch.setattr(papers, "names", lambda: ["rat"])
-    folder = html.build(desk_results, judged, RECIPE, PROVENANCE, tmp_path / "r").parent
-    text = (folder / "papers" / "geomx.html").read_text()
-    assert "<svg" not in text and text.count('id="row-GEO-') == len(judged)
-    check_links(folder)
-
-
-def test_a_table_that_cannot_be_made_says_why(rat_claims, rat_rows, tmp_path):
-    results = rat_rows[rat_rows["experiment"] != "packet"]
-    judged = detail(rat_claims, results, rat_results.RECIPE, "desk", {})
-    folder = html.build(results, judged, rat_results.RECIPE, PROVENANCE, tmp_path / "r").parent
-    text = (folder / "papers" / "rat.html").read_text()
-    assert "Not made: no results of experiment" in text and "Not drawn: no results" in text
+def test_a_document_without_figures_or_tables_keeps_its_claims(rat, tmp_path):
+    judged, few, chapter = rat
+    bare = html.Chapter("rat", {}, tmp_path, chapter.claims)
+    folder = report_site.write(tmp_path / "r", [bare], few, judged)
+    text = (folder / "documents" / "rat.html").read_text()
+    assert "<svg" not in text and text.count('id="row-RAT-') == len(judged)
     check_links(folder)
 
 
@@ -350,10 +349,10 @@ def test_every_method_has_a_card_that_says_what_it_sends_and_how_to_run_it(pages
             assert f"snakemake --cores 2 matrix --config only={name}" in page.text
             assert f"methods/{room}/{name}.py" in page.text
             assert f"methods/{room}-{name}.html" in pages["methods.html"].links
-            for words in ("What it sends", "What it costs", "Where it wins", "How to use it"):
+            for words in ("What it sends", "What it costs", "How to use it"):
                 assert words in page.text
-    bisparse = pages["methods/compression-bisparse.html"]
-    assert "What the documents say of it" in bisparse.text and bisparse.rows()
+    lpsp = pages["methods/synchronization-lpsp.html"]
+    assert "What the documents say of it" in lpsp.text and lpsp.rows()
 
 
 def all_cards():
@@ -397,9 +396,3 @@ def test_a_new_file_has_a_card(tmp_path, monkeypatch):
     sys.modules.pop("methods.compression.dummy")
     assert cards["dummy"].sends.equals(cards["fp16"].sends)
     assert cards["dummy"].page == "methods/compression-dummy.html"
-
-
-def test_a_card_lists_the_ranks_of_all_that_use_the_method(pages):
-    label = next(name for name, (group, *_) in matrix_results.METHODS.items() if group == "system")
-    assert label in pages["methods/exchange-hips.html"].text
-    assert "No method of the matrix" in pages["methods/exchange-rat.html"].text

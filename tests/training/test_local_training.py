@@ -52,7 +52,7 @@ def small_data(monkeypatch):
 
 def recipe(name, **changes) -> Recipe:
     fields = dict(
-        paper="test",
+        document="test",
         experiment="unit",
         system="unit",
         exchange=Part(name="parameter_server"),

@@ -10,9 +10,6 @@ import torch
 from testbed.training.sampling import (
     SAMPLERS,
     batches,
-    importance,
-    importance_weights,
-    sequential,
     split,
 )
 
@@ -95,35 +92,7 @@ def test_global_random_state_is_left_alone():
     before = torch.get_rng_state()
     split(100, 3, seeded())
     list(islice(batches(torch.arange(10), 3, "random", seeded()), 9))
-    list(islice(batches(torch.arange(10), 3, importance(torch.ones(10)), seeded()), 9))
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_importance_frequencies():
-    scores = torch.tensor([1.0, 2.0, 3.0, 4.0, 30.0]).repeat(40)  # 200 samples
-    shard = torch.arange(1000, 1200)
-    stream = batches(shard, 200, importance(scores), seeded(5))
-    drawn = torch.cat(list(islice(stream, 200))) - 1000
-    total, p = len(drawn), (scores / scores.sum()).double()
-    deviation = (total * p * (1 - p)).sqrt()
-    assert ((torch.bincount(drawn, minlength=200) - total * p).abs() < 5 * deviation).all()
-
-
-def test_importance_weights_make_the_mean_unbiased():
-    scores, values = torch.tensor([1.0, 5.0, 2.0, 2.0]), torch.tensor([4.0, -1.0, 8.0, 3.0])
-    p = scores.double() / scores.sum()
-    weights = importance_weights(scores)
-    assert torch.isclose((p * weights * values).sum(), values.double().mean())
-    drawn = importance(scores.repeat(5000))(20_000, seeded(2)) % 4
-    estimate = (weights * values)[drawn]
-    error = estimate.std() / len(drawn) ** 0.5
-    assert (estimate.mean() - values.mean()).abs() < 5 * error
-
-
-@pytest.mark.parametrize("scores", [[], [1.0, 0.0], [1.0, -1.0], [float("nan")], [[1.0]]])
-def test_bad_scores_are_refused(scores):
-    with pytest.raises(ValueError, match="one positive finite number a sample"):
-        importance(torch.tensor(scores))
 
 
 def test_bad_requests_are_refused_before_the_first_batch():
@@ -135,9 +104,7 @@ def test_bad_requests_are_refused_before_the_first_batch():
     with pytest.raises(ValueError, match="no batch of 0"):
         batches(shard, 0, "random", seeded())
     with pytest.raises(ValueError, match="no batch of 1 fits in a shard of 0"):
-        batches(shard[:0], 1, sequential, seeded(), last="keep")
+        batches(shard[:0], 1, "sequential", seeded(), last="keep")
     with pytest.raises(ValueError, match="'drop' or 'keep', not 'pad'"):
         batches(shard, 2, "random", seeded(), last="pad")
-    with pytest.raises(ValueError, match="4 scores for a shard of 5"):
-        next(batches(shard, 2, importance(torch.ones(4)), seeded()))
     assert len(next(batches(shard, 6, "random", seeded(), last="keep"))) == 5

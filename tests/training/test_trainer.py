@@ -10,9 +10,9 @@ from torch import nn
 from methods import compression, exchange
 from testbed.network import geo_sites, simulate
 from testbed.results import frame
-from testbed.training import datasets, learner, models, trainer
+from testbed.training import augmentation, datasets, learner, models, trainer
 from testbed.training.datasets import Dataset
-from testbed.training.device import Device
+from testbed.training.device import FREE, Device
 from testbed.training.recipe import Level, Link, Part, Recipe
 
 IDENTITY = Level(up=Part(name="identity"))
@@ -38,16 +38,14 @@ def small_data(monkeypatch):
         torch.tensor([0.25]),
     )
     monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
-    device = Device(
-        title="test", source="", flops=1e9, round_overhead_s=0.0, compression={"other": math.inf}
-    )
+    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
     monkeypatch.setattr(trainer, "profile", lambda name: device)
     return data
 
 
 def recipe(**changes) -> Recipe:
     fields = dict(
-        paper="test",
+        document="test",
         experiment="unit",
         system="unit",
         exchange=Part(name="hips", overlap=False),
@@ -350,10 +348,9 @@ def test_a_fusion_that_weighs_costs_groups_tensors_of_the_stand_in():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (overlapping(workers=(1, 1)), "overlap needs workers of one site"),
+        (overlapping(workers=(1, 1), timed_workers=4), "timed_workers needs workers of one site"),
         (overlapping(optimizer_at="server"), "optimizer_at: worker"),
         (dict(timed_workers=4), "need overlap: true"),
-        (overlapping(exchange=Part(name="hips"), levels=(IDENTITY, IDENTITY)), "a flat exchange"),
         (overlapping(levels=(Level(up=Part(name="bisparse")),)), "ring cannot carry bisparse"),
     ],
 )
@@ -445,3 +442,34 @@ def test_text_and_images_do_not_mix(small_text):
     wrong = TEXT | dict(model=Part(name="lstm", words=12))
     with pytest.raises(ValueError, match="words is 12, text has 11"):
         run(**wrong, evaluate_every=1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(sampler="sequential"), dict(augment=True), dict(augment=True, colour=0.3)],
+    ids=["sequential", "augment", "colour"],
+)
+def test_samplers_and_augmentation_reach_training(changes):
+    plain, rows = run(), run(**changes)
+    assert (rows["status"] == "ok").all()
+    loss = [table[table["metric"] == "test_loss"]["value"] for table in (plain, rows)]
+    assert loss[0].iloc[0] == loss[1].iloc[0], "the same model begins"
+    assert (loss[0].iloc[1:] != loss[1].iloc[1:]).all(), "it sees other batches"
+    assert loss[1].iloc[-1] < loss[1].iloc[0]
+
+
+def test_a_batch_is_augmented_by_the_workers_own_generator(small_data):
+    spec = recipe(augment=True, colour=0.3)
+    same = recipe()
+    images, labels = make_learner(spec, small_data)._batch(1)
+    plain, unchanged = make_learner(same, small_data)._batch(1)
+    generator = torch.Generator().manual_seed(learner.fan_out(spec.seed, "augment 1"))
+    raw = (plain * 0.25 + 0.5).mul(255).round().to(torch.uint8)
+    expected = augmentation.augment(raw, generator, 0.3)
+    torch.testing.assert_close(images, (expected / 255 - 0.5) / 0.25)
+    assert torch.equal(labels, unchanged)
+
+
+def test_colour_without_augment_is_refused():
+    with pytest.raises(ValueError, match="colour needs augment: true"):
+        recipe(colour=0.1)

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import yaml
 
 from testbed.training import device, models
 from workflow import cost
-from workflow.recipes.matrix import Matrix
-from workflow.settings import load
+from workflow.experiment import Bench
+from workflow.jobs import Jobs
+from workflow.matrix import experiments as matrix
+from workflow.settings import load, wings
 
 ROOT = Path(__file__).parents[2]
 PROFILES = {path.parent.name: path for path in ROOT.glob("workflow/profiles/*/config.yaml")}
@@ -30,8 +33,17 @@ def test_rules_say_what_they_need(rule):
         assert needed in RULES[rule], f"{rule} does not say {needed}"
 
 
-def test_rules_that_train_ask_for_the_gpu():
-    assert all("gpu=" in RULES[rule] for rule in ("train", "matrix_job"))
+@pytest.fixture(scope="module")
+def jobs():
+    return Jobs(load({"scale": "smoke"}, names=False), wings())
+
+
+def test_jobs_that_train_ask_for_the_gpu_at_paper_scale(jobs):
+    assert "gpu=" in RULES["experiment"] and not any(job.gpu for job in jobs.all.values())
+    asking = {key for key, job in jobs.all.items() if replace(job, scale="paper").gpu}
+    training = {key for key, job in jobs.all.items() if job.runs or key[1].startswith("training/")}
+    assert training and training <= asking
+    assert ("matrix", "condensed") not in asking
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -50,12 +62,13 @@ def test_profiles_plan_the_whole_run(name, tmp_path):
     command += [PROFILES[name].parent.relative_to(ROOT), *options, "--config", "scale=paper"]
     done = subprocess.run(command, cwd=tmp_path / "tree", capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert re.search(r"^matrix_job +\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^experiment +\d+$", done.stdout, re.MULTILINE)
 
 
 def recipe(**changes):
-    matrix = load({"scale": "smoke"}, names=False).recipes["matrix"]
-    run = matrix.run("ring", 0.1, 1, 100, "smoke", "training")
+    settings = load({"scale": "smoke"}, names=False).recipes["matrix"]
+    bench = Bench("matrix", "training", settings, "smoke")
+    run = matrix.run(bench, settings.training, "ring", 0.1, 1, 100, "training")
     return run.model_copy(update=dict(batch=4096, evaluate_every=10, test_limit=1000) | changes)
 
 
@@ -69,22 +82,44 @@ def test_training_costs_the_operations_of_its_gradients_and_evaluations():
     assert cost.gpu_s(recipe(rounds=200)) == pytest.approx(2 * cost.gpu_s(run))
 
 
-def test_estimates_add_up_and_are_called_estimates(tmp_path):
-    matrix = load({"scale": "smoke"}, names=False).recipes["matrix"]
-    assert isinstance(matrix, Matrix)
-    benchmarks = tmp_path / "jobs" / "geomx_rounds" / "table1.tsv"
-    benchmarks.parent.mkdir(parents=True)
-    benchmarks.write_text("s\tcpu_time\n70.0\t90.0\n")
-    timed = cost.timed(tmp_path / "jobs", ["geomx", "rat"])
-    assert timed == {"geomx": 90.0}
-    lines = cost.estimate({"lpsp": {"a": [recipe()]}}, matrix, {"geomx": 4, "rat": 1}, timed)
+def test_estimates_add_up_and_are_called_estimates(jobs, tmp_path):
+    for name, cpu_s in (("rat/latency", 90), ("rat/exchanges", 30), ("matrix/cells/ring", 5000)):
+        file = tmp_path / "jobs" / f"{name}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"s\tcpu_time\n70.0\t{cpu_s}\n")
+    timed = cost.timed(tmp_path / "jobs", jobs.all.values())
+    assert timed == {"rat": 60.0}  # cells are counted by themselves
+    lines = cost.estimate(jobs, timed)
     *parts, total = lines
     for name in ("jobs", "gpu_hours", "core_hours", "result_bytes"):
         assert getattr(total, name) == pytest.approx(sum(getattr(line, name) for line in parts))
+    asked = [job for job in jobs.all.values() if not job.experiment.optional]
+    assert total.jobs == len(asked)
     by_name = {line.what: line for line in parts}
-    assert by_name["geomx: other jobs"].core_hours == pytest.approx(4 * 90 / 3600)
-    assert "guess" in by_name["rat: other jobs"].basis
+    rat = by_name["rat: other jobs"]
+    assert rat.core_hours == pytest.approx(rat.jobs * 60 / 3600)
+    assert "guess" in by_name["matrix: other jobs"].basis
     said = cost.said(lines).splitlines()
     assert len(said) == len(lines) + 1 and said[-1].endswith("an estimate")
     cost.write(lines, tmp_path / "costs.csv")
     assert len((tmp_path / "costs.csv").read_text().splitlines()) == len(lines) + 1
+
+
+def test_the_matrix_costs_every_run_of_its_search(jobs):
+    lines = {line.what: line for line in cost.estimate(jobs, {})}
+    settings = jobs.settings.recipes["matrix"]
+    how, trained = settings.training, sorted(set(settings.trained_as().values()))
+    runs = list(cost.searched(settings, "smoke", trained))
+    assert len(runs) == len(trained) * (len(how.grid) + len(how.seeds))
+    assert lines["matrix: training"].gpu_hours == pytest.approx(sum(map(cost.gpu_s, runs)) / 3600)
+    cells = 2 * len(settings.speeds) * len(settings.workers) * len(settings.bandwidths)
+    cells *= len(settings.models) * len(settings.found())
+    assert lines["matrix: cells"].core_hours == pytest.approx(cells * cost.CELL_S / 3600)
+
+
+def test_documents_cost_their_runs(jobs):
+    lines = {line.what: line for line in cost.estimate(jobs, {})}
+    mine = [job for (wing, _), job in jobs.all.items() if wing == "lpsp" and job.runs]
+    runs = [run for job in mine for run in job.runs]
+    assert runs and lines["lpsp: training"].jobs == len(mine)
+    assert lines["lpsp: training"].gpu_hours == pytest.approx(sum(map(cost.gpu_s, runs)) / 3600)

@@ -2,106 +2,32 @@
 
 import os
 import random
-import shutil
+import re
 import signal
 import subprocess
-import sys
-import textwrap
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from testbed import results
-from testbed.training.fetch import fetch
+from tests.workflow.checkout import SNAKEMAKE, Checkout
+from workflow import documents
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).parent / "snakemake"
-
-# Kills the whole process group, as a power cut would, just before a file whose path contains
-# KILL_AT takes its name.
-SITECUSTOMIZE = """
-import os, signal
-_replace, _at = os.replace, os.environ.get("KILL_AT")
-
-def replace(src, dst, **kwargs):
-    if _at and _at in str(dst):
-        os.killpg(0, signal.SIGKILL)
-    return _replace(src, dst, **kwargs)
-
-os.replace = replace
-"""
-
-# For every rule: something that it writes, soon.
-RULES = {
+# For every rule, and for every kind of job of the rule for experiments: what it writes, soon.
+WRITTEN = {
     "dataset": "results/data/fashion_mnist.json",
-    "matrix_job": "results/smoke/matrix/cells/ring.parquet",
-    "matrix_condensed": "results/smoke/matrix/condensed.parquet",
-    "matrix_advice": "results/smoke/matrix/advice.parquet",
-    "geomx_rounds": "results/smoke/geomx/rounds/table2.parquet",
-    "geomx_recorded": "results/smoke/geomx/links/recorded.parquet",
-    "geomx_links": "results/smoke/geomx/links/agreement.parquet",
-    "train": "results/smoke/dds/train/ddp_seeds.parquet",
-    "summary": "results/smoke/geomx/summary/figure6.parquet",
-    "rat_experiment": "results/smoke/rat/table1.parquet",
-    "rat_cost": "results/smoke/rat/scale.parquet",
-    "rat_joint": "results/smoke/rat/figure7_joint.parquet",
-    "sketch_fusion_simulate": "results/smoke/sketch_fusion/theory.parquet",
-    "sketch_fusion_measure": "results/smoke/sketch_fusion/fusion.parquet",
-    "lpsp_simulate": "results/smoke/lpsp/example.parquet",
-    "lpsp_measure": "results/smoke/lpsp/batching.parquet",
-    "dds_simulate": "results/smoke/dds/non_iid-1.parquet",
-    "dds_measure": "results/smoke/dds/transport.parquet",
-    "csv": "results/smoke/geomx/tables/table2.csv",
-    "svg": "results/smoke/rat/figures/figure7.svg",
+    "experiment": "results/smoke/rat/table1.parquet",
+    "training": "results/smoke/dds/ddp_seeds/all.parquet",
+    "summary": "results/smoke/dds/ddp_seeds/summary.parquet",
+    "figure": "results/smoke/rat/figures/figure7.svg",
+    "table": "results/smoke/rat/tables/table1.csv",
     "verdicts": "results/smoke/verdicts.csv",
     "html": "reports/html/smoke",
 }
 
 
-TARGETS = ["geomx", "rat", "sketch_fusion", "lpsp", "dds", "matrix"]
-
-
-class Checkout:
-    """A copy of the repository in which Snakemake runs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        ignore = shutil.ignore_patterns(
-            ".git", ".venv", ".snakemake", "results", "logs", "cache", "html.egg-info", "*.egg-info"
-        )
-        shutil.copytree(ROOT, path, ignore=ignore)
-        shutil.rmtree(path / "reports" / "html", ignore_errors=True)
-        hooks = path / ".hooks"
-        hooks.mkdir()
-        (hooks / "sitecustomize.py").write_text(textwrap.dedent(SITECUSTOMIZE))
-        data = fetch("fashion_mnist").parent
-        self.environment = os.environ | {
-            "PYTHONPATH": f"{hooks}{os.pathsep}{path}",
-            "SLOWLINK_DATA": str(data),
-        }
-
-    def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
-        return subprocess.Popen(
-            [str(SNAKEMAKE), "--cores", "2", *arguments, "--config", "scale=smoke"],
-            cwd=self.path,
-            env=self.environment | {"KILL_AT": kill_at},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *arguments: str, kill_at: str = "") -> tuple[int, str]:
-        process = self.start(*arguments, kill_at=kill_at)
-        output, _ = process.communicate(timeout=600)
-        return process.returncode, output
-
-    def planned(self, *targets: str) -> str:
-        code, output = self.run("-n", *targets)
-        assert code == 0, output
-        return output
+TARGETS = [*documents.names(), "matrix"]
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +35,7 @@ def checkout(tmp_path_factory):
     """A checkout in which the workflow was killed inside every rule, then ran to its end."""
     checkout = Checkout(tmp_path_factory.mktemp("smoke") / "slowlink")
     chance = random.Random(20)
-    for rule, output in RULES.items():
+    for rule, output in WRITTEN.items():
         targets = [] if rule == "html" else [output]  # what ran beside it would be lost, too
         written = checkout.path / output
         if written.is_file():  # made while another rule's turn to be killed came
@@ -117,7 +43,7 @@ def checkout(tmp_path_factory):
         code, said = checkout.run(*targets, kill_at=output)
         assert code == -signal.SIGKILL, f"{rule} was not killed:\n{said[-3000:]}"
         assert not written.exists(), f"{rule} left a result when it was killed"
-        if rule in ("geomx_rounds", "train"):
+        if rule in ("experiment", "training"):
             process = checkout.start()
             time.sleep(chance.uniform(5, 12))
             os.killpg(process.pid, signal.SIGKILL)
@@ -142,11 +68,11 @@ def test_no_half_written_file_is_left_under_a_result_name(checkout):
 
 def test_every_claim_has_its_row(checkout):
     table = pd.read_csv(checkout.path / "results/smoke/verdicts.csv", keep_default_na=False)
-    columns = "id,paper,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
+    columns = "id,document,where,kind,setting,printed,ours,unit,evidence,verdict,reason"
     assert ",".join(table.columns) == columns
     assert table["id"].is_unique
     counts = {"geomx": 123, "sketch_fusion": 84, "dds": 58, "lpsp": 49, "rat": 39}
-    assert table["paper"].value_counts().to_dict() == counts
+    assert table["document"].value_counts().to_dict() == counts
     unexplained = table[
         table["verdict"].isin(["not run here", "not comparable"]) & (table["reason"] == "")
     ]
@@ -161,15 +87,17 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
 
 
 @pytest.mark.parametrize(
-    ("method", "message", "redone"),
+    ("method", "redone"),
     [
-        ("compression/bisparse", ": training ", {"figure6"}),
-        ("exchange/plink", ": RAT: ", {"exchanges", "survival", "table1"}),
-        ("synchronization/gssp", ": training ", {"mnist", "cifar10", "control", "control_static"}),
-        ("compression/two_bit", "timed on this machine: ", {"measured"}),
+        ("exchange/plink", {"rat: exchanges", "rat: survival", "rat: table1"}),
+        (
+            "compression/bisparse",
+            {"geomx: figure6/all", "matrix: cells/GeoMX", "sketch_fusion: compression"},
+        ),
+        ("synchronization/gssp", {"lpsp: mnist/all", "lpsp: cifar10/all", "lpsp: waiting/8"}),
     ],
 )
-def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method, message, redone):
+def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method, redone):
     source = checkout.path / f"methods/{method}.py"
     before, content = source.stat(), source.read_text()
     try:
@@ -178,18 +106,17 @@ def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method,
     finally:
         source.write_text(content)
         os.utime(source, (before.st_atime, before.st_mtime))
-    assert {line.split()[-1] for line in plan.splitlines() if message in line} == redone
+    jobs = set(re.findall(r"^Job \d+: (\w+: [\w/-]+)$", plan, flags=re.MULTILINE))
+    wings = {job.partition(":")[0] for job in redone}
+    assert redone <= jobs and {job.partition(":")[0] for job in jobs} == wings
+    if method == "exchange/plink":
+        assert jobs == redone
     assert "Nothing to be done" in checkout.planned()
 
 
 def test_named_targets_are_there(checkout):
-    targets = [f"geomx_{name}" for name in ("table1", "figure4", "mixed", "emulated")]
-    targets += [f"rat_{name}" for name in ("table1", "figure6", "figure7", "packet", "scale")]
-    targets += [
-        f"sketch_fusion_{name}" for name in ("table1", "table4", "figure6", "gains", "live")
-    ]
-    targets += [f"lpsp_{name}" for name in ("table3", "figure4", "control", "waiting", "actors")]
-    targets += [f"dds_{name}" for name in ("federated", "ddp", "bytes", "fl_figure4", "transport")]
+    wings = {name: documents.load(name) for name in documents.names()}
+    targets = [f"{name}_{target}" for name, wing in wings.items() for target in wing.targets]
     assert "Nothing to be done" in checkout.planned(*targets)
 
 

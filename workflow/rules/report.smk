@@ -1,78 +1,93 @@
-# Verdicts, tables, figures and the HTML page; and the named targets.
-REPORT_SOURCES = sources("reports/*.py", "data/claims/*.yaml", "workflow/judging.py")
+# Figures, tables, verdicts and the pages; and the named targets.
+def item_of(wildcards):
+    return WINGS[wildcards.wing].shown[wildcards.name]
 
 
-def report_sources(paper):
-    return REPORT_SOURCES + sources(f"reports/papers/{paper}.py", "reports/papers/__init__.py")
+def results_behind(wildcards):
+    return JOBS.behind(wildcards.wing, item_of(wildcards).of)
 
 
-def results_of(paper):
-    """Every result file of a document, once."""
-    parts = [*TABLES[paper].values(), *FIGURES[paper].values()]
-    return sorted({file for files in parts for file in files})
+def words_of(wildcards):
+    """What a document prints, which stands beside what is drawn and is judged."""
+    claims = WINGS[wildcards.wing].claims
+    return [str(claims.relative_to(closure.ROOT))] if claims else []
 
 
-RECIPES = {paper: recipe_of(paper) for paper in PAPERS}
-JUDGED = [paper for paper in PAPERS if sources(f"data/claims/{paper}.yaml")]
+def source_of(wildcards):
+    """A digest of the declaration of a figure or table and of what it uses in its file."""
+    return WINGS[wildcards.wing].digest(wildcards.name)
+
+
+def sources_of(*files):
+    return lambda wildcards: sorted(closure.closure(files))
 
 
 wildcard_constraints:
     name="[a-z0-9_]+",
 
 
-rule csv:
+rule figure:
     input:
-        results=lambda wildcards: TABLES[wildcards.paper][wildcards.name],
-        sources=lambda wildcards: report_sources(wildcards.paper),
+        rows=results_behind,
+        claims=words_of,
+        sources=sources_of("reports/charts/drawing.py"),
     output:
         report(
-            f"{RESULTS}/{{paper}}/tables/{{name}}.csv",
-            category="{paper}",
-            subcategory="Tables",
-            labels={"table": "{name}"},
+            f"{RESULTS}/{{wing}}/figures/{{name}}.svg",
+            category="{wing}",
+            subcategory="Figures",
+            labels={"figure": "{name}"},
         ),
     log:
-        f"logs/{SCALE}/{{paper}}/tables/{{name}}.log",
+        f"logs/{SCALE}/{{wing}}/figures/{{name}}.log",
     threads: 1
     resources:
         mem_mb=1000,
         runtime=minutes(5),
     params:
-        recipe=lambda wildcards: RECIPES[wildcards.paper],
-        scale=SCALE,
+        code=source_of,
     message:
-        "{wildcards.paper}: table {wildcards.name}"
-    script:
-        "../scripts/table.py"
-
-
-rule svg:
-    input:
-        results=lambda wildcards: FIGURES[wildcards.paper][wildcards.name],
-        sources=lambda wildcards: report_sources(wildcards.paper),
-    output:
-        report(
-            f"{RESULTS}/{{paper}}/figures/{{name}}.svg",
-            category="{paper}",
-            subcategory="Figures",
-            labels={"figure": "{name}"},
-        ),
-    log:
-        f"logs/{SCALE}/{{paper}}/figures/{{name}}.log",
-    threads: 1
-    resources:
-        mem_mb=1000,
-        runtime=minutes(5),
-    message:
-        "{wildcards.paper}: drawing {wildcards.name}"
+        "{wildcards.wing}: drawing {wildcards.name}"
     script:
         "../scripts/figure.py"
 
 
+rule table:
+    input:
+        rows=results_behind,
+        claims=words_of,
+        sources=sources_of("reports/verdicts.py", "reports/tables.py"),
+    output:
+        report(
+            f"{RESULTS}/{{wing}}/tables/{{name}}.csv",
+            category="{wing}",
+            subcategory="Tables",
+            labels={"table": "{name}"},
+        ),
+    log:
+        f"logs/{SCALE}/{{wing}}/tables/{{name}}.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=minutes(5),
+    params:
+        code=source_of,
+        recipe=lambda wildcards: RECIPES[wildcards.wing],
+        scale=SCALE,
+    message:
+        "{wildcards.wing}: table {wildcards.name}"
+    script:
+        "../scripts/table.py"
+
+
+RECIPES = {name: recipe.model_dump(mode="json") for name, recipe in SETTINGS.recipes.items()}
+
+
 rule verdicts:
     input:
-        results=[file for paper in JUDGED for file in results_of(paper)],
-        sources=REPORT_SOURCES,
+        rows=[file for name in DOCUMENTS for file in JOBS.every(name)],
+        claims=[f"workflow/documents/{name}/claims.yaml" for name in DOCUMENTS],
+        sources=sources_of("reports/verdicts.py", "reports/tables.py"),
     output:
         report(
             f"{RESULTS}/verdicts.csv",
@@ -87,7 +102,7 @@ rule verdicts:
         mem_mb=1000,
         runtime=minutes(10),
     params:
-        recipes={paper: RECIPES[paper] for paper in JUDGED},
+        recipes={name: RECIPES[name] for name in DOCUMENTS},
         scale=SCALE,
     message:
         "a verdict for every claim"
@@ -95,16 +110,34 @@ rule verdicts:
         "../scripts/verdicts.py"
 
 
+def shown_by(wing):
+    """The files of all figures and tables of a wing."""
+    made = WINGS[wing]
+    return [f"{RESULTS}/{wing}/figures/{name}.svg" for name in made.figures] + [
+        f"{RESULTS}/{wing}/tables/{name}.csv" for name in made.tables
+    ]
+
+
+def read_by_pages(wing):
+    """All results of a document; of the matrix what is condensed, a sixth, and the form's."""
+    if wing in DOCUMENTS:
+        return JOBS.every(wing)
+    return JOBS.behind(wing, [WINGS[wing].experiments[name] for name in ("condensed", "advice")])
+
+
 rule html:
     input:
-        results=[file for paper in PAPERS for file in results_of(paper)] + [ADVICE],
+        rows=[file for name in WINGS for file in read_by_pages(name)],
+        shown=[file for name in WINGS for file in shown_by(name)],
         details=f"{RESULTS}/verdicts.parquet",
-        datasets=sorted({file for files in DATASETS.values() for file in files}),
-        sources=REPORT_SOURCES
-        + sources("reports/papers/*.py", "reports/templates/*", "reports/assets/*")
-        + sources("data/sources.yaml", "workflow/provenance.py")
+        datasets=lambda wildcards: sorted(
+            {f for job in JOBS.all.values() for f in job.inputs["data"]}
+        ),
+        sources=sources_of("reports/html.py", "workflow/provenance.py"),
+        templates=[str(file) for file in Path("reports").glob("[ta]*s/*")],
         # Cards of methods are computed with the page.
-        + sorted({*SHARED, *NETWORK_SOURCES, *sources("methods/*/*.py", "testbed/matrix.py")}),
+        methods=[str(file) for file in Path("methods").glob("*/*.py")],
+        data=["data/bibliography.bib", "data/sources.yaml"],
     output:
         REPORT,
     log:
@@ -123,28 +156,29 @@ rule html:
         "../scripts/html.py"
 
 
-# A target for every document, table and figure: rat, rat_figure6, geomx_table2, …
-def csv_of(paper, name):
-    return [f"{RESULTS}/{paper}/tables/{name}.csv"] if name in TABLES[paper] else []
-
-
-def svg_of(paper, name):
-    return [f"{RESULTS}/{paper}/figures/{name}.svg"] if name in FIGURES[paper] else []
-
-
-for paper in PAPERS:
-    names = dict.fromkeys([*TABLES[paper], *FIGURES[paper]])
+# A target for every document, table and figure: rat, rat_figure6, geomx_table2, …; and for every
+# experiment that runs only when it is asked for.
+for wing in WINGS:
 
     rule:
         name:
-            paper
+            wing
         input:
-            [file for name in names for file in csv_of(paper, name) + svg_of(paper, name)],
+            shown_by(wing),
 
-    for name in names:
+    for target, names in WINGS[wing].targets.items():
 
         rule:
             name:
-                f"{paper}_{name}"
+                f"{wing}_{target}"
             input:
-                csv_of(paper, name) + svg_of(paper, name),
+                [file for file in shown_by(wing) if Path(file).stem in names],
+
+    for one in WINGS[wing].experiments.values():
+        if one.optional:
+
+            rule:
+                name:
+                    f"{wing}_{one.name}"
+                input:
+                    [job.output for job in JOBS.of(wing, one)],

@@ -4,12 +4,12 @@ from workflow import cost
 from workflow.job import job
 
 
-def main(lines: list[dict], output: str, log: str) -> None:
+def main(scale: str, output: str, log: str) -> None:
     with job(log) as say:
-        made = [cost.Cost(**line) for line in lines]
+        made = cost.of_scale(scale)
         say(cost.said(made))
         cost.write(made, output)
 
 
 if "snakemake" in globals():
-    main(snakemake.params.lines, snakemake.output[0], snakemake.log[0])  # noqa: F821
+    main(snakemake.params.scale, snakemake.output[0], snakemake.log[0])  # noqa: F821

@@ -1,21 +1,11 @@
-"""One experiment of a document, from its recipe."""
+"""One job of an experiment: from its settings to its rows."""
 
-from testbed import results
-from workflow.experiments import rows
-from workflow.job import job
-
-
-def main(paper: str, recipe: dict, scale: str, experiment: str, output: str, log: str) -> None:
-    with job(log) as say:
-        results.write(rows(paper, recipe, scale, experiment, say), output)
-
+from workflow.run import main
 
 if "snakemake" in globals():
     main(
-        snakemake.params.paper,  # noqa: F821
-        snakemake.params.recipe,  # noqa: F821
-        snakemake.params.scale,  # noqa: F821
-        snakemake.wildcards.experiment,  # noqa: F821
+        snakemake.params.job,  # noqa: F821
+        list(snakemake.input.rows),  # noqa: F821
         snakemake.output[0],  # noqa: F821
         snakemake.log[0],  # noqa: F821
     )

@@ -1,23 +1,24 @@
-"""One figure, as SVG."""
+"""One figure, as SVG: what its target makes and its page shows."""
 
-from reports import figures, papers
-from testbed import results as rows
+from reports import artifacts
 from testbed.files import whole
+from testbed.results import read
 from workflow.job import job
-from workflow.judging import claims_of
+from workflow.settings import wing_of
+from workflow.verdicts import claims_of
 
 
-def main(paper: str, name: str, results: list[str], output: str, log: str) -> None:
+def main(wing: str, name: str, files: list[str], output: str, log: str) -> None:
     with job(log), whole(output) as path:
-        draw = papers.load(paper).FIGURES[name]
-        figures.save(draw(rows.read(results), claims_of(paper)), path)
+        made = wing_of(wing)
+        artifacts.write_figure(made.figures[name], read(files), claims_of(made), path)
 
 
 if "snakemake" in globals():
     main(
-        snakemake.wildcards.paper,  # noqa: F821
+        snakemake.wildcards.wing,  # noqa: F821
         snakemake.wildcards.name,  # noqa: F821
-        list(snakemake.input.results),  # noqa: F821
+        list(snakemake.input.rows),  # noqa: F821
         snakemake.output[0],  # noqa: F821
         snakemake.log[0],  # noqa: F821
     )

@@ -38,7 +38,7 @@ def take_largest(
     leaves zeros.
     """
     n = gradient.numel()
-    some = slice(None, None, (n // SAMPLE) | 1)  # odd: not always the same columns
+    some = slice(None, None, (n // SAMPLE) | 1)  # an odd stride does not keep to the same columns
     if residual is None:
         taken = sampling.largest(gradient, k, sampling.threshold_for(gradient[some], n, k))
         return gradient[taken], taken

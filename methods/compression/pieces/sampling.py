@@ -37,6 +37,11 @@ def ceil_share(n: int, share: float) -> int:
     return -(-n * over // under)
 
 
+def union(n: int, k: int, parties: int) -> int:
+    """Places of n that any of the parties names, each k independent ones, on average."""
+    return round(n * (1 - (1 - k / n) ** parties)) if n else 0
+
+
 def share_of_any(n: int, share: float) -> int:
     """⌊n·share⌋, but at least 1 of any: what DDS keeps of ``n`` values."""
     return max(floor_share(n, share), min(n, 1))
@@ -150,7 +155,8 @@ def largest(
     found = indices_at_least(values, max(guess, TINIEST), update)
     if found.numel() < k and guess > TINIEST:
         found = indices_at_least(values, TINIEST)
-    if found.numel() < k:  # zeros too: as many as are missing lie among the first k values
+    # Zeros are taken too; as many as are missing lie among the first k values.
+    if found.numel() < k:
         zeros = (values[:k] == 0).nonzero().view(-1)
         return torch.cat((found, zeros[: k - found.numel()])).sort().values
     return largest_of(values, found, k)
@@ -163,7 +169,8 @@ def _at_least(values: np.ndarray, threshold: np.float32, offset: int) -> np.ndar
     Counts in chunks, which vector instructions do, and searches only those that hold some.
     """
     n = len(values)
-    found = np.empty(n + 1, np.int64)  # one to spare for the write without a branch
+    # One place to spare, because the loop writes without a branch.
+    found = np.empty(n + 1, np.int64)
     at = 0
     for start in range(0, n - n % CHUNK, CHUNK):
         hits = np.int32(0)

@@ -2,7 +2,7 @@
 
 From the bottom:
 
-- :mod:`~testbed.live.dds.domain`: where to look for others (:class:`Network`) and QoS;
+- :mod:`~testbed.live.dds.domain`: where to look for others (:class:`DomainConfig`) and QoS;
 - :mod:`~testbed.live.dds.segments`: messages as typed, checked samples, and the shared secret;
 - :mod:`~testbed.live.dds.channel`: :class:`Channel`, messages of any length from each member of a
   topic to all others, who may come and go;
@@ -21,7 +21,7 @@ From the bottom:
 - :mod:`~testbed.live.dds.launch`: the same as a command with a JSON file.
 
 Delivery is reliable and slow readers hold writers up, to a limit. Whoever dies is noticed after
-``Network.lease_s``; a shorter pause or partition only delays.
+``DomainConfig.lease_s``; a shorter pause or partition only delays.
 
 Where there is a shared secret, strangers can neither pass for a member, in what is sent and in what
 is discovered, nor repeat to a group what was sent to an earlier one. They can still get in the way:
@@ -29,17 +29,17 @@ read along, hold writers up to that limit by not reading, and forge the protocol
 which only DDS Security would prevent.
 """
 
-from testbed.live.dds.channel import Channel, Message
+from testbed.live.dds.channel import Channel, Delivery
 from testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
-from testbed.live.dds.domain import Network, connect
+from testbed.live.dds.domain import DomainConfig, connect
 from testbed.live.dds.segments import load_secret, run_key
 
 __all__ = [
     "Channel",
     "Group",
     "Handle",
-    "Message",
-    "Network",
+    "Delivery",
+    "DomainConfig",
     "RankLost",
     "Reduction",
     "connect",

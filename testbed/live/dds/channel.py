@@ -47,13 +47,13 @@ IDLE = 256 << 20
 
 BATCH = 32
 MEMBER = struct.Struct("<16sIQ32s")
-"""What a member lets others discover: a mark, its number, its life and a signature of these."""
+"""The identity that a member publishes: a mark, its number, its life and a signature of these."""
 
 MARK = b"slowlink member\0"
 
 
 @dataclass(frozen=True)
-class Message:
+class Delivery:
     """A whole message, as received.
 
     Attributes
@@ -96,7 +96,7 @@ class Assembly:
         self._key, self._limit = key, limit
         self._senders: dict[int, _Partial] = {}
 
-    def add(self, segment: Segment) -> Message | None:
+    def add(self, segment: Segment) -> Delivery | None:
         """The message that ``segment`` completes, if it does.
 
         Raises
@@ -122,7 +122,7 @@ class Assembly:
             raise Refused("parts", f"length or label of message {segment.number} changes")
         start, end = segment.start, segment.start + len(segment.body)
         if partial.ends.get(start) == end:
-            return None  # the same once more
+            return None  # the same segment came before
         if any(start < e and s < end for s, e in partial.ends.items()):
             raise Refused("parts", f"parts of message {segment.number} overlap")
         if isinstance(partial.payload, memoryview):
@@ -134,7 +134,7 @@ class Assembly:
         payload, partial.payload, partial.complete = partial.payload, b"", True
         payload = payload.toreadonly() if isinstance(payload, memoryview) else payload
         partial.ends.clear()
-        return Message(segment.sender, *this, segment.label, payload, partial.frame_bytes)
+        return Delivery(segment.sender, *this, segment.label, payload, partial.frame_bytes)
 
 
 class _Memory:
@@ -207,7 +207,7 @@ class Channel:
         topic: str,
         member: int,
         key: segments.Key,
-        deliver: Callable[[Message], object],
+        deliver: Callable[[Delivery], object],
         left: Callable[[int], object] = lambda member: None,
         failed: Callable[[ConnectionError], object] = lambda error: None,
         *,
@@ -395,17 +395,19 @@ class Channel:
         found = {}
         for handle in now:
             found[handle] = known.get(handle)
-            if found[handle] is None:  # looked at again: Cyclone may not have known it yet
+            # It is looked at again later, for Cyclone may not know the endpoint yet.
+            if found[handle] is None:
                 found[handle] = self._member(describe, handle)
         return found
 
     def _member(self, describe, handle: int) -> int | None:
-        """Who an endpoint says it is, if it can prove that."""
+        """The member that an endpoint claims and proves to be, or None."""
         try:
             endpoint = describe(handle)
         except Exception:  # a stranger may describe itself so that Cyclone's wrapper trips
             return None
-        policy = endpoint and endpoint.qos[domain.Policy.Userdata]  # None: gone meanwhile
+        # None says that it is gone meanwhile.
+        policy = endpoint and endpoint.qos[domain.Policy.Userdata]
         if not policy or len(policy.data) != MEMBER.size:
             return None
         mark, member, life, signature = MEMBER.unpack(policy.data)
@@ -414,5 +416,5 @@ class Channel:
         return member if proven else None
 
     def _place(self, participant: uuid.UUID, member: int, life: int) -> bytes:
-        """What a member signs; by the participant, who copies it elsewhere gains nothing."""
+        """The bytes that a member signs; they name the participant, so a copy proves nothing."""
         return participant.bytes + struct.pack("<IQ", member, life) + self._topic.encode()

@@ -23,8 +23,8 @@ from typing import Self
 import numpy as np
 
 from testbed.live.dds import segments
-from testbed.live.dds.channel import Channel, Message
-from testbed.live.dds.domain import Network, connect
+from testbed.live.dds.channel import Channel, Delivery
+from testbed.live.dds.domain import DomainConfig, connect
 
 TOPIC = "slowlink_group"
 POLL_S = 0.05
@@ -120,8 +120,8 @@ class Handle:
     def __str__(self) -> str:
         return f"all-gather {self.number} {self.label!r}"
 
-    # For the group, which holds its lock.
-    def _add(self, message: Message) -> None:
+    # The group calls these and holds its lock meanwhile.
+    def _add(self, message: Delivery) -> None:
         self._payloads[message.sender] = message.payload
         self.received_bytes += message.frame_bytes
         if len(self._payloads) == len(self._ranks):
@@ -196,7 +196,7 @@ class Group:
         run: str,
         domain: int,
         *,
-        network: Network | None = None,
+        network: DomainConfig | None = None,
         secret: bytes | None = None,
         limit: int = segments.LIMIT,
         timeout_s: float = 30.0,
@@ -205,13 +205,13 @@ class Group:
             raise ValueError(f"rank: {rank} of {size}, must be from 0 to {size - 1}")
         self.rank, self.size = rank, size
         self.limit, self.timeout_s = limit, timeout_s
-        self.network = network or Network.from_environment()
+        self.network = network or DomainConfig.from_environment()
         self._others = set(range(size)) - {rank}
         self._changed = threading.Condition()
         self._pending: deque[Handle] = deque()
         self._next = 0
         self._heard = [0] * size
-        self._early: list[deque[Message]] = [deque() for _ in range(size)]
+        self._early: list[deque[Delivery]] = [deque() for _ in range(size)]
         self._lives: dict[int, int] = {}
         self._lost: dict[int, str] = {}
         self._broken: ConnectionError | None = None
@@ -235,7 +235,7 @@ class Group:
         heard = threading.Event()
         broken: list[ConnectionError] = []
 
-        def hear(message: Message) -> None:
+        def hear(message: Delivery) -> None:
             if message.sender in self._others:
                 nonces[message.sender] = bytes(message.payload)
                 heard.set()
@@ -382,7 +382,7 @@ class Group:
 
     def _send(self, handle: Handle, payload: bytes) -> None:
         try:
-            # Half, so that the reason is known before those who wait lose patience.
+            # Half of the time-out, so that the reason is known before the waiting ranks give up.
             self._channel.send(payload, handle.label, self.timeout_s / 2)
         except BaseException as error:
             with self._changed:
@@ -391,7 +391,7 @@ class Group:
 
     # On the channel's thread ----------------------------------------------------------------
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: Delivery) -> None:
         rank = message.sender
         with self._changed:
             if rank not in self._others:
@@ -426,7 +426,7 @@ class Group:
 
     # With the lock held -----------------------------------------------------------------------
 
-    def _match(self, handle: Handle, message: Message) -> None:
+    def _match(self, handle: Handle, message: Delivery) -> None:
         if message.label == handle.label:
             handle._add(message)
         else:

@@ -16,9 +16,9 @@ from typing import Any
 
 from methods.compression import Key, Payload
 from testbed.live import data_parallel
-from testbed.live.data_parallel import Case, Run
+from testbed.live.data_parallel import LiveRun, Run
 from testbed.live.dds.collectives import Group
-from testbed.live.dds.domain import LAST_DOMAIN, Network
+from testbed.live.dds.domain import LAST_DOMAIN, DomainConfig
 from testbed.live.dds.segments import wire_bytes
 from testbed.training.datasets import Dataset
 from testbed.training.recipe import Recipe
@@ -35,7 +35,7 @@ class Dds:
         self.group, self.timeout_s = group, timeout_s
 
     def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
-        """The payload leaves at once."""
+        """Send the payload at once."""
         handle = self.group.all_gather(payload.body, _label(payload, key))
 
         def finish() -> list[Payload]:
@@ -53,7 +53,7 @@ class Dds:
 
 
 def _label(payload: Payload, key: Key) -> str:
-    """All but the bytes, so that a group refuses ranks that send something else."""
+    """Everything about a payload but its bytes, so that ranks which differ are refused."""
     shape = "x".join(map(str, payload.shape))
     return f"{key} {payload.codec} {shape} {payload.form} {payload.dtype}".rstrip()
 
@@ -63,7 +63,7 @@ def join(
     run: str,
     domain: int,
     secret: bytes | None,
-    network: Network | None,
+    network: DomainConfig | None,
     timeout_s: float,
     rank: int,
     ranks: int,
@@ -82,16 +82,16 @@ def measure(recipe: Recipe, steps: int, *, evaluate: bool = False, **options: An
     evaluate: see :func:`testbed.live.data_parallel.measure`.
     options: of :func:`measure_all`.
     """
-    (run,) = measure_all([Case(recipe, steps, ordered=True, evaluate=evaluate)], **options)
+    (run,) = measure_all([LiveRun(recipe, steps, ordered=True, evaluate=evaluate)], **options)
     return run
 
 
 def measure_all(
-    cases: Sequence[Case],
+    cases: Sequence[LiveRun],
     *,
     domain: int | None = None,
     secret: bytes | None = None,
-    network: Network | None = None,
+    network: DomainConfig | None = None,
     dataset: Dataset | None = None,
     timeout_s: float = 120.0,
     progress: bool = False,

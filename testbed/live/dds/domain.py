@@ -37,7 +37,7 @@ BLOCK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Network:
+class DomainConfig:
     """How processes reach each other.
 
     Attributes
@@ -53,7 +53,7 @@ class Network:
     lease_s: float = 5.0
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Network:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> DomainConfig:
         """From ``SLOWLINK_INTERFACE``, ``SLOWLINK_PEERS`` (by commas) and ``SLOWLINK_LEASE_S``.
 
         Raises
@@ -76,7 +76,7 @@ class Network:
         )
 
 
-def configuration(network: Network) -> str:
+def configuration(network: DomainConfig) -> str:
     """Cyclone DDS's XML for ``network``.
 
     The loopback gets datagrams of the largest size; elsewhere Cyclone's own size stays, which fits
@@ -101,7 +101,7 @@ def configuration(network: Network) -> str:
     )
 
 
-def connect(domain: int, network: Network) -> DomainParticipant:
+def connect(domain: int, network: DomainConfig) -> DomainParticipant:
     """Enter a domain, until what is returned is no longer referred to.
 
     Raises

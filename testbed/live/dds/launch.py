@@ -2,8 +2,8 @@
 
 ``python -m testbed.live.dds.launch --config file.json --workers 2`` runs all ranks on this machine.
 Without ``--workers`` it is one rank: ``RANK`` of ``WORLD``, both from the environment, as the DDS
-document starts its processes; see :class:`testbed.live.dds.Network` for other hosts. ``WORLD`` of 1
-is the centralised run.
+document starts its processes; see :class:`testbed.live.dds.DomainConfig` for other hosts. ``WORLD``
+of 1 is the centralised run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from methods import compression
 from testbed import files
 from testbed.live import data_parallel, strict_json
-from testbed.live.data_parallel import Case
+from testbed.live.data_parallel import LiveRun
 from testbed.live.dds.data_parallel import join
 from testbed.live.dds.domain import LAST_DOMAIN
 from testbed.live.dds.segments import load_secret
@@ -33,7 +33,7 @@ from testbed.training import models
 from testbed.training.recipe import Recipe
 
 USUAL: dict[str, Any] = dict(
-    paper="",
+    document="",
     experiment="launch",
     system="dds",
     exchange=dict(name="allgather"),
@@ -72,8 +72,8 @@ class Settings(BaseModel):
     output: str | None = None
     timeout_s: PositiveFloat = 60.0
 
-    def case(self, workers: int) -> Case:
-        """The run of so many workers.
+    def case(self, workers: int) -> LiveRun:
+        """The run that the file describes, on so many workers.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Settings(BaseModel):
             raise ValueError(_first(error, "training")) from error
         if recipe.rounds is None:
             raise ValueError("training.rounds: needs the number of steps")
-        case = Case(recipe, recipe.rounds, ordered=True, evaluate=True)
+        case = LiveRun(recipe, recipe.rounds, ordered=True, evaluate=True)
         try:
             data_parallel.check(case)
             compression.load(recipe.levels[0].up.name, **recipe.levels[0].up.parameters)
@@ -211,8 +211,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from testbed.live.dds import launch as by_name  # ranks import what they run
+    # Ranks import this function by its module's name.
+    from testbed.live.dds import launch as by_name
 
     code = by_name.main(sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # threads that wait for other ranks hold nobody up
+    os._exit(code)  # an ordinary exit would wait for threads that wait for other ranks

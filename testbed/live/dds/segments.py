@@ -288,7 +288,7 @@ def _cipher(key: Key, sender: int, life: int) -> AESGCM:
 
 
 def _agrees() -> bool:
-    """Whether our bytes are the stock layer's."""
+    """Whether this module writes the same bytes as Cyclone's own layer."""
     for label, body in (("", b""), ("abc", b"1"), ("four", b"12345")):
         ours = Segment(VERSION, 2, 3, 4, 5, 6, bytes(range(TAG)), label, body)
         try:

@@ -19,13 +19,13 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from testbed.live.dds.collectives import Group
-from testbed.live.dds.domain import LAST_DOMAIN, Network, connect, matched, qos
+from testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
 from testbed.live.dds.segments import CUT, Segment
 from testbed.live.processes import Tell, run_ranks
 
 HOST = "127.0.0.1"
 RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
-ANY = 127  # of sample, view and instance states
+ANY = 127  # masks of sample, view and instance states
 
 
 def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> dict[str, list]:
@@ -76,7 +76,7 @@ def _rank(
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=patience)
     payload = memoryview(np.random.default_rng(rank).bytes(nbytes))
     raw = _Raw(domains[0], rank, size - 1, timeout_s)
-    options = dict(network=Network(), timeout_s=timeout_s)
+    options = dict(network=DomainConfig(), timeout_s=timeout_s)
     group = Group(rank, size, "throughput", domains[1], secret=bytes(32), **options)
     ours = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     theirs = [torch.empty_like(ours) for _ in range(size)]
@@ -108,7 +108,7 @@ class _Raw:
 
     def __init__(self, domain: int, rank: int, others: int, timeout_s: float) -> None:
         self.rank, self.others, self.received, self.timeout_s = rank, others, 0, timeout_s
-        participant = connect(domain, Network())
+        participant = connect(domain, DomainConfig())
         topic = Topic(participant, "raw", Segment)
         self.reader = DataReader(participant, topic, qos(b""))
         self.writer = DataWriter(participant, topic, qos(b""))
@@ -132,7 +132,7 @@ class _Raw:
                 self.changed.notify_all()
 
     def _write(self, segment: Segment) -> None:
-        """As a channel does: that readers take nothing for a while ends no round."""
+        """Write as a channel does, and go on waiting while readers take nothing."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             try:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from testbed.live.fork_server import Child, ForkServer, environment
 from testbed.live.hips import node as nodes
 from testbed.live.hips.messages import (
     GLOBAL_SCHEDULER,
@@ -26,9 +27,8 @@ from testbed.live.hips.messages import (
     site_of,
 )
 from testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
-from testbed.live.hips.settings import Cluster
-from testbed.live.hips.van import FLUSH_S, Van
-from testbed.live.nursery import Child, Nursery, environment
+from testbed.live.hips.settings import ClusterSettings
+from testbed.live.hips.zmq_transport import FLUSH_S, ZmqTransport
 
 if TYPE_CHECKING:
     from testbed.network.emulated import Measured
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 COMMAND, ROLES = "testbed.live.hips", ["testbed.live.hips.roles"]
 POLL_S = 0.05
 PORT = 5570
-"""Of schedulers on emulated links, where every host has all ports to itself."""
+"""Schedulers listen here on emulated links, where every host has all ports to itself."""
 
 Say = Callable[[str], None]
 
@@ -48,7 +48,7 @@ class Failed(RuntimeError):
 # One node -----------------------------------------------------------------------------------------
 
 
-def run_node(cluster: Cluster, name: str, attached: bool = False) -> None:
+def run_node(cluster: ClusterSettings, name: str, attached: bool = False) -> None:
     """Be the node ``name`` until the run is over.
 
     SIGTERM makes a worker or server leave in order. ``attached``: end when standard input does,
@@ -69,13 +69,13 @@ def run_node(cluster: Cluster, name: str, attached: bool = False) -> None:
         if needed not in cluster.addresses:
             raise ValueError(f"addresses: give that of {needed}, as {needed}: tcp://host:port")
     if attached:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all nodes
         threading.Thread(target=_end_with_parent, daemon=True).start()
     leaving = threading.Event()
     if not scheduler:
         signal.signal(signal.SIGTERM, lambda *_: leaving.set())
     role = make_scheduler(cluster, name) if scheduler else make_role(cluster, name)
-    van = Van(
+    transport = ZmqTransport(
         name,
         cluster.addresses.get(name) or f"tcp://{_own_host(cluster.addresses[above])}:0",
         nodes=cluster.everybody,
@@ -89,21 +89,21 @@ def run_node(cluster: Cluster, name: str, attached: bool = False) -> None:
     )
     try:
         if name != above:
-            van.connect({above: cluster.addresses[above]})
+            transport.connect({above: cluster.addresses[above]})
         if scheduler:
-            nodes.run_scheduler(role, van)
+            nodes.run_scheduler(role, transport)
             return
         limits = dict(start_s=cluster.start_s, timeout_s=cluster.heartbeat_timeout_s)
-        nodes.run(role, van, **limits, leaving=leaving)
+        nodes.run(role, transport, **limits, leaving=leaving)
     finally:
-        van.close(FLUSH_S)
+        transport.close(FLUSH_S)
     if name == MASTER:
         from testbed import results
 
         results.write(role.rows, cluster.output / "rows.parquet")
 
 
-def make_scheduler(cluster: Cluster, name: str) -> SiteScheduler | GlobalScheduler:
+def make_scheduler(cluster: ClusterSettings, name: str) -> SiteScheduler | GlobalScheduler:
     """The scheduler of a site, or the global one."""
     timeout_s, start_s = cluster.heartbeat_timeout_s, cluster.start_s
     if name != GLOBAL_SCHEDULER:
@@ -121,7 +121,7 @@ def make_scheduler(cluster: Cluster, name: str) -> SiteScheduler | GlobalSchedul
     )
 
 
-def make_role(cluster: Cluster, name: str) -> Role:
+def make_role(cluster: ClusterSettings, name: str) -> Role:
     """The role of a worker or server."""
     from testbed.live.hips import roles  # only here: schedulers need not wait for torch
 
@@ -168,7 +168,10 @@ class Launched:
     """
 
     def __init__(
-        self, cluster: Cluster, pairs: Sequence[tuple[int, int]] = (), measured_s: float = 0.5
+        self,
+        cluster: ClusterSettings,
+        pairs: Sequence[tuple[int, int]] = (),
+        measured_s: float = 0.5,
     ) -> None:
         self.given = cluster
         self.pairs, self.measured_s = pairs, measured_s
@@ -191,7 +194,9 @@ class Launched:
                 self.links = self._stack.enter_context(Emulated(self._topology))
                 if self.pairs:
                     self.measured = self.links.measure(self.pairs, self.measured_s)
-            self._nursery = self._stack.enter_context(contextlib.closing(Nursery(COMMAND, ROLES)))
+            self._fork_server = self._stack.enter_context(
+                contextlib.closing(ForkServer(COMMAND, ROLES))
+            )
             addresses = self._addresses() | self.given.addresses
             self.cluster = self.given.model_copy(update={"addresses": addresses})
             fields = self.cluster.model_dump(mode="json", exclude={"training": {"networks"}})
@@ -217,7 +222,7 @@ class Launched:
         """Start a node, for the first time or again."""
         if name in self.processes:
             self.processes[name].stdin.close()
-        self._log(name).touch()  # the node makes it later than it may be read
+        self._log(name).touch()  # the file may be read before the node has made it
         argv = [str(self.file), "--node", name, "--attached"]
         namespace = ""
         if self.links is not None:
@@ -228,7 +233,7 @@ class Launched:
                 self.processes[name] = self._fresh(name, enter)
                 return
             namespace = options[0].removeprefix("--net=")
-        self.processes[name] = self._nursery.start(name, argv, self._log(name), namespace)
+        self.processes[name] = self._fork_server.start(name, argv, self._log(name), namespace)
 
     def _fresh(self, name: str, argv: list[str]) -> subprocess.Popen:
         with self._log(name).open("ab") as said:
@@ -236,14 +241,14 @@ class Launched:
             return subprocess.Popen(argv, **files, env=environment(), start_new_session=True)
 
     def kill(self, *names: str) -> None:
-        """SIGKILL, to all before any is waited for."""
+        """Send SIGKILL to all of them before waiting for any."""
         for name in names:
             self.processes[name].kill()
         for name in names:
             self.processes[name].wait()
 
     def said(self, name: str) -> str:
-        """What a node has logged."""
+        """The log of a node."""
         return self._log(name).read_text(errors="replace")
 
     def wait(self, timeout_s: float) -> None:
@@ -298,7 +303,7 @@ class Launched:
 
 
 def run_all(
-    cluster: Cluster,
+    cluster: ClusterSettings,
     timeout_s: float,
     say: Say = lambda line: None,
     pairs: Sequence[tuple[int, int]] = (),
@@ -323,5 +328,5 @@ def run_all(
 
 
 def set_up_logs() -> None:
-    """Time and text, to standard error."""
+    """Log time and text to standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)

@@ -11,7 +11,7 @@ global scheduler::
     scheduler -> node    epoch {members, rounds, lineages, anew, round, lineage, addresses}
     node -> scheduler    leave              its part is over before the end
     node -> scheduler    failed {reason}    ends the run
-    van -> its node      left {reason}      of a node whose process is seen to be gone
+    transport -> node    left {reason}      of a node whose process is seen to be gone
     node -> scheduler    done {}            its part is over; with the master's, all is
     scheduler -> node    stop {reason}      end; with a reason, as an error
 

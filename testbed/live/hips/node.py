@@ -1,4 +1,4 @@
-"""A role at work in this process: its messages, its membership, its end."""
+"""Run a role in this process: pass its messages, keep its membership, end it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from testbed.live.hips.messages import ADDRESS, Message, Role, Sends, scheduler_of
-from testbed.live.hips.van import Van
+from testbed.live.hips.zmq_transport import ZmqTransport
 
 IDLE_S = 0.05
 """How long to wait for a message before the role gets its next tick."""
@@ -26,7 +26,7 @@ class Stopped(RuntimeError):
 
 def run(
     role: Role,
-    van: Van,
+    transport: ZmqTransport,
     *,
     start_s: float,
     timeout_s: float,
@@ -36,7 +36,7 @@ def run(
 
     Parameters
     ----------
-    van: must be connected with the role's scheduler.
+    transport: must be connected with the role's scheduler.
     start_s: how long to wait for the scheduler at first.
     timeout_s: a scheduler that is silent for longer is lost.
     leaving: once set, the node says good-bye and ends.
@@ -47,17 +47,17 @@ def run(
         The cluster stopped with an error, or the scheduler is lost.
     """
     try:
-        _take_part(role, van, start_s, timeout_s, leaving or threading.Event())
+        _take_part(role, transport, start_s, timeout_s, leaving or threading.Event())
     except Stopped:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        van.send(scheduler_of(role.name), Message("failed", body={"reason": reason}))
+        transport.send(scheduler_of(role.name), Message("failed", body={"reason": reason}))
         raise
 
 
 def _take_part(
-    role: Role, van: Van, start_s: float, timeout_s: float, leaving: threading.Event
+    role: Role, transport: ZmqTransport, start_s: float, timeout_s: float, leaving: threading.Event
 ) -> None:
     scheduler, life = scheduler_of(role.name), f"{os.getpid()}.{time.time_ns()}"
     epoch, waiting, told = 0, True, False
@@ -65,31 +65,31 @@ def _take_part(
     later: list[Message] = []
 
     def register() -> None:
-        body = dict(node=role.name, address=van.address, life=life)
-        van.send(scheduler, Message("register", epoch=epoch, body=body))
+        body = dict(node=role.name, address=transport.address, life=life)
+        transport.send(scheduler, Message("register", epoch=epoch, body=body))
 
     def act(sends: Sends) -> bool:
         for destination, message in sends:
-            van.send(destination, message)
+            transport.send(destination, message)
         return bool(sends)
 
     begun = time.monotonic()
     register()
     while True:
-        message = van.receive(0)
+        message = transport.receive(0)
         if message is None:
-            now, heard = time.monotonic(), van.heard.get(scheduler)
+            now, heard = time.monotonic(), transport.heard.get(scheduler)
             allowed = start_s if heard is None else timeout_s
             if now - (heard or begun) > allowed:
                 raise Stopped(f"{scheduler} was silent for {allowed:g} s")
             if leaving.is_set():
-                van.send(scheduler, Message("leave"))
+                transport.send(scheduler, Message("leave"))
                 return
             if role.finished and not waiting and not told:
-                van.send(scheduler, Message("done", epoch=epoch))
+                transport.send(scheduler, Message("done", epoch=epoch))
                 told = True
             if waiting or not act(role.tick(now)):
-                message = van.receive(IDLE_S)
+                message = transport.receive(IDLE_S)
         if message is None or message.kind == "heartbeat":
             continue
         if message.kind in SCHEDULERS and message.sender != scheduler:
@@ -104,15 +104,15 @@ def _take_part(
             if message.epoch > epoch:
                 waiting = True
                 body = {"rounds": dict(role.rounds)}
-                van.send(scheduler, Message("ready", epoch=message.epoch, body=body))
+                transport.send(scheduler, Message("ready", epoch=message.epoch, body=body))
         elif message.kind == "epoch":
             if message.epoch > epoch:
                 epoch, waiting, told = message.epoch, False, False
                 body = message.body
                 log.info("epoch %d, round %d: %s", epoch, body["round"], body["members"])
-                van.forget(others)
+                transport.forget(others)
                 others = {n: at for n, at in body["addresses"].items() if n != role.name}
-                van.connect(others)
+                transport.connect(others)
                 for its in (message, *later):
                     act(role.on(its))
                 later = []
@@ -122,11 +122,11 @@ def _take_part(
             act(role.on(message))
 
 
-def run_scheduler(role: Role, van: Van) -> None:
+def run_scheduler(role: Role, transport: ZmqTransport) -> None:
     """Be the scheduler ``role`` until the end. Raises Stopped where that comes as an error."""
     addresses: dict[str, str] = {}
     while not role.finished:
-        message = van.receive(IDLE_S)
+        message = transport.receive(IDLE_S)
         if message is None:
             sends = role.tick(time.monotonic())
         else:
@@ -135,11 +135,11 @@ def run_scheduler(role: Role, van: Van) -> None:
             fits = own and isinstance(address, str) and ADDRESS.match(address)
             if fits and addresses.get(message.sender) != address:
                 addresses[message.sender] = address
-                van.connect({message.sender: address})
+                transport.connect({message.sender: address})
             sends = role.on(message)
         for destination, its in sends:
             if its.kind == "register" and its.body.get("node") == role.name:
-                its = replace(its, body=its.body | {"address": van.address})
-            van.send(destination, its)
+                its = replace(its, body=its.body | {"address": transport.address})
+            transport.send(destination, its)
     if role.reason:
         raise Stopped(role.reason)

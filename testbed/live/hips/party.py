@@ -1,4 +1,4 @@
-"""What one node computes: the virtual-time trainer's arithmetic, cut at the wires.
+"""The computation of one node: the virtual-time trainer's arithmetic, cut where payloads travel.
 
 A :class:`Party` is the trainer's own :class:`~testbed.training.learner.Learner` with the pieces of
 its aggregation one by one, so that nodes which pass on payloads come to the same bits.
@@ -131,20 +131,20 @@ class Party(Learner):
         return out
 
     def shape(self, key: int) -> torch.Size:
-        """Of the tensor that travels under ``key``."""
+        """Shape of the tensor that travels under ``key``."""
         group = self.groups[key]
         shapes = [self.parameters[i].shape for i in group]
         return shapes[0] if len(group) == 1 else torch.Size([sum(s.numel() for s in shapes)])
 
     def summed(self, name: str, payloads: Sequence[Payload], key: int) -> Tensor:
-        """What the server ``name`` of a site makes of its workers' pushes, in their order."""
+        """The sum that a site's server ``name`` makes of its workers' pushes, in their order."""
         codec = self.up(0, name)
         combined = compression.combine_payloads(codec, payloads, codec.combine, key)
         parts = combined if isinstance(combined, list) else [combined]
         return sum(codec.decompress(part, self.device) for part in parts)
 
     def answered(self, total: Tensor, key: int) -> tuple[Payload, Tensor]:
-        """What a site's server tells its workers of an aggregate, and what they read in it."""
+        """The payload by which a site's server passes on an aggregate, and what workers decode."""
         payload = self.down(0).compress(total, key)
         return payload, self.down(0).decompress(payload, self.device).view_as(total)
 
@@ -153,18 +153,18 @@ class Party(Learner):
         return self.down(0).decompress(payload, self.device).view(self.shape(key))
 
     def listen(self, key: int) -> Listener:
-        """Reads along what outermost parties get, without pushing anything."""
+        """A reader of what outermost parties get, which pushes nothing itself."""
         spec = self._level(self.outermost).up
         return Listener(self.codec("listen", self.outermost, -1, spec), self, key)
 
     # Models --------------------------------------------------------------------------------------
 
     def lowered(self, level: int, parameter: Tensor, number: int) -> Payload:
-        """The parameter of this number on its way down through ``level``."""
+        """Encode the parameter of this number for its way down through ``level``."""
         return self.weights(level).compress(parameter, number)
 
     def lifted(self, level: int, payload: Payload) -> Tensor:
-        """What arrives of :meth:`lowered`."""
+        """Decode what :meth:`lowered` has encoded."""
         return self.weights(level).decompress(payload, self.device)
 
     def rewind(self, rank: int, batches: int) -> None:
@@ -184,7 +184,7 @@ class Party(Learner):
         """Go on from a copy; codecs without state there begin anew."""
         for key, codec in self._codecs.items():
             codec.load_state_dict(states.get(key, {}))
-        # Those that were not asked for yet in this process:
+        # These codecs have not been asked for yet in this process:
         for key in states.keys() - self._codecs.keys():
             direction, level, node = key
             spec = self._level(level)

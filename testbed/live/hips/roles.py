@@ -38,8 +38,8 @@ from testbed.live.hips.messages import (
 )
 from testbed.live.hips.party import DENSE, Combined, Listener, Party, advanced, pack, unpack
 from testbed.live.hips.party import make as make_party
-from testbed.live.hips.settings import Cluster
-from testbed.live.hips.store import Store
+from testbed.live.hips.settings import ClusterSettings
+from testbed.live.hips.snapshots import Snapshots
 from testbed.results import Evidence, Row
 from testbed.training.learner import Diverged, Replica
 from testbed.training.recipe import Recipe
@@ -49,10 +49,10 @@ Sending = Iterator[tuple[str, Message]]
 Build = Callable[[Recipe], Party]
 
 MODEL = ("parameters", "velocity", "buffers")
-"""What a whole model is made of, in the messages that carry one (body: ``model``)."""
+"""The parts of a whole model, in the messages that carry one (body: ``model``)."""
 
 UNLIKE = "running statistics (BatchNorm) are those of the first worker alone, not as in training"
-"""Said of results where the model has such."""
+"""A note on the results of models that have BatchNorm."""
 
 log = logging.getLogger(__name__)
 
@@ -65,20 +65,22 @@ class Node:
     name: of the node.
     parent: whom it pushes to; who gives it configuration and model.
     build: makes the party; from the recipe, which is part of the configuration.
-    store: keeps the snapshots on disk, too.
+    snapshots: kept on disk, too.
     """
 
-    def __init__(self, name: str, parent: str, build: Build, store: Store | None = None) -> None:
-        self.name, self.parent, self.build, self.store = name, parent, build, store
+    def __init__(
+        self, name: str, parent: str, build: Build, snapshots: Snapshots | None = None
+    ) -> None:
+        self.name, self.parent, self.build, self.snapshots = name, parent, build, snapshots
         self.finished = False
         self.epoch = self.round = 0
         self.lineage = ""
-        """Of the state at the beginning of the round."""
+        """The lineage of the state at the beginning of the round."""
         self.members: dict[str, list[str]] = {}
-        self.kept = store.load() if store else {}
+        self.kept = snapshots.load() if snapshots else {}
         self.party: Party | None = None
         self.replica: Replica | None = None
-        """What the workers below hold (a worker: what it holds) at the beginning of the round."""
+        """The model of the workers below (of a worker: its own) at the beginning of the round."""
         self._begun = False
         self._early: list[Message] = []
         self._incoming: dict[str, Any] = {}
@@ -131,7 +133,7 @@ class Node:
         raise NotImplementedError
 
     def _done(self, message: Message) -> Sending:
-        """The sender, and who is below it, has the last model."""
+        """Note that the sender, and all nodes below it, have the last model."""
         raise NotImplementedError
 
     # Epochs --------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class Node:
             yield from self._on(message)
 
     def _advance(self) -> None:
-        """The round is over: on to the next."""
+        """End the round and go on to the next."""
         self.round += 1
         self.lineage = succeeding(self.lineage, self.epoch, self.members)
 
@@ -190,8 +192,8 @@ class Node:
         state = self.snapshot()
         self.kept = {n: s for n, s in self.kept.items() if n == self.round - 1}
         self.kept[self.round] = state
-        if self.store:
-            self.store.save(self.round, state)
+        if self.snapshots:
+            self.snapshots.save(self.round, state)
 
     def _take(self, message: Message) -> Sending:
         if "model" in message.body:
@@ -250,7 +252,7 @@ class Node:
         return Replica(parameters, buffers, velocity or None, head["version"])
 
     def _received(self, message: Message, replica: Replica, head: dict[str, Any]) -> Sending:
-        """Begin with a model from elsewhere."""
+        """Begin with a model that another node has sent."""
         self.party.load_codec_states({})
         self.replica = replica
         self._restore_own({})
@@ -424,10 +426,10 @@ class GlobalServer(Node):
         name: str,
         parent: str,
         build: Build,
-        store: Store | None = None,
+        snapshots: Snapshots | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name, parent, build, store)
+        super().__init__(name, parent, build, snapshots)
         self.clock = clock
         self.model: Replica | None = None
         self._since: float | None = None
@@ -454,7 +456,7 @@ class GlobalServer(Node):
         self.iterations = state.get("iterations", 0)
         report = state.get("report")
         self.report = report and report | {"model": unpack(report["model"])}
-        """What the master is to evaluate; sent again with a new epoch, which may cut it off."""
+        """The model for the master to evaluate; a new epoch may cut it off, so it is sent again."""
         self.first_s = state.get("first_s")
         """When the first round was over; before it everybody gets the model."""
         if self._since is None:
@@ -629,18 +631,18 @@ class Master(Node):
         name: str,
         recipe: Recipe,
         build: Build,
-        store: Store | None = None,
+        snapshots: Snapshots | None = None,
         evidence: Evidence = "measured",
     ) -> None:
-        super().__init__(name, GLOBAL_SERVER, build, store)
+        super().__init__(name, GLOBAL_SERVER, build, snapshots)
         self.evidence = evidence
         self.party = build(recipe)
         self.replica = self.model = self.party.initial
-        """What the run begins with, and the model that was evaluated last."""
+        """The model with which the run begins, and the one that was evaluated last."""
         self.results: dict[int, dict[str, float | None]] = {}
         """By round: ``accuracy`` (%), ``loss``, ``time_s``, ``first_s`` and ``bytes``."""
         self.notes: list[str] = [UNLIKE] if self.replica.buffers else []
-        """What the rows' ``reason`` says: how the run differs from one without losses."""
+        """The rows' ``reason``: how the run differs from one without losses."""
         if self.kept:
             self.restore(self.kept.pop(0))
         elif self.notes:
@@ -665,8 +667,8 @@ class Master(Node):
             log.warning("%s", note)
             if note not in self.notes:
                 self.notes.append(note)
-        if self.store:
-            self.store.save(0, self.snapshot())
+        if self.snapshots:
+            self.snapshots.save(0, self.snapshot())
         yield from self._start()
 
     def _begin(self) -> Sending:
@@ -684,8 +686,8 @@ class Master(Node):
         point = {name: head[name] for name in ("time_s", "first_s", "bytes")}
         self.results[head["number"]] = dict(accuracy=accuracy, loss=loss, **point)
         self.model = replica
-        if self.store:
-            self.store.save(0, self.snapshot())
+        if self.snapshots:
+            self.snapshots.save(0, self.snapshot())
         if head["number"] >= self._recipe.rounds:
             self.finished = True
         yield from ()
@@ -719,12 +721,12 @@ class Master(Node):
         return rows
 
 
-def make(cluster: Cluster, name: str) -> Node:
+def make(cluster: ClusterSettings, name: str) -> Node:
     """The role of a worker, server or master of ``cluster``; with its data already loaded."""
-    recipe, store = cluster.training, None
+    recipe, snapshots = cluster.training, None
     if cluster.state:
         run = hashlib.blake2b(recipe.model_dump_json().encode(), digest_size=8).hexdigest()
-        store = Store(cluster.state, run, name)
+        snapshots = Snapshots(cluster.state, run, name)
     own = make_party(recipe)
 
     def build(asked: Recipe) -> Party:
@@ -732,10 +734,10 @@ def make(cluster: Cluster, name: str) -> Node:
 
     if name == MASTER:
         evidence = "emulated" if cluster.network else "measured"
-        return Master(name, recipe, build, store, evidence)
+        return Master(name, recipe, build, snapshots, evidence)
     if name == GLOBAL_SERVER:
-        return GlobalServer(name, MASTER, build, store)
+        return GlobalServer(name, MASTER, build, snapshots)
     if name.endswith("/server"):
-        return SiteServer(name, GLOBAL_SERVER, build, store)
+        return SiteServer(name, GLOBAL_SERVER, build, snapshots)
     server = f"{site_of(name)}/server"
-    return Worker(name, server if server in cluster.nodes else GLOBAL_SERVER, build, store)
+    return Worker(name, server if server in cluster.nodes else GLOBAL_SERVER, build, snapshots)

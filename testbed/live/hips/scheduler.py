@@ -92,7 +92,7 @@ class SiteScheduler:
         if message.kind == "heartbeat":
             return []
         if message.kind == "left":
-            if "reason" in message.body:  # it will not come back
+            if "reason" in message.body:  # a node that left will not come back
                 return self._stop(message.body["reason"])
             return self._register()
         if message.kind == "stop":
@@ -195,7 +195,7 @@ class GlobalScheduler:
             return self._stop(f"{self.name} was replaced, and the membership with it is lost")
         if message.kind == "left" and node == message.sender:
             return self._lose_site(node, str(message.body.get("reason")))
-        if not known:  # it was lost, and does not know yet
+        if not known:  # the node was taken for lost and does not know it yet
             return [(message.sender, Message("left", body={"node": message.sender}))]
         if node not in self.nodes or site_of(node) != site_of(message.sender):
             return []
@@ -223,7 +223,7 @@ class GlobalScheduler:
     def _meet(self, scheduler: str, life: str) -> Sends:
         sends: Sends = []
         if self._schedulers.get(scheduler, life) != life:
-            # What the one before was to pass on may be lost; its nodes will register again.
+            # The scheduler before it may have lost messages; its nodes will register again.
             sends = self._lose_site(scheduler, "its process was replaced")
         self._schedulers[scheduler] = life
         return sends
@@ -254,7 +254,7 @@ class GlobalScheduler:
             if node in (GLOBAL_SERVER, MASTER) or self.on_loss == "stop":
                 return self._stop(reason)
             self._lost.setdefault(node, (self._watch.now, reason))
-            self._broken = True  # even if it comes back: what it said may be lost
+            self._broken = True  # even if the node comes back, its messages may be lost
         return []
 
     def tick(self, now: float) -> Sends:
@@ -295,7 +295,7 @@ class GlobalScheduler:
         return self._ask(able) if changed else []
 
     def _able(self) -> dict[str, _Present]:
-        """Who can take part, in order: of a site nobody unless its server and a worker are there"""
+        """The nodes that can take part, in order; a site needs its server and a worker."""
         there = [node for node in self.nodes if node in self._present]
         lacking = {site_of(node) for node in set(self.serving) - self._present.keys()}
         working = {site_of(node) for node in there if node not in self.serving}

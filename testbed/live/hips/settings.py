@@ -43,7 +43,7 @@ from testbed.live.hips.messages import (
 from testbed.training.recipe import Link, Recipe
 
 USUAL: dict[str, Any] = dict(
-    paper="",
+    document="",
     experiment="cluster",
     system="hips",
     seed=0,
@@ -56,8 +56,8 @@ USUAL: dict[str, Any] = dict(
 Finite = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
 
-class Cluster(BaseModel):
-    """What the file says.
+class ClusterSettings(BaseModel):
+    """The content of the file.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class Cluster(BaseModel):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All but schedulers, in the order of sums."""
+        """All nodes but the schedulers, in the order in which sums are taken."""
         found = [GLOBAL_SERVER, MASTER]
         for site, workers in zip(self.sites, self.training.workers, strict=True):
             if self.training.exchange.name != "parameter_server":
@@ -166,7 +166,7 @@ class Cluster(BaseModel):
         return self.schedulers + self.nodes
 
 
-def read(path: str | Path, runnable: bool = True) -> Cluster:
+def read(path: str | Path, runnable: bool = True) -> ClusterSettings:
     """The cluster that a file describes.
 
     Parameters
@@ -189,10 +189,10 @@ def read(path: str | Path, runnable: bool = True) -> Cluster:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
 
 
-def parse(document: Any, runnable: bool = True) -> Cluster:
+def parse(document: Any, runnable: bool = True) -> ClusterSettings:
     """The cluster that plain data describe; raises ValueError as :func:`read`."""
     try:
-        cluster = Cluster.model_validate(document)
+        cluster = ClusterSettings.model_validate(document)
     except ValidationError as error:
         raise ValueError("\n".join(map(_line, error.errors()))) from None
     if runnable:
@@ -220,7 +220,7 @@ def _line(entry: dict) -> str:
     where = ".".join(map(str, entry["loc"]))
     text = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
-        kind = {"training": Recipe, "network": Link}.get(entry["loc"][0], Cluster)
+        kind = {"training": Recipe, "network": Link}.get(entry["loc"][0], ClusterSettings)
         text = f"no such key; there are: {', '.join(kind.model_fields)}"
     elif entry["type"] not in ("missing", "value_error"):
         given = str(entry["input"])

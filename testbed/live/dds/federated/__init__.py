@@ -5,7 +5,7 @@
   of it in one process and the same to the bit;
 - :mod:`~testbed.live.dds.federated.messages`: what they say;
 - :mod:`~testbed.live.dds.federated.controller`, :mod:`~testbed.live.dds.federated.client`;
-- :mod:`~testbed.live.dds.federated.store`: the latest model on disk;
+- :mod:`~testbed.live.dds.federated.checkpoint`: the latest model on disk;
 - :mod:`~testbed.live.dds.federated.live`: :func:`run_live`, all of them on this machine.
 
 Commands::

@@ -10,9 +10,9 @@ import torch
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.idl import IdlStruct
 
-from testbed.live.dds.channel import Channel, Message
+from testbed.live.dds.channel import Channel, Delivery
 from testbed.live.dds.domain import connect
-from testbed.live.dds.federated import messages, store
+from testbed.live.dds.federated import checkpoint, messages
 from testbed.live.dds.federated.messages import CONTROLLER, TOPIC
 from testbed.live.dds.federated.settings import ClientSettings, load_script
 from testbed.live.dds.federated.training import Participant
@@ -43,21 +43,21 @@ def run(settings: ClientSettings, data: Dataset | None = None) -> None:
 
 
 class Client:
-    """Trains on the thread that serves; the channel puts what it hears into ``heard``."""
+    """A client trains on the thread that serves; the channel puts what it hears into ``heard``."""
 
     def __init__(
         self, settings: ClientSettings, participant: Participant, entered: DomainParticipant
     ) -> None:
         self.settings, self.task, self.participant = settings, settings.task, participant
-        self.heard: queue.Queue[Message | None] = queue.Queue()
+        self.heard: queue.Queue[Delivery | None] = queue.Queue()
         self.round, self.weights = -1, torch.empty(0)
         """The latest model, and the round that made it."""
         self.session = self.hello = 0
-        """Of the controller that announced itself last, and what was said to it last."""
+        """The session of the controller that announced itself last, and the last hello to it."""
         self.greeted = False
         self.command: messages.Command | None = None
         if settings.init_path is not None:
-            self.round, self.weights = store.load(settings.init_path, self.task)
+            self.round, self.weights = checkpoint.load(settings.init_path, self.task)
         topic = TOPIC.format(settings.client)
         most = self.task.make_codec().payload_bytes((self.task.values,))
         self.channel = Channel(
@@ -88,7 +88,7 @@ class Client:
             except queue.Empty:
                 continue
             if message is None:
-                self.greeted = False  # if it only seems dead, it will have to hear that we are here
+                self.greeted = False  # a controller that only seems dead must be greeted
             elif message.sender == CONTROLLER and self._take(message):
                 return
             if self.command is not None and self.round == self.command.round - 1:
@@ -96,23 +96,23 @@ class Client:
 
     def _greet(self) -> None:
         self.hello = max(self.hello + 1, time.time_ns())
-        has = store.digest(self.round, self.weights)
+        has = checkpoint.digest(self.round, self.weights)
         whose = (self.settings.client, self.hello, self.session, self.task.fingerprint)
         self._send(messages.Hello(*whose, has))
         self.greeted = True
 
-    def _take(self, message: Message) -> bool:
-        """Whether this is the end."""
+    def _take(self, message: Delivery) -> bool:
+        """Handle one message; return whether the training is over."""
         head, _ = messages.unpack(message.label, message.payload)
         if isinstance(head, messages.Model):
             # Not that of an earlier hello, which somebody may have recorded. Of one hello the
             # channel lets no older message through.
             if head.hello != self.hello:
                 return False
-            self.round, self.weights = store.decode(message.payload, self.task)
+            self.round, self.weights = checkpoint.decode(message.payload, self.task)
             if self.settings.model_path is not None:
                 self.settings.model_path.parent.mkdir(parents=True, exist_ok=True)
-                store.save(self.settings.model_path, bytes(message.payload))
+                checkpoint.save(self.settings.model_path, bytes(message.payload))
         elif isinstance(head, messages.Announcement):
             if head.task != self.task.fingerprint:
                 raise ValueError("the controller's task is another one: both need the same")

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from cyclonedds.idl import IdlStruct
 
+from methods import synchronization
 from methods.synchronization import (
     Continue,
     Decision,
@@ -31,10 +32,9 @@ from methods.synchronization import (
     Synced,
     Timer,
 )
-from methods.synchronization import load as load_policy
-from testbed.live.dds.channel import Channel, Message
+from testbed.live.dds.channel import Channel, Delivery
 from testbed.live.dds.domain import connect
-from testbed.live.dds.federated import messages, store, training
+from testbed.live.dds.federated import checkpoint, messages, training
 from testbed.live.dds.federated.messages import (
     CONTROLLER,
     TOPIC,
@@ -72,9 +72,9 @@ def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tens
 
 
 class _Controller:
-    """Thinks on one thread; what channels hear is put into ``events`` as what is to be done then.
+    """The controller decides on one thread; channels put what they hear into ``events`` as calls.
 
-    Sends on a thread for each client, so that one that takes nothing delays nobody else.
+    It sends on a thread for each client, so that one that takes nothing delays nobody else.
     """
 
     def __init__(self, settings: ControllerSettings, data: Dataset) -> None:
@@ -82,10 +82,10 @@ class _Controller:
         self.examiner, self.samples = training.Examiner(self.task, data), len(data.train_y)
         settings.state.parent.mkdir(parents=True, exist_ok=True)
         if settings.state.exists():
-            self.done, self.weights = store.load(settings.state, self.task)
+            self.done, self.weights = checkpoint.load(settings.state, self.task)
         else:
             self.done, self.weights = 0, training.initial(settings)
-        self.policy = load_policy(
+        self.policy = synchronization.load(
             "fedavg",
             min_clients=settings.min_clients,
             timeout_s=float("inf") if settings.timeout_s is None else settings.timeout_s,
@@ -96,11 +96,11 @@ class _Controller:
         self.present: dict[int, int] = {}
         """The latest hello of each client that is here."""
         self.barred: set[int] = set()
-        """Whose update was refused in this round; asked again in the next."""
+        """Clients whose update was refused in this round; they are asked again in the next."""
         self.tries: Counter[int] = Counter()
-        """How often that was in this round, of each."""
+        """How often each client's update was refused in this round."""
         self.lost: dict[int, int] = {}
-        """Who used up its tries, and its latest hello: not here until the round is over."""
+        """Clients without tries left, and their latest hello; they are out until the round ends."""
         self.asked: dict[int, Command] = {}
         self.brought: dict[int, Contribution] = {}
         self.timers: list[tuple[float, str]] = []
@@ -211,7 +211,7 @@ class _Controller:
             return
         do()
 
-    def _take(self, client: int, message: Message, arrived: float) -> None:
+    def _take(self, client: int, message: Delivery, arrived: float) -> None:
         try:
             if message.sender != client + 1:
                 raise ValueError(f"member {message.sender} on the topic of client {client}")
@@ -247,8 +247,8 @@ class _Controller:
         self._say(f"client {client} is here")
         self.present[client] = head.hello
         self.barred.discard(client)
-        if head.has != store.digest(self.done, self.weights):
-            self._send(client, *store.message(self.done, self.task, self.weights, head.hello))
+        if head.has != checkpoint.digest(self.done, self.weights):
+            self._send(client, *checkpoint.message(self.done, self.task, self.weights, head.hello))
         if self.begun:
             self._tell(Joined(client, self._now()))
 
@@ -265,7 +265,7 @@ class _Controller:
         self.asked.pop(client, None)
         self.brought.pop(client, None)
         if client in self.barred:
-            self.barred.discard(client)  # the policy knows
+            self.barred.discard(client)  # the policy knows of it already
         elif self.begun:
             self._tell(Left(client, self._now()))
 
@@ -329,9 +329,9 @@ class _Controller:
         zero = training.command(self.settings, self.done + 1).zero
         self.weights = training.aggregate(self.task, self.weights, brought, zero)
         self.done += 1
-        head, body = store.message(self.done, self.task, self.weights)
-        # First: nobody shall have a model that a controller started again does not know.
-        store.save(self.settings.state, messages.pack(head, body))
+        head, body = checkpoint.message(self.done, self.task, self.weights)
+        # The model is saved first: no client may hold one that a restarted controller lacks.
+        checkpoint.save(self.settings.state, messages.pack(head, body))
         for client, hello in sorted(self.present.items()):
             self._send(client, dataclasses.replace(head, hello=hello), body)
         seconds = time.monotonic() - self.round_start

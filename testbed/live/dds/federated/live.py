@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import BaseModel
 from torch import Tensor
 
-from testbed.live.dds.federated import store
+from testbed.live.dds.federated import checkpoint
 from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
 from testbed.live.dds.federated.training import Round
-from testbed.live.nursery import Child, Nursery
+from testbed.live.fork_server import Child, ForkServer
 
 POLL_S = 0.05
 SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s", "wait_s")
@@ -66,7 +66,7 @@ def run_live(
             _check(processes, Path(folder), time.monotonic() - since > timeout_s)
             time.sleep(POLL_S)
         _check(processes, Path(folder), late=False)
-    return read_log(settings.log), store.load(settings.state, settings.task)[1]
+    return read_log(settings.log), checkpoint.load(settings.state, settings.task)[1]
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
     name = f"client {settings.client}" if is_client else role
     file = folder / f"{name}.json"
     file.write_text(settings.model_dump_json())
-    running = _nursery().start(name, [role, str(file), "--tied"], folder / f"{name}.txt")
+    running = _fork_server().start(name, [role, str(file), "--tied"], folder / f"{name}.txt")
     try:
         yield running
     finally:
@@ -88,13 +88,13 @@ def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
 
 
 @cache
-def _nursery() -> Nursery:
+def _fork_server() -> ForkServer:
     """For all trainings of this process, with which it ends."""
-    return Nursery("testbed.live.dds.federated")
+    return ForkServer("testbed.live.dds.federated")
 
 
 def _length(log: Path) -> int:
-    """Bytes, which grow with each round."""
+    """Length of the log in bytes, which grows with each round."""
     return log.stat().st_size if log.exists() else 0
 
 

@@ -84,7 +84,7 @@ class Hello(IdlStruct, typename="slowlink.federated.Hello"):
     hello: higher than in any earlier one.
     session: of the controller that it answers; 0 before it has heard of one.
     task: fingerprint of its task.
-    has: digest of the model that it holds, see :func:`testbed.live.dds.federated.store.digest`.
+    has: digest of the model that it holds, see :func:`.checkpoint.digest`.
     """
 
     client: uint32
@@ -149,7 +149,7 @@ def pack(head: IdlStruct, frame: bytes = b"") -> bytes:
 
 
 def label(head: IdlStruct) -> str:
-    """The name of its kind."""
+    """The name of the message's kind, as the channel's label."""
     return type(head).__name__.lower()
 
 

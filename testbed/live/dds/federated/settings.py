@@ -32,7 +32,7 @@ from methods import compression
 from methods.compression import MAX_VALUES, Compressor
 from testbed.live import strict_json
 from testbed.live.dds import segments
-from testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, Network
+from testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
 from testbed.training import datasets, models, splits
 from testbed.training.datasets import Dataset
 from testbed.training.recipe import Part
@@ -62,7 +62,7 @@ Finite = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
 
 class _Settings(BaseModel):
-    """Nothing unknown, nothing converted."""
+    """Settings refuse unknown keys and convert no types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -90,7 +90,7 @@ class Data(_Settings):
         return name
 
     def load(self) -> Dataset:
-        """Raises as :func:`testbed.training.datasets.load_dataset`."""
+        """Load the data; raises as :func:`testbed.training.datasets.load_dataset`."""
         if self.directory is None:
             return datasets.load_dataset(self.name, limit=self.limit, test_limit=self.test_limit)
         found = READERS[self.name](self.directory)
@@ -175,7 +175,7 @@ class Task(_Settings):
 
     @property
     def values(self) -> int:
-        """Of the model, all in one vector."""
+        """Number of the model's values, all in one vector."""
         return _values(self.model.model_dump_json())
 
     @property
@@ -188,12 +188,12 @@ class Task(_Settings):
         return compression.load(self.codec.name, **self.codec.parameters)
 
     def make_model(self) -> torch.nn.Module:
-        """With initial weights."""
+        """The model with its initial weights."""
         return models.make(self.model.name, self.seed, **self.model.parameters)
 
 
 class _Connection(_Settings):
-    """Where the others are.
+    """How a process reaches the others.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ class _Connection(_Settings):
     run: name that no other training has had; it goes into every tag.
     secret_file: holds the shared secret; null takes ``SLOWLINK_KEY`` from the environment, and
         without that nothing is authenticated.
-    interface, peers, lease_s: see :class:`testbed.live.dds.domain.Network`.
+    interface, peers, lease_s: see :class:`testbed.live.dds.domain.DomainConfig`.
     wait_s: how long to wait for others when too few are there, and for a client that takes nothing
         of what is sent to it, before it counts as gone.
     """
@@ -217,8 +217,8 @@ class _Connection(_Settings):
     wait_s: Finite = 60.0
 
     @property
-    def network(self) -> Network:
-        return Network(self.interface, self.peers, self.lease_s)
+    def network(self) -> DomainConfig:
+        return DomainConfig(self.interface, self.peers, self.lease_s)
 
     @property
     def secret(self) -> bytes | None:
@@ -354,7 +354,7 @@ def load_script(script: str) -> Callable:
 def _values(model: str) -> int:
     """Values of the model that a :class:`Part` in JSON describes, after a look at it."""
     part = Part.model_validate_json(model)
-    with torch.device("meta"):  # a number too much would otherwise take all memory
+    with torch.device("meta"):  # a number that is too large would otherwise take all memory
         made = _constructed(lambda: models.make(part.name, **part.parameters), part.name)
     if any(True for _ in made.buffers()):
         raise ValueError(f"{part.name} keeps running statistics (BatchNorm), which do not travel")

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector
 
 from methods.compression import Frame
 from testbed.live.dds import segments
-from testbed.live.dds.federated import messages, store
+from testbed.live.dds.federated import checkpoint, messages
 from testbed.live.dds.federated.messages import Command, Update
 from testbed.live.dds.federated.settings import ANEW, ControllerSettings, Task
 from testbed.training import sampling, splits
@@ -114,13 +114,13 @@ def sgd(
 
 
 def prepare(data: Dataset, samples: Tensor) -> Tensor:
-    """What a model takes of ``data``; images as processors are fastest with them."""
+    """Standardised images of ``data``, in the memory layout that processors handle fastest."""
     samples = data.prepare(samples)
     return channels_last(samples) if samples.dim() == 4 else samples
 
 
 def steps(samples: int, batch: int, epochs: int) -> int:
-    """Of SGD in so many epochs, an epoch's smaller last batch included."""
+    """Number of SGD steps in so many epochs, with each epoch's smaller last batch."""
     return epochs * math.ceil(samples / batch)
 
 
@@ -143,9 +143,9 @@ def command(settings: ControllerSettings, number: int, hello: int = 0) -> Comman
 
 
 def initial(settings: ControllerSettings) -> Tensor:
-    """(n,) weights before round 1; raises as :func:`.store.load`."""
+    """(n,) weights before round 1; raises as :func:`.checkpoint.load`."""
     if settings.init_path is not None:
-        return store.load(settings.init_path, settings.task, other_task=True)[1]
+        return checkpoint.load(settings.init_path, settings.task, other_task=True)[1]
     return parameters_to_vector(settings.task.make_model().parameters()).detach()
 
 
@@ -300,7 +300,7 @@ class Examiner:
 
     @torch.no_grad()
     def accuracy(self, weights: Tensor) -> float:
-        """Of the (n,) ``weights``, %."""
+        """Test accuracy (%) of the (n,) ``weights``."""
         _put(self._model, weights)
         batches = zip(
             self._data.test_x.split(TEST_BATCH), self._data.test_y.split(TEST_BATCH), strict=True
@@ -336,7 +336,7 @@ def simulate(
         brought = {client: Contribution(task, len(data.train_y)) for client in clients}
         for client in clients:
             for head, frame in participants[client].updates(asked, weights):
-                # Neither took any time: nobody's clock looks at them here.
+                # Both times are 0, because no clock runs here.
                 brought[client].add(head, frame.to_bytes(), asked, head.published)
         weights = aggregate(task, weights, brought, asked.zero)
         sent = {client: brought[client].sent for client in clients}

@@ -1,0 +1,449 @@
+"""The price list: what a round of a system costs, whoever asks.
+
+A :class:`System` is an exchange with its codecs on a network. It says how many bytes the message in
+every slot of the plan has (:meth:`System.sizes`), who codes what where (:meth:`System.gradient`,
+:meth:`System.model`), how long transfers take (:meth:`System.communicate_s`), and what of it
+overlaps with computing (:meth:`System.costs`). The trainer's clock, the matrix, advice, the search
+for groups, the methods' cards and GeoMX's tables all ask it.
+
+Who codes what where:
+
+- A worker encodes what it sends, and decodes what comes back.
+- Payloads that add (``sum``) are added as they arrive, by the workers of a ring and by a server
+  alike. Adding is part of receiving: nobody decodes on the way, not even between levels, if all of
+  them have one codec.
+- Payloads that merge (``merge``) are decoded, one after the other, by the server that answers with
+  their sum; colocated servers share that work as they share the vector. The answer is as large as
+  the codec says (``answer_bytes``): dense for two_bit, one bit a value for a vote of signs, the
+  union of all indices for sparse values; not so many times a payload as there are parties. Where
+  no server answers, everybody gets all payloads and decodes them.
+- Payloads that only decode (``gather``) are passed on by a server as they are, and decoded by
+  everybody who gets them. The server itself decodes nothing: what it would sum nobody asks for.
+- Between levels in different codecs a site's server decodes what its group sent (one sum, or each
+  payload), encodes the result for the next level, and codes the answer the other way round.
+- Where the server keeps the model (policies that send changes, an optimizer at the server), it
+  decodes what is pushed, and the model comes back in codecs of its own.
+
+Parties of a level work side by side, so the largest group's server tells the time. What servers
+code counts as communication, for it keeps the message from its receiver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from methods import compression, exchange
+from methods.compression import Compressor, Work
+from methods.exchange import Exchange, Plan, Topology
+from methods.fusion import Costs
+from testbed import network
+from testbed.cache import cached, sources
+from testbed.network import simulate
+from testbed.network.counting import complete
+from testbed.training.device import Device
+from testbed.training.pipeline import Layers
+from testbed.training.recipe import Level, Part
+
+STEP = 64.0
+"""Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more
+sizes wherever a line is off by more than BENT: other links can limit small messages than large."""
+
+BENT = 5e-4
+
+RATE = 1e9
+"""bit/s of the fastest links with which networks are simulated: if all links are so many times as
+fast, time is that of so many times fewer bytes."""
+
+DENSE = Part(name="identity")
+
+Sizes = dict[str, float]
+"""Bytes of the whole message by slot."""
+
+Groups = list[list[list[int]]]
+"""Who meets, level by level, as :meth:`Exchange.groups` lists it."""
+
+
+def load_codec(part: Part, parties: int | None = None) -> Compressor:
+    """The codec ``part``, among ``parties`` if their number is given."""
+    part = part if parties is None else among(part, parties)
+    return compression.load(part.name, **part.parameters)
+
+
+def among(part: Part, parties: int) -> Part:
+    """The codec ``part``; one that must know how many parties merge is told."""
+    if not hasattr(load_codec(part), "parties"):
+        return part
+    return Part(name=part.name, **({"parties": parties} | part.parameters))
+
+
+def check_pair(exchanger: Exchange, codec: Compressor) -> None:
+    """Refuse a pair of exchange and codec that makes no sense, with the reason."""
+    carries = exchanger.combines | ({"merge"} if "gather" in exchanger.combines else set())
+    if codec.combine not in carries:
+        name = _name(exchanger)
+        raise ValueError(
+            f"{name} cannot carry {codec.name}: its payloads combine by {codec.combine}, and "
+            f"{name} can only {', '.join(sorted(exchanger.combines))}"
+        )
+
+
+@cache
+def default_down(level: Level) -> Part:
+    """The codec in which an inner level answers where its recipe names none."""
+    # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
+    return level.up if load_codec(level.up).combine == "sum" else DENSE
+
+
+def load_system(
+    part: Part,
+    levels: Sequence[Level],
+    topology: Topology,
+    efficiency: float = 1.0,
+    overhead_s: float = 0.0,
+) -> System:
+    """The system that these names stand for; see :class:`System`.
+
+    Where the exchange finds more levels in the network, the last one's codecs stand for the rest.
+
+    Raises
+    ------
+    ValueError
+        What cannot be combined; says why.
+    """
+    exchanger = exchange.load(part.name, **part.parameters)
+    groups = exchanger.groups(topology)
+    depth, parties = len(groups), sum(map(len, groups[-1]))
+    if len(levels) > depth:
+        raise ValueError(
+            f"{part.name} has {depth} level{'s' * (depth > 1)} on this network, "
+            f"the method codecs for {len(levels)}"
+        )
+    levels = [*levels, *levels[-1:] * (depth - len(levels))]
+    return System(
+        exchanger,
+        [load_codec(level.up, parties) for level in levels],
+        topology,
+        down=[load_codec(level.down or default_down(level)) for level in levels[:-1]],
+        model_down=[load_codec(level.down or DENSE) for level in levels],
+        efficiency=efficiency,
+        overhead_s=overhead_s,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """``times`` payloads go through ``codec`` at one place, one after the other.
+
+    Each has the ``share`` of the message's values that this place serves.
+    """
+
+    place: Literal["worker", "site", "centre"]
+    what: Literal["encode", "decode"]
+    codec: Compressor
+    times: int = 1
+    share: float = 1.0
+
+    @property
+    def work(self) -> Work:
+        return self.codec.encode_work if self.what == "encode" else self.codec.decode_work
+
+    def seconds(self, device: Device, values: float) -> float:
+        """Of a message of so many values."""
+        code = device.encode_s if self.what == "encode" else device.decode_s
+        return self.times * code(self.codec, 4 * self.share * values)
+
+
+class System:
+    """An exchange with its codecs on a network.
+
+    Parameters
+    ----------
+    up: codecs towards the server, level by level, innermost first.
+    down: codecs in which inner levels answer; those of ``up`` if None.
+    model_down: codecs of all levels in which a server hands out its model; dense if None.
+    efficiency: share of the links' rates that payload gets.
+    overhead_s: seconds that each round of communication takes besides the transfers.
+    inner: the network inside of a server, for hierarchical communication (Sketch-Fusion, section
+        2.1): its workers add up dense gradients, the servers (the workers of ``topology``) exchange
+        coded ones, and the sum is handed back inside. The two inner steps take what the halves of a
+        dense ring all-reduce take, and count as communication.
+
+    Raises
+    ------
+    ValueError
+        Codecs that the exchange cannot carry, or not at this level.
+    """
+
+    def __init__(
+        self,
+        exchanger: Exchange,
+        up: Sequence[Compressor],
+        topology: Topology,
+        *,
+        down: Sequence[Compressor] | None = None,
+        model_down: Sequence[Compressor] | None = None,
+        efficiency: float = 1.0,
+        overhead_s: float = 0.0,
+        inner: Topology | None = None,
+    ) -> None:
+        self.exchange, self.up, self.topology = exchanger, list(up), topology
+        self.efficiency, self.overhead_s, self.inner = efficiency, overhead_s, inner
+        self.groups: Groups = exchanger.groups(topology)
+        if len(self.up) != len(self.groups):
+            raise ValueError(
+                f"{_name(exchanger)} has {len(self.groups)} levels on this network, and there are "
+                f"codecs for {len(self.up)}"
+            )
+        self.parties = sum(map(len, self.groups[-1]))
+        self.down = list(self.up[:-1] if down is None else down)
+        self.model_down = [load_codec(DENSE)] * len(self.up) if model_down is None else model_down
+        check_pair(exchanger, self.up[-1])
+        self.passes = self.up[-1].combine == "sum" and all(c == self.up[-1] for c in self.up)
+        """Whether payloads add all the way, in one codec."""
+        if not self.passes and not all(codec.one_shot for codec in self.up[:-1]):
+            raise ValueError(f"{self.up[0].name} needs several rounds: outermost level only")
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        return transfers(self.exchange, self.topology, self.efficiency)
+
+    @property
+    def plan(self) -> Plan:
+        return self.transfers.plan
+
+    @cached_property
+    def servers(self) -> int:
+        """Nodes that answer with a part of the aggregate; 0 where everybody gets all payloads."""
+        plan, last = self.plan, f"pull/{len(self.up) - 1}"
+        slots = [number for number, slot in enumerate(plan.slots) if slot == last]
+        return len(np.unique(plan.src[np.isin(plan.slot, slots) & (plan.src != plan.dst)]))
+
+    # Bytes ---------------------------------------------------------------------------------------
+
+    def sizes(self, shape: Sequence[int]) -> list[Sizes]:
+        """Bytes by slot of the message for a tensor, a mapping a round of communication."""
+        outer, last = self.up[-1], f"pull/{len(self.up) - 1}"
+        rounds = [
+            dict.fromkeys(self.plan.slots, float(sent)) | {last: float(answered)}
+            for sent, answered in zip(
+                outer.payload_bytes(shape), outer.answer_bytes(shape, self.parties), strict=True
+            )
+        ]
+        for level, down in enumerate(() if self.passes else self.down):
+            for sizes in rounds:
+                sizes[f"push/{level}"] = sizes[f"pull/{level}"] = 0.0
+            rounds[0][f"push/{level}"] = float(sum(self.up[level].payload_bytes(shape)))
+            rounds[-1][f"pull/{level}"] = float(sum(down.payload_bytes(shape)))
+        return rounds
+
+    def model_sizes(self, shape: Sequence[int]) -> Sizes:
+        """Bytes by slot of what is pushed to a server that keeps the model, and of the model."""
+        return {
+            f"{way}/{level}": float(sum(codec.payload_bytes(shape)))
+            for way, codecs in (("push", self.up), ("pull", self.model_down))
+            for level, codec in enumerate(codecs)
+        }
+
+    # Coding --------------------------------------------------------------------------------------
+
+    def gradient(self, groups: Groups | None = None) -> list[Step]:
+        """Who codes one message of gradients, from the first worker to the last.
+
+        ``groups``: who meets, if not everybody.
+        """
+        groups = groups or self.groups
+        outer, parties = self.up[-1], sum(map(len, groups[-1]))
+        merged = outer.combine == "merge" and self.servers
+        steps = list(self._push(groups))
+        if merged:
+            steps.append(Step("centre", "decode", outer, parties, 1 / self.servers))
+        receiver = "worker" if self.passes or len(self.up) == 1 else "site"
+        alone = parties if outer.combine != "sum" and not merged else 1
+        steps.append(Step(receiver, "decode", outer, alone))
+        return steps if self.passes else [*steps, *self._pull(self.down)]
+
+    def model(self, groups: Groups | None = None) -> tuple[list[Step], list[Step]]:
+        """Who codes a message to a server that keeps the model, and who the model's way back."""
+        groups = groups or self.groups
+        parties = sum(map(len, groups[-1])) if self.up[-1].combine != "sum" else 1
+        decoded = Step("centre", "decode", self.up[-1], parties)
+        return [*self._push(groups), decoded], list(self._pull(self.model_down))
+
+    def _push(self, groups: Groups) -> Iterator[Step]:
+        yield Step("worker", "encode", self.up[0])
+        if self.passes:
+            return
+        for level, (codec, above) in enumerate(zip(self.up, self.up[1:], strict=False)):
+            sent = 1 if codec.combine == "sum" else max(map(len, groups[level]))
+            yield Step("site", "decode", codec, sent)
+            yield Step("site", "encode", above)
+
+    def _pull(self, codecs: Sequence[Compressor]) -> Iterator[Step]:
+        """An answer on its way from the server of the last of these levels down to the workers."""
+        for level in reversed(range(len(codecs))):
+            yield Step("centre" if level == len(self.up) - 1 else "site", "encode", codecs[level])
+            yield Step("site" if level else "worker", "decode", codecs[level])
+
+    def guessed(self, device: Device) -> bool:
+        """Whether some price of coding follows from work alone, neither printed nor measured."""
+        every = [*self.gradient(), *self.model()[1]]
+        return any(device.guesses(step.codec) for step in every)
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def communicate_s(self, sizes: Sizes) -> float:
+        """Seconds of one round of communication on a network that is otherwise idle."""
+        return self.transfers.seconds(sizes) + self.overhead_s if any(sizes.values()) else 0.0
+
+    def costs(self, device: Device, layers: Layers, compute_s: float) -> Costs:
+        """What computing, coding and sending cost a worker whose iteration takes ``compute_s``.
+
+        All of encoding comes before the first round of communication, also what codecs with several
+        rounds do between them. A worker alone neither codes nor sends.
+        """
+        backward_s = [tensor.backward * compute_s for tensor in layers.tensors]
+        forward_s = max(compute_s - sum(backward_s), 0.0)
+        inside = _inside(self.inner)
+        if len(self.topology.workers) == 1:
+            return Costs(backward_s, _nothing, inside, _nothing, forward_s)
+        encoded, *on_the_way, decoded = self.gradient()
+
+        def communicate(values: int) -> float:
+            sent = sum(map(self.communicate_s, self.sizes(layers.shape(values))))
+            return inside(values) + sent + coding_s(device, on_the_way, [values])
+
+        return Costs(
+            backward_s,
+            encode=lambda values: encoded.seconds(device, values),
+            communicate=communicate,
+            decode=lambda values: decoded.seconds(device, values),
+            forward_s=forward_s,
+        )
+
+
+def coding_s(device: Device, steps: Iterable[Step], values: Iterable[float]) -> float:
+    """Seconds of coding messages of so many values each, one after the other."""
+    steps = list(steps)
+    return sum(step.seconds(device, count) for count in values for step in steps)
+
+
+def exchange_s(plan: Plan, topology: Topology, rounds: Sequence, efficiency: float) -> float:
+    """Seconds of rounds of communication on an idle network, of sizes by slot or also by sender."""
+    return sum(
+        simulate(plan, topology, complete(plan, sizes), efficiency=efficiency).completion_s
+        for sizes in rounds
+    )
+
+
+class _Simulated:
+    """How long a plan takes on an idle network, for proportions of its slots' sizes.
+
+    The whole plan is simulated with its own dependencies, so whoever has what it needs goes on
+    while others still wait.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, efficiency: float) -> None:
+        self.plan, self.topology, self.efficiency = plan, topology, efficiency
+        moving = np.unique(plan.slot[plan.src != plan.dst])
+        self.slots = [plan.slots[slot] for slot in moving]
+        self.name = _digest(plan, topology, efficiency, _simulator())
+        self._at, self._straight = cache(self._simulate), cache(self._is_straight)
+
+    def seconds(self, shares: tuple[float, ...], nbytes: float) -> float:
+        """Of messages of ``shares`` of so many bytes each, slot by slot."""
+        power = math.floor(math.log(nbytes, STEP)) if nbytes >= 1 else -1
+        low, high = (STEP**power if nbytes >= 1 else 0.0), STEP ** (power + 1)
+        while not self._straight(shares, low, high):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if nbytes < middle else (middle, high)
+        return self._line(shares, low, high, nbytes)
+
+    def _is_straight(self, shares: tuple[float, ...], low: float, high: float) -> bool:
+        middle = math.sqrt(low * high)
+        found, guess = self._at(shares, middle), self._line(shares, low, high, middle)
+        return low == 0 or math.isclose(found, guess, rel_tol=BENT)
+
+    def _line(self, shares: tuple[float, ...], low: float, high: float, nbytes: float) -> float:
+        begin, end = self._at(shares, low), self._at(shares, high)
+        return begin + (end - begin) * (nbytes - low) / (high - low)
+
+    def _simulate(self, shares: tuple[float, ...], nbytes: float) -> float:
+        sizes = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}
+        return cached(
+            f"{self.name} {shares} {nbytes!r}",
+            lambda: exchange_s(self.plan, self.topology, [sizes], self.efficiency),
+        )
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """How long one plan takes on one network that is otherwise idle.
+
+    ``scale``: as many times the bytes take as long where the plan was ``simulated``.
+    """
+
+    simulated: _Simulated
+    scale: float
+
+    @property
+    def plan(self) -> Plan:
+        return self.simulated.plan
+
+    def seconds(self, sizes: Sizes) -> float:
+        """Of messages of these bytes by slot.
+
+        Interpolated along messages whose slots have the same proportions, to four digits.
+        """
+        used = [sizes[slot] for slot in self.simulated.slots]
+        most = max(used, default=0.0)
+        shares = tuple(float(f"{nbytes / (most or 1):.4g}") for nbytes in used)
+        return self.simulated.seconds(shares, self.scale * most)
+
+
+_known: dict[str, _Simulated] = {}
+
+
+def transfers(exchanger: Exchange, topology: Topology, efficiency: float = 1.0) -> Transfers:
+    """Of all workers. Networks that differ in how fast all of their links are share simulations."""
+    finite = topology.link_rate[np.isfinite(topology.link_rate)]
+    rate = finite.max(initial=0.0) or RATE
+    alike = replace(topology, link_rate=topology.link_rate / rate * RATE, name="")
+    name = _digest(type(exchanger).__module__, repr(exchanger), alike, efficiency)
+    if name not in _known:
+        _known[name] = _Simulated(exchanger(alike), alike, efficiency)
+    return Transfers(_known[name], RATE / rate)
+
+
+def _digest(*values: object) -> str:
+    return hashlib.blake2b(pickle.dumps(values), digest_size=16).hexdigest()
+
+
+@cache
+def _simulator() -> str:
+    """What a simulated number depends on besides the plan and the network."""
+    return sources(*sorted(Path(network.__file__).parent.glob("*.py")))
+
+
+def _nothing(values: int) -> float:
+    return 0.0
+
+
+def _inside(inner: Topology | None) -> Callable[[int], float]:
+    """Seconds to add up and to hand back so many float32 values inside of a server."""
+    if inner is None or len(inner.workers) == 1:
+        return _nothing
+    ring = transfers(exchange.load("ring", overlap=False), inner)
+    return lambda values: ring.seconds(dict.fromkeys(ring.plan.slots, 4.0 * values))
+
+
+def _name(exchanger: Exchange) -> str:
+    return type(exchanger).__module__.rpartition(".")[2]

@@ -1,0 +1,372 @@
+"""What DDS's experiments must show, on tiny settings; real processes are tests/live's affair."""
+
+import math
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from testbed import results
+from testbed.live import data_parallel
+from testbed.live.dds.federated import Data, simulate
+from testbed.live.dds.segments import load_secret
+from testbed.live.one_process import simulated
+from testbed.training import datasets, models
+from testbed.training.datasets import Dataset
+from testbed.training.recipe import Part
+from workflow import documents
+from workflow.documents.dds import data_parallel as ddp_experiments
+from workflow.documents.dds import federated as federated_experiments
+from workflow.experiment import Bench
+from workflow.run import rows
+from workflow.settings import load
+
+MODEL = {"name": "mlp", "hidden": 4}
+VALUES = models.count(models.gradient_shapes(models.make("mlp", hidden=4)))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load({"scale": "smoke"}, names=False).recipes["dds"]
+
+
+@pytest.fixture(autouse=True)
+def images(monkeypatch):
+    """Noise, of which each class has a shade of its own."""
+    random = torch.Generator().manual_seed(1)
+    labels = torch.arange(200) % 10
+    shades = torch.randint(0, 60, (200, 1, 28, 28), generator=random) + 18 * labels.view(
+        -1, 1, 1, 1
+    )
+    pictures = shades.to(torch.uint8)
+    data = Dataset(
+        name="noise",
+        train_x=pictures[:160],
+        train_y=labels[:160],
+        test_x=pictures[160:],
+        test_y=labels[160:],
+        n_classes=10,
+        shape=(1, 28, 28),
+        mean=torch.tensor([0.5]),
+        std=torch.tensor([0.3]),
+    )
+    monkeypatch.setattr(Data, "load", lambda self: data)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **limits: data)
+    return data
+
+
+def run(recipe, experiment, part="", **changed):
+    """Rows of a job; ``changed`` are values of its sections."""
+    sections = documents.load("dds").experiments[experiment].sections
+    told = {key: getattr(recipe, key).model_dump(mode="json") for key in sections}
+    for key in told.keys() & {"federated", "ddp"}:
+        told[key]["model"] = MODEL
+    settings = {key: section | changed.pop(key, {}) for key, section in told.items()}
+    assert not changed
+    params = dict(wing="dds", experiment=experiment, scale="smoke", part=part)
+    params["settings"] = settings | dict(threads=recipe.threads)
+    made = rows(params, [], lambda message: None)
+    return results.coordinates(results.frame(made))
+
+
+def value(table, metric, **fields):
+    chosen = table[table["metric"] == metric]
+    for name, wanted in fields.items():
+        chosen = chosen[chosen[name] == wanted]
+    (found,) = chosen["value"]
+    return found
+
+
+def test_data_parallel_runs_are_the_documents():
+    recipe = load({"scale": "desk"}, names=False).recipes["dds"]
+    bench, ddp = Bench("dds", "ddp_seeds", recipe, "desk"), recipe.ddp
+    runs = {label: ddp_experiments._recipe(bench, ddp, label, 1) for label in ddp.methods}
+    # Live runs go on to the last step, simulated ones to that whose accuracy the document gives.
+    assert ddp.steps == 2810 and {run.rounds for run in runs.values()} == {2700}
+    # What is repeated of DGC goes past an epoch, at whose end its ratio changes.
+    checked = {label: ddp.checked(label) for label in runs}
+    assert checked["DGC"] == checked["DGC momentum"] == 301 and checked["fp32"] == 20
+    dgc = runs["DGC"].levels[0].up.parameters
+    assert (dgc["ratio"], dgc["warmup"], dgc["steps_per_epoch"]) == (0.001, 3, 281)
+    momenta = {
+        label: (run.momentum, run.levels[0].up.parameters.get("momentum"))
+        for label, run in runs.items()
+    }
+    assert momenta["DGC"] == (0.9, 0.0) and momenta["DGC momentum"] == (0.0, 0.9)
+    assert momenta["baseline"] == (0.9, None)
+    # One process sees as many samples a step as two.
+    alone, two = runs["centralised"], runs["fp32"]
+    assert sum(alone.workers) * alone.batch == sum(two.workers) * two.batch == 256
+
+
+def test_bytes_are_those_of_the_formulas(recipe):
+    """And with its own model, the document's to the byte (formulas of its code and its logs)."""
+    n, k = VALUES, VALUES // 10
+    known = {
+        "fp32_dense": 4 * n,
+        "int8_dense": 20 + n + 4 * math.ceil(n / 1024),
+        "fp32_sparse": 12 + 8 * k,
+        "int8_sparse": 20 + 5 * k + 4 * math.ceil(k / 1024),
+        "int8_dense C=8192": 20 + n + 4 * math.ceil(n / 8192),
+    }
+    table = run(recipe, "federated_bytes")
+    assert set(table["experiment"]) == {"federated_bytes"} and set(table["evidence"]) == {
+        "computed"
+    }
+    for label, nbytes in known.items():
+        assert value(table, "uplink_bytes", mode=label) == nbytes
+        assert value(table, "downlink_bytes", mode=label) == 4 * n
+        assert value(table, "uplink_mib", mode=label) == pytest.approx(nbytes / 2**20)
+        ratio = value(table, "up_and_down_ratio", mode=label)
+        assert ratio == pytest.approx((nbytes + 4 * n) / (8 * n))
+        sizes = [value(table, m, mode=label) for m in ("uplink_bytes", "frame_bytes", "link_bytes")]
+        assert sizes == sorted(set(sizes))
+    printed = dict(fp32_dense=4_799_528, int8_dense=1_204_590, fp32_sparse=959_916)
+    printed |= {"int8_sparse": 600_432, "int8_dense C=8192": 1_200_490}
+    table = run(recipe, "federated_bytes", federated=dict(model={"name": "mnist_cnn"}, batch=2))
+    for label, nbytes in printed.items():
+        assert value(table, "uplink_bytes", mode=label) == nbytes
+
+
+@pytest.fixture
+def as_live(monkeypatch):
+    """Stands in for real processes: the same rounds, with times that are known."""
+    told, alone = [], threading.Lock()
+
+    def live(settings, timeout_s):
+        assert settings.timeout_s < timeout_s < 2 * settings.timeout_s
+        told.append(settings)
+        with alone:  # models are drawn from a generator that all threads share
+            done, weights = simulate(settings)
+        timed = []
+        for one in done:
+            sent = {
+                client: replace(its, train_s=2.0, communication_s=client + one.number)
+                for client, its in one.sent.items()
+            }
+            timed.append(replace(one, round_s=3.0 * one.number, sent=sent))
+        return timed, weights
+
+    monkeypatch.setattr(federated_experiments, "_live", live)
+    return told
+
+
+def test_live_runs_of_the_modes(recipe, as_live):
+    """Rounds 1 and 2 take 3 s and 6 s; client c is on its way for c + 1 and c + 2 s."""
+    table = run(recipe, "federated")
+    live = table[table["experiment"] == "federated"]
+    variants = recipe.federated.variants
+    assert set(live["mode"]) == {*recipe.federated.live, *variants}
+    assert len({settings.run for settings in as_live}) == len(as_live)
+    # And one mode with feedback, for its check alone.
+    assert len(as_live) == len(recipe.federated.live) + len(variants) + 1
+    for label in recipe.federated.live:
+        for client in (0, 1):
+            seconds = value(live, "communication_time", mode=label, client=client)
+            assert seconds == client + 1.5
+        assert value(live, "round_time", mode=label) == 4.5
+        assert value(live, "round_time_sd", mode=label) == pytest.approx(3 / math.sqrt(2))
+        assert value(live, "train_time", mode=label) == 2.0
+        curve = live[(live["mode"] == label) & (live["metric"] == "test_accuracy")]
+        assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == [3.0, 9.0]
+        assert value(table, "live_difference", mode=label, experiment="federated_seeds") == 0
+    of = {(one.codec.name, one.sends, one.first_baseline) for one in (s.task for s in as_live[:-1])}
+    dense = {(codec, "weights", "model") for codec in ("identity", "int8_blocks")}
+    assert of == dense | {(codec, "delta", "zero") for codec in ("sparse_fp32", "sparse_int8")}
+    # With the text's chunk: sent for its bytes alone.
+    for label, nbytes in {
+        "int8_dense C=8192": 20 + VALUES + 4 * math.ceil(VALUES / 8192),
+        "int8_sparse C=8192": 20 + 5 * (VALUES // 10) + 4,
+    }.items():
+        assert value(live, "uplink_bytes", mode=label) == nbytes
+        assert set(live[live["mode"] == label]["metric"]) == set(
+            federated_experiments.SIZES.values()
+        )
+        assert value(table, "live_difference", mode=label) == 0
+    # Only what was sent is measured; what is put around it is counted.
+    sizes = live[live["metric"].isin(["uplink_bytes", "frame_bytes", "link_bytes"])]
+    evidence = sizes.groupby("metric")["evidence"].unique().map(list).to_dict()
+    computed = dict.fromkeys(["frame_bytes", "link_bytes"], ["computed"])
+    assert evidence == computed | {"uplink_bytes": ["measured"]}
+
+
+def test_live_runs_share_a_fresh_secret(recipe, monkeypatch):
+    found = []
+
+    def run_live(settings, timeout_s):
+        found.append(load_secret(settings.secret_file))
+        return simulate(settings)
+
+    monkeypatch.setattr(federated_experiments, "run_live", run_live)
+    settings = federated_experiments._settings(
+        Bench("dds", "federated", recipe, "smoke"),
+        recipe.federated,
+        recipe.federated.modes["fp32_dense"],
+        1,
+        model=Part(**MODEL),
+        rounds=1,
+    )
+    for _ in range(2):
+        federated_experiments._live(settings, 1.0)
+    assert len(set(found)) == 2 and min(map(len, found)) >= 32
+
+
+def test_error_feedback_and_its_control_differ_in_the_feedback_alone(recipe):
+    bench, chosen = Bench("dds", "federated_seeds", recipe, "smoke"), recipe.federated
+    for mode in ("fp32_sparse", "int8_sparse"):
+        control, with_ef = (
+            federated_experiments._settings(bench, chosen, chosen.modes[label], 1).task
+            for label in (f"{mode} from model", f"{mode} EF")
+        )
+        assert with_ef.codec.parameters == control.codec.parameters | {"error_feedback": True}
+        assert with_ef.first_baseline == control.first_baseline == "model"
+        assert with_ef.model_copy(update={"codec": control.codec}) == control
+
+
+def test_other_rounds_than_those_of_the_run_are_run_once_more(recipe, as_live):
+    run(recipe, "federated", federated=dict(checked_rounds=1))
+    modes = len(recipe.federated.live)
+    again = modes + len(recipe.federated.variants) + 1
+    assert [settings.rounds for settings in as_live] == [2] * modes + [1] * again
+
+
+def test_the_seeds_model_is_checked_with_error_feedback(recipe, as_live):
+    live = dict(model={"name": "lenet5"}, checked_rounds=1)
+    table = run(recipe, "federated", federated=live, federated_seeds=dict(model=MODEL))
+    checks = table[table["metric"] == "live_difference"].set_index("mode")
+    assert (checks["value"] == 0).all() and set(checks["round"]) == {1}
+    models = dict.fromkeys([*recipe.federated.live, *recipe.federated.variants], "lenet5")
+    assert checks["model"].to_dict() == models | {"int8_sparse EF": "mlp"}
+    [live] = [settings for settings in as_live if settings.task.model.name == "mlp"]
+    assert live.task.codec.parameters["error_feedback"]
+    assert (live.rounds, live.subset) == (1, recipe.federated.checked_subset)
+
+
+def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeypatch):
+    honest = federated_experiments._live
+
+    def off(*given):
+        done, weights = honest(*given)
+        return done, weights + 1e-6
+
+    monkeypatch.setattr(federated_experiments, "_live", off)
+    with pytest.raises(
+        RuntimeError, match="fp32_dense: real processes and one process are .* apart"
+    ):
+        run(recipe, "federated")
+
+
+def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
+    live = run(recipe, "federated")
+    again, other = (run(recipe, "federated_seeds", part) for part in ("1", "2"))
+    for label in recipe.federated_seeds.modes:
+        curves = [
+            t[(t["mode"] == label) & (t["metric"] == "test_accuracy")]["value"].tolist()
+            for t in (live, again, other)
+        ]
+        assert curves[0] == curves[1] != curves[2]
+    assert set(again["evidence"]) == {"simulated"} and set(other["seed"]) == {2}
+
+
+def test_the_documents_accuracy_is_judged_by_seeds_that_train_as_the_live_run(recipe, as_live):
+    """By one kind of run a mode: further seeds where there are any, else the live run itself."""
+
+    def judged(experiment, part="", **changed):
+        table = run(recipe, experiment, part, federated_seeds=changed)
+        chosen = table[table["metric"] == "judged_accuracy"]
+        assert set(chosen["experiment"]) <= {"federated"}
+        return list(zip(chosen["mode"], chosen["evidence"], strict=True))
+
+    both, live = recipe.federated_seeds.modes, recipe.federated.live
+    measured = [(label, "measured") for label in live]
+    assert judged("federated") == [one for one in measured if one[0] not in both]
+    assert judged("federated_seeds", "2") == [
+        (label, "simulated") for label in both if label in live
+    ]
+    other = dict(model={"name": "mlp", "hidden": 3})
+    assert (
+        judged("federated", **other) == measured and judged("federated_seeds", "2", **other) == []
+    )
+
+
+def test_unlike_clients(recipe, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        federated_experiments, "simulate", lambda s: seen.append(s.task.split) or simulate(s)
+    )
+    table = run(recipe, "non_iid", "1")
+    assert [split.name for split in seen] == ["by_label", "dirichlet"]
+    assert seen[1].parameters == {"alpha": 0.1}
+    final = table[table["metric"] == "final_accuracy"]
+    assert final["split"].tolist() == ["by label", "dirichlet 0.1"]
+
+
+def test_data_parallel_methods(recipe, images, monkeypatch):
+    """Ranks in place of processes: parameters are the learner's, payloads and times known."""
+    asked, keys = [], []
+
+    def measure_all(runs, dataset, secret):
+        keys.append(secret)
+        assert len({sum(one.recipe.workers) for one in runs}) == 1
+        asked.extend(runs)
+        return [known_run(one, dataset) for one in runs]
+
+    monkeypatch.setattr(ddp_experiments.over_dds, "measure_all", measure_all)
+    small = dict(batch=4, images=16, epochs=2, evaluate_every=2, checked_steps=2, simulated=[])
+    small |= dict(judged_steps=6)
+    dgc = {"name": "dgc", "ratio": 0.1, "warmup": 1, "lower_bound": 0}
+    methods = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc})
+    small |= dict(methods=methods | {"alone": {"codec": {"name": "identity"}, "alone": True}})
+    table = run(recipe, "ddp", ddp=small)
+    # No run that counts is the first on its processes. What is repeated of DGC is an epoch more.
+    assert [one.steps for one in asked] == [2, 8, 6, 8, 2, 8] and all(one.ordered for one in asked)
+    assert len(set(keys)) == 2 and all(len(key) >= 16 for key in keys)
+    main = table[table["experiment"] == "ddp"]
+    # Step s sends 10 (s + 1) bytes: 8 steps on the mean 45, after 4 of warm-up 65.
+    assert value(main, "bytes_per_step", method="baseline") == 45
+    assert value(main, "bytes_per_step", method="DGC") == 65
+    assert value(main, "bytes_per_step_with_warm_up", method="DGC") == 45
+    assert value(main, "bytes_counted_as_printed", method="DGC") == 3 * 65
+    assert value(main, "bytes_per_step", method="alone") == 0
+    assert value(main, "max_wait", method="DGC") == 7
+    assert value(main, "mean_wait", method="DGC") == 3.5
+    assert value(main, "received_bytes", method="DGC") == 65 + 1
+    assert value(main, "final_accuracy", method="DGC") == 90
+    assert value(main, "judged_accuracy", method="DGC") == 85
+    for label in methods:
+        assert value(table, "live_difference", method=label) == 0
+        # What is not simulated is one more seed.
+        assert value(table, "final_accuracy", method=label, experiment="ddp_seeds") == 85
+
+
+def known_run(live, dataset):
+    """A run of 2 ranks or 1 whose step s waits s seconds and sends 10 (s + 1) bytes."""
+    recipe = live.recipe
+    groups = data_parallel.group(recipe, dataset)
+    ranks, steps = sum(recipe.workers), np.arange(float(live.steps))
+    each = np.tile(steps, (ranks, 1))
+    nbytes = 10 * (each + 1).astype(np.int64)
+    # Of whole runs nobody asks for the parameters.
+    short = not live.evaluate
+    parameters = dict(enumerate(simulated(recipe, groups, short * live.steps, dataset)))
+    known = dict(parameters=parameters, payload_bytes=nbytes[..., None], frame_bytes=nbytes + 1)
+    known |= dict(received_bytes=(ranks - 1) * (nbytes + 1))
+    known |= dict(groups=groups, tests=[(4, 1.0, 80.0), (6, 1.5, 85.0), (8, 2.0, 90.0)])
+    return data_parallel.Run(
+        **known, **dict.fromkeys(data_parallel.TIMES, each),
+        launched_early=0.0, finished_early=0.0,
+    )  # fmt: skip
+
+
+def test_transport_is_held_against_raw_writes(recipe, monkeypatch):
+    took = {"raw dds": [1.0, 9.0, 2.0], "dds": [4.0, 5.0, 0.1], "gloo": [8.0, 8.0, 8.0]}
+    monkeypatch.setattr(ddp_experiments.throughput, "measure", lambda ranks, nbytes, rounds: took)
+    table = run(recipe, "transport")
+    fields = dict(nbytes=2**20, workers=2)
+    assert value(table, "time", way="dds", **fields) == 4.0
+    assert value(table, "share_of_raw", way="dds", **fields) == 0.5
+    assert value(table, "share_of_raw", way="gloo", **fields) == 0.25
+    rate = value(table, "throughput", way="gloo", **fields)
+    assert rate == pytest.approx(2 * 2**20 / 8 / 1e9)

@@ -1,0 +1,360 @@
+"""What LPSP's experiments without training must show, on small settings, against closed forms."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from methods import exchange, synchronization
+from testbed import results
+from testbed.network import Network, star
+from testbed.training import stragglers
+from testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
+from testbed.training.virtual_time import happenings as engine
+from workflow import documents
+from workflow.documents.lpsp import experiments
+from workflow.experiment import Bench
+from workflow.jobs import Jobs
+from workflow.settings import SettingsError, load
+
+DRAWS, ITERATIONS, WORKERS = 3, 30, 8
+VARIANTS = {"fixed", "jitter", "varying", "trace", "no communication", "constant", "slow server"}
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load({"scale": "smoke"}, names=False).recipes["lpsp"]
+
+
+def small(recipe, **waiting):
+    """The recipe with short runs of few workers, and few ablations."""
+    data = recipe.model_dump(mode="json")
+    data["waiting"] |= dict(workers=[WORKERS], draws=DRAWS, iterations=ITERATIONS) | waiting
+    data["gantt"] = dict(workers=WORKERS, iterations=6)
+    data["cifar10"]["ablated_workers"] = WORKERS
+    lpsp = data["methods"]["LPSP"]
+    data["ablations"] = {"s": {"s=10": lpsp | {"s": 10.0}}}
+    data["ablations"]["reading"] = {"soon": lpsp | {"decision": "arrival"}}
+    return documents.load("lpsp").schema(**data)
+
+
+def run(recipe, name, **given):
+    one = documents.load("lpsp").experiments[name]
+    given |= {key: getattr(recipe, key) for key in one.sections}
+    rows = one(Bench("lpsp", name, recipe, "smoke", lambda text: None), **given)
+    return results.coordinates(results.frame(rows))
+
+
+@pytest.fixture(scope="module")
+def waiting(recipe):
+    return run(small(recipe), "waiting", part=str(WORKERS))
+
+
+def value(table, metric, **fields):
+    chosen = table[table["metric"] == metric]
+    for name, wanted in fields.items():
+        chosen = chosen[chosen[name] == wanted]
+    (found,) = chosen["value"]
+    return found
+
+
+def test_the_worked_example(recipe):
+    """LPSP, section 1 and Figure 1; Algorithm 1 itself decides later than is drawn."""
+    table = run(recipe, "example")
+    local = [value(table, "local_time", method="BSP", worker=w) for w in (1, 2, 3, 4)]
+    assert local == pytest.approx([5.4, 10.8, 7.5, 4.5])
+
+    def numbers(method, metric, count=3):
+        meetings = range(1, count + 1)
+        return [value(table, metric, method=method, meeting=number) for number in meetings]
+
+    assert numbers("BSP", "sync_point", 1) == pytest.approx([10.8])
+    assert value(table, "total_wait", method="BSP") == pytest.approx(15)
+    assert numbers("drawn", "sync_point") == pytest.approx([3.6, 5, 8])
+    assert numbers("drawn", "sync_wait") == pytest.approx([0, 0.5, 0.6])
+    assert numbers("drawn", "members") == [2, 2, 3]
+    assert value(table, "total_wait", method="drawn") == pytest.approx(1.1)
+    for method in ("BSP", "drawn"):
+        assert value(table, "iterations", method=method) == 12
+        assert value(table, "total_delay", method=method) == pytest.approx(
+            value(table, "total_wait", method=method)
+        )
+    assert numbers("Algorithm 1", "decided", 2) == pytest.approx([4.5, 8.6])
+    assert numbers("Algorithm 1", "delay", 2) == pytest.approx([1.8, 7.7])
+    assert numbers("on arrival", "decided", 2) == pytest.approx([3.6, 5])
+    first = dict(method="BSP", worker=1)
+    assert value(table, "end", activity="compute", number=3, **first) == pytest.approx(5.4)
+    assert value(table, "end", activity="wait", number=1, **first) == pytest.approx(10.8)
+
+
+def test_a_drawn_meeting_has_workers_that_there_are(recipe):
+    with pytest.raises(ValueError, match=r"drawn\.1: there is no worker 4"):
+        experiments.Example(**recipe.example.model_dump() | {"drawn": [{0: 1}, {4: 2}]})
+
+
+def test_every_policy_under_every_circumstance(recipe, waiting):
+    table = waiting[waiting["experiment"] == "waiting"]
+    methods = [*recipe.methods, "s=10", "soon"]
+    assert set(table["method"]) == set(methods) and set(table["workers"]) == {WORKERS}
+    assert set(table["seed"]) == set(range(1, DRAWS + 1))
+    counts = table.groupby(["method", "variant", "metric"]).size()
+    assert set(counts) == {DRAWS}
+    assert len(counts) == len(methods) * len(VARIANTS) * 10
+    assert set(table["variant"]) == VARIANTS
+    seconds = table.loc[table["variant"] == "constant", "seconds"]
+    assert set(seconds) == {recipe.waiting.constant}
+
+
+def test_bsp_waits_for_the_slowest(waiting, recipe):
+    """Without communication the share of waiting is 1 - mean(t) / max(t), and at each meeting a
+    worker waits for H (max(t) - t)."""
+    local = recipe.methods["BSP"].parameters["local_iterations"]
+    free = dict(method="BSP", variant="no communication")
+    for draw in range(1, DRAWS + 1):
+        t = times(recipe, WORKERS, draw)
+        share = value(waiting, "waiting_share", seed=draw, **free)
+        assert share == pytest.approx(100 * (1 - t.mean() / t.max()))
+        delay = local * (t.max() - t.mean())
+        assert value(waiting, "delay", seed=draw, **free) == pytest.approx(delay)
+        assert value(waiting, "iterations_per_s", seed=draw, **free) == pytest.approx(
+            WORKERS / t.max()
+        )
+        for metric, known in {"over_bsp": 1, "staleness": 0, "local_iterations": local}.items():
+            assert value(waiting, metric, seed=draw, **free) == pytest.approx(known)
+
+
+def test_asp_has_all_there_is_to_gain_and_ssp_nearly_nothing(recipe):
+    """Within the iteration a worker that the window of the count may cut off at either end."""
+    changed = small(recipe, iterations=90).model_dump(mode="json")
+    changed["methods"] = {label: changed["methods"][label] for label in ("BSP", "ASP", "SSP")}
+    table = run(documents.load("lpsp").schema(**changed), "waiting", part="4")
+    assert set(table["workers"]) == {4}
+    error = 1 / (0.7 * 90)
+    for draw in range(1, DRAWS + 1):
+        free = dict(seed=draw, variant="no communication")
+        found = value(table, "over_bsp", method="ASP", **free)
+        assert found == pytest.approx(stragglers.removable(times(recipe, 4, draw)), rel=error)
+        assert value(table, "waiting_share", method="ASP", **free) == 0
+        ssp = value(table, "over_bsp", method="SSP", **free)
+        # Everyone computes as many iterations as the slowest, but for those cut off.
+        assert ssp == pytest.approx(1, abs=3 * error)
+
+
+def test_a_late_decision_is_waited_for_and_an_early_one_is_not(waiting):
+    """To the letter, all wait for the next candidate; decided on arrival, hardly anyone does."""
+    for draw in range(1, DRAWS + 1):
+        fields = dict(variant="no communication", seed=draw)
+        letter, soon = (
+            value(waiting, "delay", method=label, **fields) for label in ("LPSP", "soon")
+        )
+        assert letter > soon
+    delay, wait = (
+        waiting[waiting["metric"] == metric]["value"].to_numpy()
+        for metric in ("delay", "sync_wait")
+    )
+    assert (delay >= wait - 1e-9).all()
+
+
+def test_traces_are_recorded_times_in_units_of_the_shortest_iteration():
+    drawn = experiments._traces(0.5, 20)(1)
+    means = sorted(np.mean(times) for times in drawn.times)
+    assert means[0] == pytest.approx(0.5) and means[-1] > 2 * means[0]
+    # 20 workers were recorded; a draw deals them out without giving one twice.
+    assert len(set(drawn.times)) == 20
+    assert drawn.times != experiments._traces(0.5, 20)(2).times
+    with pytest.raises(ValueError, match="20 recorded workers, 21 are needed"):
+        experiments._traces(0.5, 21)
+
+
+def test_shares_of_staleness_are_all_of_it(waiting):
+    table = waiting[waiting["experiment"] == "staleness"]
+    totals = table.groupby("method")["value"].sum()
+    assert np.allclose(totals, 100) and "soon" in totals
+    for barrier in ("BSP", "MLL-SGD", "s=10"):
+        assert value(table, "share", method=barrier, staleness=0) == 100
+
+
+@pytest.mark.parametrize("label", ["LPSP", "GSSP"])
+def test_rows_are_those_of_a_plain_count(recipe, waiting, label):
+    """Counted anew from the engine's happenings, by hand, on a network built here."""
+    part, network = recipe.methods[label], recipe.network
+    topology = star(WORKERS, network.rate, latency=network.latency)
+    server, nodes = exchange.load("parameter_server"), topology.workers.tolist()
+    communication = OnNetwork(
+        Network(topology, efficiency=network.efficiency),
+        lambda members, phase: server(topology, [nodes[rank] for rank in members], phase),
+        lambda sync, phase: 4 * 61706,  # LeNet-5 in float32
+    )
+    speeds = stragglers.Fixed(tuple(times(recipe, WORKERS, 1)))
+    policy = synchronization.load(part.name, **part.parameters)
+    start = None
+    version, held = 0, Counter()
+    last, since, ended = {}, Counter(), []
+    staleness, delays, brought, sizes, waited = {}, {}, {}, [], 0.0
+    for event in engine(policy, speeds, communication, groups=[0] * WORKERS):
+        match event:
+            case Computed(worker=worker, t=t):
+                ended.append(t)
+                last[worker] = t
+                since[worker] += 1
+                if len(ended) == 0.3 * ITERATIONS * WORKERS:
+                    start = t
+                if len(ended) == ITERATIONS * WORKERS:
+                    break
+            case Decided(meeting=meeting, t=t):
+                members = meeting.sync.members
+                delays[meeting.number] = [t - last[w] for w in members]
+                brought[meeting.number] = [since.pop(w, 0) for w in members]
+            case Applied(meeting=meeting):
+                members, reads = meeting.sync.members, meeting.sync.weights == (0.0,)
+                staleness[meeting.number] = [] if reads else [version - held[w] for w in members]
+                version += not reads
+                held.update({w: version - held[w] for w in members})
+            case Received(meeting=meeting, members=members, t=t):
+                last.update(dict.fromkeys(members, t))
+                if start is not None:
+                    waited += sum(delays[meeting.number])
+                    if meeting.sync.weights != (0.0,):  # else it only reads once more
+                        sizes.append((meeting.number, len(meeting.sync.members)))
+    seconds = ended[-1] - start
+    count = sum(size for _, size in sizes)
+    known = {
+        "iterations_per_s": sum(t > start for t in ended) / seconds,
+        "staleness": sum(sum(staleness[k]) for k, _ in sizes) / count,
+        "delay": waited / count,
+        "local_iterations": sum(sum(brought[k]) for k, _ in sizes) / count,
+        "meeting_size": count / len(sizes),
+        "sync_interval": seconds / len(sizes),
+    }
+    for metric, wanted in known.items():
+        found = value(waiting, metric, method=label, variant="fixed", seed=1)
+        assert found == pytest.approx(wanted), metric
+
+
+def test_too_short_a_run_says_so(recipe):
+    with pytest.raises(ValueError, match=r"waiting\.iterations: 1 of each worker are too few"):
+        run(small(recipe, iterations=1), "waiting", part=str(WORKERS))
+
+
+def test_charts_have_no_gaps(recipe):
+    chart = run(small(recipe), "gantt")
+    lanes = chart.groupby(["method", "worker"])
+    assert set(lanes.groups) == {(m, w) for m in recipe.methods for w in range(1, WORKERS + 1)}
+    end = 6 * times(recipe, WORKERS, 1).max()
+    for _, lane in lanes:
+        wide = lane.pivot(index=["activity", "number"], columns="metric", values="value")
+        for _, same in wide.groupby(level="activity"):
+            assert list(same.sort_values("begin").index.get_level_values("number")) == list(
+                range(1, len(same) + 1)
+            )
+        wide = wide.sort_values("begin")
+        assert wide["begin"].iloc[0] == 0 and wide["end"].iloc[-1] == pytest.approx(end)
+        assert np.array_equal(wide["begin"].iloc[1:], wide["end"].iloc[:-1])
+
+
+def test_what_there_is_to_gain(recipe):
+    table = run(small(recipe), "bound")
+    highest = recipe.stragglers.highest
+    draws = {"waiting": range(1, DRAWS + 1), "trained": recipe.mnist.seeds}
+    for name, seeds in draws.items():
+        found = table[table["draws"] == name]
+        assert list(found["seed"]) == list(seeds)
+        for draw, ours in zip(found["seed"], found["value"], strict=True):
+            t = times(recipe, WORKERS, draw)
+            assert ours == pytest.approx(t.max() * np.mean(1 / t))
+    quantiles = table.dropna(subset="quantile")
+    assert list(quantiles["quantile"]) == [0.05, 0.5, 0.95, 0.999, 1]
+    supremum = value(table, "removable_supremum")
+    assert quantiles["value"].is_monotonic_increasing and quantiles["value"].max() < supremum
+    assert supremum == pytest.approx(stragglers.removable([highest] + [1.0] * (WORKERS - 1)))
+    shares = table[table["metric"] == "share"]
+    assert list(shares["ratio"]) == recipe.bound.ratios
+    assert shares["value"].is_monotonic_decreasing and (shares["value"] < 5).all()
+    # The mean of max(t) mean(1/t) over ever more workers, by the midpoints of even steps.
+    t = 1 + (highest - 1) * (np.arange(10_000) + 0.5) / 10_000
+    assert value(table, "removable_limit") == pytest.approx(highest * np.mean(1 / t), rel=1e-6)
+
+
+def test_gains_of_batching_are_ratios_of_its_times(recipe):
+    changed = recipe.model_copy(
+        update=dict(
+            accelerator="cpu",
+            batching=experiments.Batching(workers=[2], batches=[3], repeats=1),
+        )
+    )
+    table = run(changed, "batching")
+    assert set(table["model"]) == {"lenet5", "cnn3"}
+    assert set(table["workers"]) == {2} and set(table["batch"]) == {3}
+    wide = table.pivot(index="model", columns="metric", values="value")
+    assert len(wide) == 2 and (wide > 0).all(axis=None)
+    assert np.allclose(wide["gain"], wide["one_by_one"] / wide["vmap"])
+
+
+def test_trained_runs_differ_in_what_their_experiments_say(recipe):
+    runs = {}
+    for name, one in documents.load("lpsp").trainings.items():
+        given = {key: getattr(recipe, key) for key in one.sections}
+        runs[name] = list(one.runs(Bench("lpsp", name, recipe, "smoke"), given).values())
+    seeds = len(recipe.mnist.seeds)
+    sizes, ablated = recipe.cifar10.workers, 5
+    assert len(runs["cifar10"]) == seeds * (len(recipe.cifar10.methods) * len(sizes) + ablated)
+    assert {run.at["method"] for run in runs["control_static"]} == {"GSSP static"}
+    averaged = {name: {run.averaged_over for run in some} for name, some in runs.items()}
+    assert averaged["mnist"] == averaged["control_static"] == {"all"}
+    assert averaged["control"] == averaged["control_rate"] == {"members"}
+    assert {run.lr for run in runs["control"]} == {recipe.mnist.lr}
+    assert {run.lr for run in runs["control_rate"]} == {recipe.control_rate.lr}
+    changed = next(run for run in runs["cifar10"] if run.at["method"] == "s=0.4")
+    own = recipe.methods["LPSP"].parameters
+    assert changed.synchronization.parameters == own | {"s": 0.4}
+
+
+def test_only_those_who_train_need_the_data(recipe):
+    jobs = Jobs(load({"scale": "smoke"}), {"lpsp": documents.load("lpsp")}).all.values()
+    data = {job.experiment.name: job.inputs["data"] for job in jobs if not job.summary}
+    mnist, cifar10 = "results/data/mnist.json", "results/data/cifar10.json"
+    trained = dict.fromkeys(["mnist", "control", "control_static", "control_rate", "ray"], [mnist])
+    assert {name: files for name, files in data.items() if files} == trained | {
+        "cifar10": [cifar10]
+    }
+
+
+def test_settings_that_do_not_fit_are_named(tmp_path):
+    text = (documents.load("lpsp").folder / "recipe.yaml").read_text()
+    for old, new, message in (
+        (
+            "dataset: cifar10",
+            "dataset: cifar100",
+            r"cifar10\.dataset: 'cifar100'; allowed: cifar10",
+        ),
+        ("ablated_workers: 12", "ablated_workers: 13", r"13 is not among cifar10\.workers"),
+        (
+            "methods: [GSSP static]",
+            "methods: [GSSP fixed]",
+            r"control_static\.methods: 'GSSP fixed'",
+        ),
+        (
+            "ablations: [p_min, s]",
+            "ablations: [p_max]",
+            r"cifar10\.ablations: 'p_max'; allowed: p_min",
+        ),
+        ("<<: *lpsp, s: 0.4", "<<: *lpsp, S: 0.4", r"s=0\.4: lpsp: unknown parameter 'S'"),
+    ):
+        assert old in text
+        (tmp_path / "recipe.yaml").write_text(text.replace(old, new))
+        with pytest.raises(SettingsError, match=message):
+            load({"scale": "paper"}, {"lpsp": tmp_path})
+
+
+def test_every_ablation_is_lpsp_with_other_values_of_its_options(recipe):
+    own = recipe.methods["LPSP"]
+    for group in recipe.ablations.values():
+        for label, part in group.items():
+            assert part.name == own.name and part.parameters != own.parameters, label
+            assert own.parameters.keys() <= part.parameters.keys(), label
+
+
+def times(recipe, workers, draw):
+    """Seconds an iteration: even draws from 1 to the highest factor, times the base."""
+    factors = np.random.default_rng(draw).uniform(1, recipe.stragglers.highest, workers)
+    return recipe.mnist.base_s * factors

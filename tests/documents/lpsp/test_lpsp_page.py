@@ -1,0 +1,213 @@
+"""What LPSP's page says of results, beside what the claims print."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from lpsp_results import RECIPE, SEEDS
+
+from reports.charts.drawing import draw
+from reports.verdicts import judge
+from testbed.results import coordinates
+from workflow import documents
+from workflow.documents.lpsp import page
+
+SHOWN = documents.load("lpsp").shown
+
+
+@pytest.fixture(scope="module")
+def judged(lpsp_claims, lpsp_desk):
+    return judge(lpsp_claims, lpsp_desk, RECIPE, "desk")
+
+
+@pytest.fixture
+def drawn(lpsp_desk, lpsp_claims):
+    return lambda name, changed=None: draw(
+        SHOWN[name], lpsp_desk if changed is None else changed, lpsp_claims
+    )
+
+
+@pytest.fixture
+def made(lpsp_desk, judged):
+    """A table of the page, from the rows of its experiments."""
+    return lambda name: SHOWN[name].make(
+        coordinates(lpsp_desk[lpsp_desk["experiment"].isin(SHOWN[name].experiments)]), judged
+    )
+
+
+def of(rows, experiment, metric, **where) -> pd.DataFrame:
+    """Rows by their coordinates."""
+    found = coordinates(rows[(rows["experiment"] == experiment) & (rows["metric"] == metric)])
+    for name, value in where.items():
+        found = found[found[name] == value]
+    return found
+
+
+def upright(ax, style: str = "--") -> list[float]:
+    """Where vertical lines stand: solid ones, or dashed and dotted ones."""
+    lines = [line for line in ax.lines if line.get_linestyle() == style]
+    return sorted(x[0] for x in (line.get_xdata() for line in lines) if len(x) and x[0] == x[-1])
+
+
+def lanes(ax) -> list[str]:
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def numbers(column: pd.Series) -> list[float]:
+    """The means of cells such as "98.9 [98.7, 99.1]"."""
+    return [float(text.split()[0]) for text in column]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_all_results_fill_the_page(name, drawn, made):
+    if SHOWN[name].kind == "figure":
+        assert all(ax.has_data() or not ax.get_visible() for ax in drawn(name).axes)
+    else:
+        table = made(name)
+        assert len(table) and not table.isna().all().any() and not table.duplicated().any()
+
+
+def test_ratios_that_are_counted_are_those_that_the_claims_print(lpsp_claims):
+    printed = {
+        float(part.printed)
+        for claim in lpsp_claims
+        if claim.kind in ("ordering", "derived")
+        for part in claim.statements()
+        if "the slowest to LPSP" in part.label
+    }
+    assert sorted(printed) == RECIPE["bound"]["ratios"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "experiment", "ratios"),
+    [("figure3", "mnist", {12: 2.17, 16: 2.26}), ("figure5", "cifar10", {12: 1.87})],
+)
+def test_printed_speed_ups_count_from_our_time(figure, experiment, ratios, lpsp_desk, drawn):
+    axes = dict(zip(ratios, drawn(figure).axes, strict=True))
+    for workers, ratio in ratios.items():
+        times = of(lpsp_desk, experiment, "time_to_target", method="LPSP", workers=workers)
+        assert upright(axes[workers]) == [pytest.approx(ratio * times["value"].mean())]
+
+
+def test_without_our_time_nothing_counts_from_it(lpsp_desk, drawn):
+    late = lpsp_desk.copy()
+    index = of(lpsp_desk, "mnist", "time_to_target", method="LPSP", workers=12, seed=1).index
+    late.loc[index, ["status", "reason", "value"]] = ["late", "never reached", np.nan]
+    twelve, sixteen = drawn("figure3", late).axes
+    assert not upright(twelve) and upright(sixteen)
+
+
+def test_the_worked_example_stands_beside_its_printed_points(drawn):
+    axes = drawn("example").axes
+    assert [ax.get_title("left") for ax in axes] == list(page.SCHEDULES.values())
+    assert [upright(ax) for ax in axes] == [[10.8]] + 3 * [[3.6, 5, 8]]
+    decided = [[x for x in upright(ax, "-") if x <= 14] for ax in axes]
+    assert [list(np.round(points, 3)) for points in decided] == [
+        [10.8], [3.6, 5, 8], [4.5, 8.6, 13.6], [3.6, 5, 7.7]
+    ]  # fmt: skip
+
+
+def test_the_worked_example_in_numbers(made):
+    table = made("example_table").set_index(["schedule", "meeting"])
+    drawn = table.loc[page.SCHEDULES["drawn"]]
+    single = drawn.drop(index="all")
+    assert list(single["the last arrives, s"]) == pytest.approx([3.6, 5, 8])
+    assert list(single["waits for the last, s"]) == pytest.approx([0, 0.5, 0.6])
+    assert drawn.loc["all", "waits for the last, s"] == pytest.approx(1.1)
+    assert list(drawn["printed"]) == ["at 3.6, wait 0", "at 5, wait 0.5", "at 8, wait 0.6", "1.1"]
+    letter = table.loc[page.SCHEDULES["Algorithm 1"]]
+    assert list(letter["decided, s"][:2]) == pytest.approx([4.5, 8.6])
+    assert set(letter["printed"]) == {""}
+
+
+def test_the_bound_stands_beside_every_printed_speed_up(lpsp_desk, drawn, made):
+    (ax,) = drawn("bound").axes
+    limit = 2.5 * np.log(2.5) / 1.5  # of many workers
+    assert upright(ax) == pytest.approx([limit, 1.75, 1.87, 2.17, 2.26])
+    table = made("bound_table").set_index("workers")
+    assert lanes(ax) == [f"{size} workers" for size in table.index]
+    for size, line in table.iterrows():
+        assert line["no draw exceeds"] == pytest.approx((1 + 2.5 * (size - 1)) / size)
+        assert line["draws used here, largest"] <= line["no draw exceeds"]
+        trained = of(lpsp_desk, "bound", "removable", draws="trained", workers=size)["value"]
+        assert line["draws of training, largest"] == trained.max()
+    shares = [name for name in table if "at least" in name]
+    assert shares == [f"% of draws at least {ratio}" for ratio in RECIPE["bound"]["ratios"]]
+
+
+def test_waiting_is_the_mean_over_draws(lpsp_desk, made):
+    table = made("waiting").set_index(["workers", "method"])
+    assert not table.index.duplicated().any()
+    assert np.allclose(table.xs("BSP", level="method")["iterations/s over BSP's"], 1)
+    ours = table.loc[(12, "LPSP")]
+    for name, variant in (("iterations/s", "fixed"), ("jitter", "jitter"), ("trace", "trace")):
+        shown = ours[[column for column in table if name in column][0]]
+        ratios = of(lpsp_desk, "waiting", "over_bsp", method="LPSP", workers=12, variant=variant)
+        assert len(ratios) == len(SEEDS)
+        assert shown == pytest.approx(np.exp(np.log(ratios["value"]).mean()))
+    delays = of(lpsp_desk, "waiting", "delay", method="LPSP", workers=12, variant="fixed")["value"]
+    assert ours["wait for the decision, s"] == pytest.approx(delays.mean())
+
+
+@pytest.mark.parametrize(("name", "experiment"), [("table3", "mnist"), ("table4", "cifar10")])
+def test_accuracies_and_what_lpsp_is_above_them(name, experiment, lpsp_desk, made):
+    table = made(name)
+    final = of(lpsp_desk, experiment, "final_accuracy").set_index(["workers", "method", "seed"])[
+        "value"
+    ]
+    means = final.groupby(level=["workers", "method"]).mean()
+    places = list(zip(table["workers"], table["method"], strict=True))
+    assert sorted(places) == sorted(means.index)
+    assert numbers(table["accuracy, %"]) == pytest.approx(list(means[places]), abs=0.06)
+    others = table[table["method"] != "LPSP"]
+    above = [means[w, "LPSP"] - means[w, m] for w, m in places if m != "LPSP"]
+    assert numbers(others["LPSP is higher by"]) == pytest.approx(above, abs=0.06)
+    assert set(table.loc[table["method"] == "LPSP", "LPSP is higher by"]) == {""}
+    assert list(table["method"][:3]) == ["BSP", "ASP", "SSP"]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([3.0, 3.0, 3.0], "3"),
+        ([200, None, 240], "200, 240; 1 of 3 never"),
+        ([None, None, None], "never"),
+    ],
+)
+def test_runs_that_never_arrived_give_no_mean(values, told):
+    status = ["ok" if value else "late" for value in values]
+    table = pd.DataFrame({"seed": [1, 2, 3], "value": values, "status": status})
+    assert page._told(table) == told
+    assert page._told(table.replace("late", "failed")) == told.replace("never", "failed")
+
+
+def test_ablations_are_named_by_their_values(drawn):
+    six = ["p_min=1", "p_min=2 (LPSP)", "p_min=3"]
+    assert lanes(drawn("figure6").axes[1]) == six
+    seven = ["s=0", "s=0.2 (LPSP)", "s=0.4", "s=10", "ASP", "BSP", "SSP"]
+    assert lanes(drawn("figure7").axes[1]) == seven
+
+
+def test_controls_stand_beside_the_same_methods(drawn):
+    times, *_ = drawn("control").axes
+    assert lanes(times) == ["BSP", "SSP", "GSSP", "GSSP static", "LPSP"]
+    # Three runs of LPSP and SSP, two of GSSP and BSP, one of GSSP with static groups.
+    assert len([bar for bar in times.containers if bar.has_xerr]) == 11
+
+
+def test_charts_of_who_waits_count_iterations_that_end_in_time():
+    spans = pd.DataFrame(
+        {
+            "method": "LPSP",
+            "activity": ["compute", "wait", "compute", "compute"],
+            "until": [2.0, 3.0, 4.0, 5.0],  # the last is cut off at the end of all
+        }
+    )
+    assert page._done(spans) == "LPSP: 2 iterations"
+
+
+def test_gains_of_batching_are_over_one_by_one(made):
+    (line,) = made("batching").to_dict("records")
+    assert line["one by one, ms"] == 80 and line["gain of channels last"] == pytest.approx(1.6)
+    assert line["gain of vmap"] == 2

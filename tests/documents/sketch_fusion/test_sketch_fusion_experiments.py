@@ -1,0 +1,143 @@
+"""What Sketch-Fusion's experiments must show, on small settings, against arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sketch_fusion_results import HOURS, RECIPE, SETTINGS, iteration
+
+from testbed import results
+from testbed.live import data_parallel
+from testbed.live.one_process import simulated
+from testbed.results import coordinates
+from testbed.training.datasets import Dataset
+from testbed.training.device import profiles
+from workflow import settings
+from workflow.documents.sketch_fusion import experiments
+from workflow.experiment import Bench
+
+
+@pytest.fixture(scope="module")
+def smoke():
+    return settings.load({"scale": "smoke"}).recipes["sketch_fusion"]
+
+
+def run(wing, recipe, name):
+    """Rows of an experiment, a column a coordinate."""
+    one = wing.experiments[name]
+    bench = Bench("sketch_fusion", name, recipe, "smoke", lambda text: None)
+    made = one(bench, **{key: getattr(recipe, key) for key in one.sections})
+    return coordinates(results.frame(made))
+
+
+@pytest.mark.parametrize(
+    ("method", "variant", "factor", "workers"),
+    [("DGC", "flat", 1.0, (2, 4, 8, 16)), ("QSGD", "4 a server", 0.8, (8, 16))],
+)
+def test_gains_are_taken_where_something_is_compressed(method, variant, factor, workers, skf_rows):
+    """Over layer-wise and over the baseline, both at the same number of GPUs."""
+    found = coordinates(skf_rows[skf_rows["experiment"] == "gains"])
+    here = found.query("method == @method and variant == @variant and model == 'resnet20'")
+    ours = here.set_index("metric")["value"].to_dict()
+    fused = [iteration(method, "resnet20", True, n, factor) for n in workers]
+    wanted = {}
+    for name, base in (("gain", method), ("gain_over_baseline", "Baseline")):
+        alone = [iteration(base, "resnet20", False, n, factor) for n in workers]
+        ratios = [a / b for a, b in zip(alone, fused, strict=True)]
+        wanted |= {f"least_{name}": min(ratios), f"largest_{name}": max(ratios)}
+    assert ours == {name: pytest.approx(value) for name, value in wanted.items()}
+
+
+def test_gains_are_those_of_every_way_of_modelling(wing):
+    assert list(wing.experiments["gains"].after) == wing.makers("scaling")
+
+
+def test_computing_fills_an_iteration_until_the_last_encoding(wing, smoke):
+    """Streams keep their order: a message is encoded, sent and decoded, one after the other."""
+    rows = run(wing, smoke, "timeline")
+    times = rows.pivot(index=["fusion", "number"], columns=["stream", "metric"], values="value")
+    order = [("compute", "begin"), ("compute", "end"), ("encode", "begin"), ("encode", "end")]
+    order += [("network", "begin"), ("network", "end"), ("decode", "begin"), ("decode", "end")]
+    for before, after in itertools.pairwise(order):
+        assert (times[before] <= times[after] + 1e-12).all(), (before, after)
+    assert (times["compute", "end"] == times["encode", "begin"]).all()
+    assert set(times.loc["whole_model"].index) == {0}
+    assert len(times.loc["layer_wise"]) > len(times.loc["layer_fusion"]) > 1
+
+
+def test_theorems_hold_and_bounds_grow_with_groups(wing, smoke):
+    rows = run(wing, smoke, "theory")
+    sides = rows[rows["metric"] != "slope"].pivot_table(
+        "value", ["theorem", "groups", "iterations"], "metric"
+    )
+    assert (sides["mean_square_gradient"] < sides["bound"]).all()
+    second = sides.loc[2, "bound"].unstack("groups")
+    assert (second[4] > second[1]).all()
+    assert set(rows.loc[rows["metric"] == "slope", "theorem"]) == {1, 2}
+
+
+def test_live_runs_are_held_against_the_learner(wing, smoke, monkeypatch):
+    """Of runs on real processes, which are known here: step s takes s seconds."""
+    given = []
+
+    def measure_all(cases, dataset):
+        for case in cases:
+            given.append(case)
+            groups = data_parallel.group(case.recipe, dataset, case.costs)
+            moved = simulated(case.recipe, groups, case.steps, dataset)
+            moved[0] += case.ordered  # one too many
+            each = np.tile(np.arange(float(case.steps)), (2, 1))
+            yield SimpleNamespace(
+                parameters=dict(enumerate(moved)), groups=groups, step_s=each,
+                payload_bytes=np.full((2, case.steps, 2), 10), launched_early=0.5,
+            )  # fmt: skip
+
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (64, 1, 28, 28), generator=random, dtype=torch.uint8)
+    labels = torch.arange(64) % 10
+    half = torch.full((1,), 0.5)
+    noise = Dataset("noise", images, labels, images, labels, 10, (1, 28, 28), half, half)
+    monkeypatch.setattr(experiments, "load_dataset", lambda name, limit: noise)
+    monkeypatch.setattr(experiments.device, "profile", lambda name: profiles()["v100_document"])
+    monkeypatch.setattr(data_parallel, "measure_all", measure_all)
+    rows = run(wing, smoke, "live").set_index(["metric", "method", "variant"])["value"]
+    assert [(case.ordered, case.ddp, case.recipe.fusion.name) for case in given[:3]] == [
+        (False, False, "layer_fusion"), (True, False, "layer_fusion"), (False, True, "whole_model"),
+    ]  # fmt: skip
+    for method in smoke.live.methods:
+        assert rows["difference", method, "native"] == 0 == rows["difference", method, "ddp hook"]
+        assert rows["difference", method, "ordered"] == pytest.approx(1)
+        assert rows["payload_bytes", method, "native"] == 20
+        assert rows["step_time", method, "native"] == 1.5  # steps of 1 and 2 s; the first is apart
+        assert rows["messages", method, "ddp hook"] == 1
+
+
+def test_runs_train_small_models_in_the_time_of_the_documents(wing):
+    recipe = settings.load({"scale": "desk"}).recipes["sketch_fusion"]
+    one = wing.experiments["figure6"]
+    bench = Bench("sketch_fusion", "figure6", recipe, "desk")
+    sections = {key: getattr(recipe, key) for key in one.sections}
+    runs = list(one.runs(bench, sections).values())
+    assert len(runs) == len(HOURS) * 3 and {run.at["method"] for run in runs} == set(HOURS)
+    for run in runs:
+        assert (run.model.name, run.stands_for.name) == ("resnet8", "resnet20")
+        assert (run.timed_workers, run.timed_batch, run.batch) == (16, 128, 16)
+        # Momentum is kept once: by the codec that keeps what it does not send, or the optimizer.
+        kept = run.levels[0].up.parameters.get("momentum", 0.0)
+        in_codec = run.at["method"] not in ("Baseline", "Sketch-Fusion no EF")
+        assert (kept, run.momentum) == ((0.9, 0.0) if in_codec else (0.0, 0.9))
+
+
+def test_paper_scale_trains_what_the_document_trained():
+    figure6, cluster = RECIPE["figure6"], RECIPE["cluster"]
+    assert (figure6["model"], figure6["limit"]) == ({"name": "resnet20"}, None)
+    samples = figure6["rounds"] * figure6["workers"] * figure6["batch"]
+    assert samples / 50_000 == pytest.approx(140, rel=1e-3)  # epochs, Table 3
+    lstm = RECIPE["lstm"]
+    tokens = lstm["rounds"] * lstm["workers"] * lstm["batch"] * 35
+    assert tokens / 929_589 == pytest.approx(65, rel=1e-3)
+    assert max(cluster["workers"]) == 16 and SETTINGS.accelerator == "cuda"

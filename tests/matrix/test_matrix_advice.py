@@ -1,0 +1,329 @@
+"""Advice: parsing, ranking, the sentence, the form's data, and that form and command agree."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from testbed import results
+from testbed.matrix import Round
+from testbed.results import Row
+from workflow.matrix import advice
+from workflow.matrix.advice import Offer, packed, ranked, rate, reason
+from workflow.matrix.curves import BENT, SHOWN, between, refined
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "reports" / "assets" / "advise.js"
+
+
+def page(rows):
+    return advice.page(results.coordinates(rows.reset_index(drop=True)))
+
+
+def spent(compute=0.1, compress=0.0, exchange=0.1, wait=0.0):
+    return Round(8, compute, compress, exchange, wait, 1e6, 0.0, 0.8)
+
+
+@pytest.mark.parametrize(
+    "text, value", [("155M", 155e6), ("1G", 1e9), ("2.5Gbit/s", 2.5e9), ("1e9", 1e9), ("64k", 64e3)]
+)
+def test_rates(text, value):
+    assert rate(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1M", "1.2.3M", "5 MB/s"])
+def test_what_is_no_rate_says_how_to_write_one(text):
+    with pytest.raises(Exception, match="no rate; say 155M"):
+        rate(text)
+
+
+def test_ties_share_a_rank_and_are_counted():
+    times = {"a": 1.0, "b": 1.019, "c": 1.021, "d": 1.04, "e": 2.0}
+    offers = [Offer(label, spent(0.0, exchange=s)) for label, s in times.items()]
+    assert [(rank, offer.label) for rank, offer in ranked(offers[::-1])] == [
+        (1, "a"), (1, "b"), (3, "c"), (3, "d"), (5, "e"),
+    ]  # fmt: skip
+
+
+def test_the_reason_names_the_part_that_the_runner_up_spends_more_on():
+    offers = [Offer("thin", spent(compress=0.05)), Offer("fat", spent(exchange=0.9))]
+    said = reason(ranked(offers))
+    assert said.startswith("thin is first: 250 ms against 1 s of fat")
+    assert "800 ms longer exchanging (900 ms, not 100 ms)" in said
+    assert "itself" not in said  # 50 ms are little of 750 ms
+    close = [Offer("thin", spent(compress=0.05)), Offer("fat", spent(exchange=0.19))]
+    assert "it is itself 50 ms longer coding" in reason(ranked(close))
+    assert "tied with twin" in reason(ranked([*offers, Offer("twin", spent(compress=0.05))]))
+
+
+def test_rounds_to_a_target_change_the_order():
+    quick = Offer("quick", spent(exchange=0.1), 300.0)
+    slow = Offer("slow", spent(exchange=0.2), 100.0)
+    places = ranked([quick, slow])
+    assert [offer.label for _, offer in places] == ["slow", "quick"]
+    assert "30 s to the target (100 rounds) against 60 s (300 rounds) of quick" in reason(places)
+
+
+def curve(label, seed, values, status="ok"):
+    row = dict(
+        document="matrix", experiment="training", at=dict(method=label), seed=seed, scale="smoke",
+        metric="test_accuracy", unit="%", evidence="computed",
+    )  # fmt: skip
+    return [Row(**row, value=value, round=10 * i) for i, value in enumerate(values)]
+
+
+def test_rounds_are_counted_on_curves_of_all_seeds():
+    rows = curve("a", 1, [0.0, 100.0, 100.0, 100.0, 100.0]) + curve("b", 1, [0.0, 99.0, 99.0, 99.0])
+    rows += curve("a", 2, [100.0] * 5) + curve("b", 2, [0.0] * 4)
+    found = advice.rounds_to(90.0, results.frame(rows), 3)
+    assert found["b"] is None  # one seed never arrives
+    assert 0 < found["a"] <= 20
+
+
+def test_only_rounds_that_count_do_and_what_diverges_later_has_arrived():
+    rows = curve("late", 1, [0.0] * 10 + [100.0] * 5)
+    assert advice.rounds_to(90.0, results.frame(rows), 3)["late"] > 100
+    assert advice.rounds_to(90.0, results.frame(rows), 3, within=100)["late"] is None
+    broken = dict(value=math.nan, status="failed", reason="loss is nan", round=60)
+    for label, values in (("after", [100.0] * 5), ("before", [0.0] * 5)):
+        made = curve(label, 1, values)
+        rows += [*made, made[-1].model_copy(update=broken)]
+    found = advice.rounds_to(90.0, results.frame(rows), 3)
+    assert found["after"] is not None and found["before"] is None
+
+
+def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
+    same = advice.recipe().trained_as()
+    rows = []
+    for label in ("ring", "top_k", "LPSP"):
+        # top_k, which had not arrived by then, went on for longer than the others.
+        values = [50.0, 91.0, 91.0, 91.0] if label != "top_k" else [50.0] * 15 + [95.0] * 4
+        rows += curve(same[label], 1, values)
+    results.write(rows, tmp_path / "trained.parquet")
+    said = ask(capsys, "--lan", "1G", "--target", "90", "--trained", str(tmp_path))
+    table, missing = said.split("Not ranked:")
+    assert "top_k" in table and "ring" in table and "Above" not in table
+    (why,) = [line for line in missing.splitlines() if "LPSP," in line]
+    assert "sends changes or looks at the clock: its rounds hold only where" in why
+    said = ask(capsys, "--lan", "1G", "--target", "93", "--trained", str(tmp_path))
+    (why,) = [line for line in said.splitlines() if "top_k" in line]
+    assert why.endswith("did not reach 93 % within 130 rounds")
+    assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
+
+
+def test_the_short_name_of_the_command_is_the_command():
+    command = [sys.executable, "-m", "reports.advise", "--model", "lenet5", "--workers", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "say how fast the links are" in done.stderr
+
+
+def ask(capsys, *arguments):
+    advice.main(["--model", "lenet5", "--workers", "4", *arguments])
+    return capsys.readouterr().out
+
+
+def test_the_command_ranks_every_method_or_says_why_not(capsys):
+    said = ask(capsys, "--lan", "100M")
+    labels = advice.recipe().found()
+    assert all(label in said for label in labels)
+    table, missing = said.split("Not ranked:")
+    assert "hips: star has no sites" in missing
+    assert "lenet5, 256 samples a round, 4 workers" in table and "100 Mbit/s" in table
+    with_sites = ask(capsys, "--lan", "1G", "--wan", "50M", "--sites", "2", "--uneven", "1.5")
+    assert "2 sites of 2, 1 Gbit/s inside, 50 Mbit/s between" in with_sites
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--lan", "1G", "--model", "lenet6"], "invalid choice: 'lenet6'"),
+        ([], "say how fast the links are"),
+        (["--lan", "1G", "--sites", "2"], "need --wan"),
+        (["--wan", "1G", "--sites", "3"], "4 workers do not divide into 3"),
+        (["--wan", "1G", "--workers", "5"], "say --sites"),
+        (["--lan", "1G", "--batch", "0"], "'0' is no number of them; at least 1"),
+        (["--lan", "1G", "--model", "mlp"], "say --batch"),
+        (["--lan", "1G", "--target", "90", "--trained", "nowhere"], "no training results in now"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_option(capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        ask(capsys, *arguments)
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+# The form ---------------------------------------------------------------------------------------
+
+
+def kinked(seed):
+    """Rounds of backward and messages that overlap: the longest of a few chains."""
+    chance = np.random.default_rng(seed)
+    fixed, grows = chance.uniform(0.01, 1, 4), 10 ** chance.uniform(5, 9, 4)
+
+    def timed(bandwidth):
+        round_s = float(max(fixed + grows / bandwidth))
+        return round_s, 0.001, round_s - 0.01
+
+    return timed
+
+
+BANDWIDTHS = [10e6, 50e6, 155e6, 1e9, 10e9, 40e9]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_refined_curves_tell_rounds_at_any_bandwidth(seed):
+    timed, asked = kinked(seed), []
+    full = refined({b: timed(b) for b in BANDWIDTHS}, lambda b: asked.append(b) or timed(b), 4)
+    chance = np.random.default_rng(seed)
+    for bandwidth in np.exp(chance.uniform(math.log(10e6), math.log(40e9), 50)):
+        assert between(full, bandwidth)[0] == pytest.approx(timed(bandwidth)[0], rel=2 * BENT)
+    assert {10e6, 40e9} <= set(full)
+
+
+def test_straight_curves_need_their_ends_only():
+    def timed(bandwidth):
+        return 0.2 + 1e8 / bandwidth, 0.0, 1e8 / bandwidth
+
+    def never(bandwidth):
+        raise AssertionError(bandwidth)
+
+    assert sorted(refined({b: timed(b) for b in BANDWIDTHS}, never, 4)) == [10e6, 40e9]
+
+
+def test_packed_numbers_come_back():
+    for value in (1e-6, 0.00314, 1.0, 40.0, 5e5):
+        code = int(packed(value), 36)
+        assert advice.LEAST * 10 ** (code / advice.STEPS) == pytest.approx(value, rel=4e-4)
+    assert packed(0.0) == "000"
+    with pytest.raises(ValueError, match="too large"):
+        packed(1e7)
+
+
+def grid():
+    """Rows of the experiment ``advice`` of three methods, and what they came from."""
+    rows, timed = [], {}
+    kinds, counts = ("flat", "sites"), (4, 8)
+    for seed, (label, kind, workers) in enumerate(
+        (label, kind, workers) for label in "abc" for kind in kinds for workers in counts
+    ):
+        row = dict(
+            document="matrix", experiment="advice", at=dict(method=label), variant=f"{kind}/even",
+            model="lenet5", workers=workers, scale="smoke", evidence="simulated", unit="s",
+        )  # fmt: skip
+        if (label, kind) == ("c", "flat"):
+            failed = dict(metric="round_time", status="failed", reason="no </script> sites")
+            rows.append(Row(**row, **failed, bandwidth=1e7))
+            continue
+        timed[label, kind, workers] = kinked(seed)
+        for bandwidth in BANDWIDTHS:
+            for part, value in zip(SHOWN, kinked(seed)(bandwidth), strict=True):
+                rows.append(Row(**row, metric=f"{part}_time", value=value, bandwidth=bandwidth))
+    return results.frame(rows), timed
+
+
+def test_nothing_to_show_without_the_matrix():
+    table, _ = grid()
+    assert page(table[table["experiment"] == "cells"]) is None
+
+
+def learned(**by_label):
+    """Rows of how many rounds each seed of a method needs; None where it never arrives."""
+    rows = [
+        Row(
+            document="matrix", experiment="arrived", at=dict(method=label),
+            metric="rounds_to_target", unit="rounds", seed=seed, scale="smoke", evidence="measured",
+            **(dict(value=value) if value else dict(status="late", reason="never")),
+        )
+        for label, values in by_label.items()
+        for seed, value in enumerate(values)
+    ]  # fmt: skip
+    return results.frame(rows)
+
+
+def test_the_form_says_the_samples_that_the_scale_of_the_rows_has():
+    table, _ = grid()
+    assert page(table)["models"] == {"lenet5": 64}
+    assert page(table.assign(scale="desk"))["models"] == {"lenet5": 256}
+
+
+def test_the_form_tells_who_never_arrives():
+    table, _ = grid()
+    trained = learned(a=(80, 90, 100), b=(80, None, None))
+    made = json.loads(page(pd.concat([table, trained]))["data"])
+    assert made["rounds"] == {"a": "90", "b": "2 of 3 seeds never"}
+    assert made["to_target"] == {"a": 90}
+    assert made["late"] == {"b": "2 of 3 seeds never reached the target"}
+    assert json.loads(page(table)["data"])["rounds"] == {}
+    assert not page(table)["ranks_targets"]
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
+def test_the_form_ranks_as_the_command_does(tmp_path):
+    table, timed = grid()
+    rounds = {"a": 300.0, "b": 100.0}
+    trained = learned(a=(250, 300, 350), b=(100, 100, 100), c=(50, None, 60))
+    made = page(pd.concat([table, trained]))
+    assert "</" not in made["data"]
+    data = json.loads(made["data"])
+    questions = [
+        dict(model="lenet5", kind=kind, workers=workers, rate=rate, by=by)
+        for by in ("round", "target")
+        for kind in ("flat", "sites")
+        for workers in (4, 8)
+        for rate in (10e6, 33e6, 155e6, 2e9, 40e9)
+    ]
+    code = (
+        f"const {{ ranked, reason, arriving }} = require({json.dumps(str(SCRIPT))});"
+        f"const data = {json.dumps(data)}; const asked = {json.dumps(questions)};"
+        "console.log(JSON.stringify(asked.map((q) => {"
+        "  const made = ranked(data, q);"
+        "  const said = [reason(made.offers, q.by), arriving(made.offers, data)];"
+        "  return [made.offers, made.missing, ...said]; })))"
+    )
+    (tmp_path / "ask.js").write_text(code)
+    done = subprocess.run(["node", tmp_path / "ask.js"], capture_output=True, text=True, check=True)
+    answers = json.loads(done.stdout)
+    assert len({bool(late) for *_, late in answers}) == 2  # both are asked below
+    for question, (offers, missing, why, late) in zip(questions, answers, strict=True):
+        here = {
+            label: between({b: time(b) for b in BANDWIDTHS}, question["rate"])
+            for (label, kind, workers), time in timed.items()
+            if (kind, workers) == (question["kind"], question["workers"])
+        }
+        to_target = question["by"] == "target"
+        known = set(here) & set(rounds) if to_target else set(here)
+        assert {offer["label"] for offer in offers} == known
+        for offer in offers:
+            got = [offer["round"], offer["coding"], offer["exchanging"]]
+            assert got == pytest.approx(list(here[offer["label"]]), rel=3e-3, abs=1e-4)
+        first = replace(spent(), exchange_s=0.0)
+        mine = ranked(
+            [
+                Offer(
+                    o["label"],
+                    replace(first, compute_s=0.0, exchange_s=o["round"]),
+                    rounds[o["label"]] if to_target else None,
+                )
+                for o in offers
+            ]
+        )
+        assert [(rank, o.label) for rank, o in mine] == [(o["rank"], o["label"]) for o in offers]
+        assert why.startswith(offers[0]["label"])
+        assert ("to the target" in why) == to_target
+        if offers[0]["label"] == "c":
+            arrives = next(offer["label"] for offer in offers if offer["label"] in rounds)
+            assert late.startswith(" In training 1 of 3 seeds never reached the target")
+            assert f"{arrives} is first" in late
+        else:
+            assert late == ""
+        if question["kind"] == "flat":
+            assert missing == [["c", "no </script> sites"]]
+        else:
+            assert missing == [["c", "1 of 3 seeds never reached the target"]][:to_target]

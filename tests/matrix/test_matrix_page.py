@@ -1,0 +1,269 @@
+"""The matrix's figures and tables: drawn from any results, and saying what the rows say."""
+
+import json
+import re
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+from matplotlib.patches import Polygon
+
+from methods import compression
+from reports import artifacts, charts
+from reports.charts import Missing
+from reports.charts.drawing import draw
+from testbed import results
+from testbed.training import device
+from tests.matrix import matrix_results
+from tests.matrix.matrix_results import METHODS, PLACES, condensed, made, wan_bytes
+from tests.reports import report_site
+from workflow import settings
+from workflow.matrix import page, pictures, ranking
+from workflow.scripts import html as html_script
+
+SHOWN = charts.items(page)
+FIGURES = {name: one for name, one in SHOWN.items() if one.kind == "figure"}
+TABLES = {name: one for name, one in SHOWN.items() if one.kind == "table"}
+
+
+def told(rows):
+    return results.coordinates(rows)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages of a report of RAT and the matrix, by path."""
+    rat, ours = report_site.world("rat").results(), matrix_results.results()
+    rows = pd.concat([rat, ours, matrix_results.form()], ignore_index=True)
+    judged, made = report_site.judged("rat", rat), tmp_path_factory.mktemp("made")
+    chapters = [
+        report_site.chapter(name, rows[rows["document"] == name], judged, made / name)
+        for name in ("rat", "matrix")
+    ]
+    said = html_script.matrix(rows[rows["document"] == "matrix"])
+    folder = tmp_path_factory.mktemp("site") / "desk"
+    folder = report_site.write(folder, chapters, rows, judged, said)
+    files = folder.glob("**/*.html")
+    return {str(file.relative_to(folder)): file.read_text(encoding="utf-8") for file in files}
+
+
+def test_the_front_page_has_the_map_of_winners_and_the_finding(pages):
+    front = pages["index.html"]
+    assert "matrix-winners" in front and "none is fastest everywhere" in front
+    assert 'href="matrix.html"' in front and 'href="advice.html"' in front
+
+
+def test_the_page_shows_every_figure_and_table_and_the_command(pages):
+    shown_there = re.findall(r'id="h-(matrix-\w+)"', pages["matrix.html"])
+    assert shown_there == [f"matrix-{name}" for name in SHOWN]
+    assert 'class="missing"' not in pages["matrix.html"]
+    assert "snakemake --cores 2 matrix_winners" in pages["matrix.html"]
+
+
+def test_cards_rank_the_methods_that_use_them(pages):
+    card = pages["methods/exchange-hips.html"]
+    assert "sites only" in card and "most often fastest" in card
+    assert "No method of the matrix" in pages["methods/exchange-rat.html"]
+
+
+def test_the_form_has_the_models_and_methods_of_its_rows(pages):
+    assert "resnet50 (1024 samples a round)" in pages["advice.html"]
+    data = re.search(r'id="advise-data">(.*?)</script>', pages["advice.html"]).group(1)
+    assert list(json.loads(data)["curves"]) == ["ring", "top_k"]
+
+
+@pytest.fixture(scope="module")
+def short():
+    return condensed()
+
+
+@pytest.fixture(scope="module")
+def nobody():
+    return condensed(reach=False)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn_and_the_same_each_time(name, tmp_path, short):
+    paths = [tmp_path / f"{i}.svg" for i in range(2)]
+    assert [artifacts.write_figure(FIGURES[name], short, [], path) for path in paths] == ["", ""]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert not plt.get_fignums()
+
+
+def test_all_is_made_without_anyone_at_the_target(nobody):
+    for table in TABLES.values():
+        assert len(table.make(nobody, None))
+    for figure in FIGURES.values():
+        assert draw(figure, nobody).axes
+
+
+@pytest.mark.parametrize("name", ["winners_target", "pareto"])
+def test_figures_of_training_say_that_there_is_none(name):
+    with pytest.raises(Missing, match="no method of the matrix was trained"):
+        draw(FIGURES[name], condensed(trained=False))
+
+
+def test_a_tile_has_the_numbers_of_its_winners_and_two_colours_where_they_tie(short):
+    fig = draw(page.winners, short)
+    flat = fig.axes[0]
+    assert flat.get_title(loc="left") == "ResNet-50, flat, even speeds"
+    legend = {int(t.get_text().split()[0]): t.get_text().split("  ")[1]
+              for t in fig.legends[0].get_texts()}  # fmt: skip
+    texts = {(round(t.get_position()[0]), round(t.get_position()[1])): t.get_text()
+             for t in flat.texts}  # fmt: skip
+    times = ranking.metric(short, "round_time")[ranking.qualified(short)]
+    first = ranking.best(times)
+    tied = 0
+    for x, workers in enumerate((8, 16)):
+        for y, bandwidth in enumerate((1e7, 1e9, 1e11)):
+            row = first.loc[("resnet50", "flat/even", workers, bandwidth)]
+            shown = {legend[int(code)] for code in texts[x, y].rstrip("+").split("=")}
+            assert shown == set(row.index[row])
+            tied += len(shown) > 1
+    patches = [patch for patch in flat.patches if isinstance(patch, Polygon)]
+    assert tied and len(patches) == 6 + tied
+
+
+def test_profiles_have_few_lines_a_panel_and_every_method_once(short):
+    fig = draw(page.profiles, short)
+    named = [text.get_text() for ax in fig.axes for text in ax.texts]
+    assert sorted(named) == sorted(ranking.qualified(short))
+    table = made(trained=False)
+    many = table[(table["case"] == "dense")]
+    labels = [f"codec {i}" for i in range(17)]
+    rows = pd.concat(
+        [many.assign(case=label, at=f'{{"method": "{label}"}}') for label in labels],
+        ignore_index=True,
+    )
+    rows = told(
+        matrix_results.results(rows, dict.fromkeys(labels, "codec"), {}, {}, [], *PLACES[4:])
+    )
+    panels = pictures.panels(rows, ranking.score(ranking.metric(rows, "round_time")))
+    assert [len(labels) for _, labels in panels] == [6, 6, 5]
+    assert sorted(sum((mine for _, mine in panels), [])) == sorted(labels)
+
+
+def test_bars_add_up_to_the_round(short):
+    ax = draw(page.parts, short).axes[0]
+    labels = [text.get_text() for text in ax.get_yticklabels()]
+    ends = {}
+    for bar in ax.patches:
+        at = labels[round(bar.get_y() + bar.get_height() / 2)]
+        ends[at] = max(ends.get(at, 0), bar.get_x() + bar.get_width())
+    times = ranking.metric(short, "round_time").loc[("resnet50", "flat/even", 16, 1e9)].dropna()
+    most = 4 * times[labels].median()
+    assert labels == list(times.sort_values(kind="stable").index)
+    assert ends == pytest.approx({label: min(times[label], most) for label in labels})
+
+
+def points(rows):
+    """What the figure of time, accuracy and bytes shows, by panel."""
+    table = pictures.points(rows).drop_duplicates(["panel", "method"]).set_index("method")
+    return dict(list(table.groupby("panel", sort=False)))
+
+
+def test_the_front_is_marked(short):
+    table = points(short)["flat, even speeds, 1 Gbit/s"]
+    # hasty is quickest, sends least and is the most accurate.
+    assert list(table.index[table["front"] == pictures.ON_FRONT]) == ["hasty"]
+    assert table.at["dense", "bytes"] == 1e9
+    assert "lucky" not in table.index  # one seed diverged
+    ax = draw(page.pareto, short).axes[0]
+    assert [text.get_text() for text in ax.texts] == ["hasty"]
+    assert len(ax.collections) and ax.get_xlabel() == "time of a round, s"
+
+
+def test_points_are_of_methods_whose_training_holds_there_and_between_sites_of_what_leaves(short):
+    flat, sites = points(short).values()
+    assert "loose" in flat.index and "loose" not in sites.index
+    assert sites["bytes"].to_dict() == {label: wan_bytes(label) for label in sites.index}
+    assert sites["sent"].iloc[0] == "sites, even: between sites"
+    # Of networks with uneven speeds, only that where policies were trained is shown.
+    table = made()
+    cells = table[table["experiment"] == "cells"]
+    uneven = cells.assign(variant=cells["variant"].str.replace("even", "uneven"))
+    places = [*PLACES]
+    places[2] = places[2] | {"loose": "flat/uneven"}
+    both = pd.concat([table, uneven], ignore_index=True)
+    found = points(told(matrix_results.results(both, *places)))
+    kinds = [panel.rpartition(", ")[0] for panel in found]
+    assert kinds == ["flat, even speeds", "flat, uneven speeds", "sites, even speeds"]
+    there = [panel for panel, table in found.items() if "loose" in table.index]
+    assert there == ["flat, uneven speeds, 1 Gbit/s"]
+
+
+def test_sizes_that_were_not_timed_are_said_not_a_crash():
+    table = made()
+    trained = table["experiment"] != "cells"
+    table = table.assign(workers=table["workers"].where(~trained, 12))
+    with pytest.raises(Missing, match="as many workers as were trained"):
+        draw(page.pareto, told(matrix_results.results(table)))
+
+
+def test_the_footing_is_the_device_s():
+    profile = device.profile(settings.load({"scale": "desk"}).recipes["matrix"].device)
+    shows = page.winners.shows
+    assert f"costs {1000 * profile.round_overhead_s:g} ms besides" in shows
+    assert "Codecs that Table 1 does not print" in shows
+    printed = {"top_k", "dgc", "random_k", "qsgd", "sign_sgd", "terngrad", "power_sgd"}
+    for name in compression.names():
+        guesses = profile.guesses(compression.load(name))
+        assert guesses == (name not in printed | {"identity"})
+
+
+def test_guessed_prices_are_marked_in_the_ranking(short):
+    assert "price of coding" not in page.ranking.make(short, None)
+    known = (short["experiment"] == "methods") & (short["metric"] == "cells")
+    (row,) = short[known & (short["method"] == "hasty")].to_dict("records")
+    marked = pd.concat([short, pd.DataFrame([row | {"metric": "guessed", "value": 1.0}])])
+    ranking = page.ranking.make(marked.reset_index(drop=True), None).set_index("method")
+    assert ranking["price of coding"].to_dict() == {
+        label: "guessed" if label == "hasty" else "" for label in METHODS
+    }
+
+
+def test_tables_say_what_the_rows_say(short):
+    ranking = page.ranking.make(short, None).set_index("method")
+    assert set(ranking.index) == set(METHODS)
+    needed = ranking["rounds to target (at most 30)"]
+    assert needed["elsewhere"] == "not trained" and needed["lucky"] == "1 of 3 seeds never"
+    accuracy = ranking["accuracy after 6 rounds (%)"]
+    assert accuracy["lucky"] == "1 of 3 seeds diverged" and accuracy["hasty"].startswith("94.7")
+    lan = ranking["bytes a round and worker (ResNet-50, 16 workers, flat, 1 Gbit/s)"]
+    wan = ranking["bytes a round between sites (ResNet-50, 16 workers, sites, 1 Gbit/s)"]
+    assert lan.pop("sites only") == ""
+    assert lan.map(float).to_dict() == {label: METHODS[label][2] for label in lan.index}
+    assert wan.map(float).to_dict() == {label: wan_bytes(label) for label in METHODS}
+    rates = page.learning_rates.make(short, None).set_index("method")
+    assert rates.loc["dense"].tolist() == ["51.00", "55.00", "0.05"]
+    assert rates.loc["lucky"].tolist() == ["51.00", "diverged", "0.05"]
+    assert "twin" not in rates.index
+    untried = short[(short["method"] != "dense") | (short["lr"] != 0.01)]
+    rates = page.learning_rates.make(untried, None).set_index("method")
+    assert rates.loc["dense"].tolist() == ["–", "55.00", "0.05"]
+    (lost,) = page.cannot_run.make(short, None).to_dict("records")
+    assert lost == dict(reason="star has no sites", methods="sites only", networks="flat", cells=12)
+    target = page.target.make(short, None)
+    # On slow links sparse is first by far, on fast ones dense and its twin.
+    row = target[(target["network"] == "flat, even speeds")].set_index("bandwidth")
+    assert (
+        row.at["10 Mbit/s", "first"] == "sparse" and row.at["100 Gbit/s", "first"] == "dense, twin"
+    )
+    assert row.at["10 Mbit/s", "not by round 30"] == 2
+    every = dict(one.split(": ") for one in row.at["1 Gbit/s", "seconds of all"].split("; "))
+    assert set(every) == set(METHODS) - {"sites only", "elsewhere"}
+    assert every["lucky"] == "1 of 3 seeds never" and every["sparse"] == "46 [35, 56]"
+    # 11 rounds of 9 s against 22 of 2.08 s.
+    assert row.at["1 Gbit/s", "sending everything takes"] == "2.16 times as long"
+
+
+def test_cards_say_where_a_method_wins(short):
+    table = page.standing(short).set_index("label")
+    assert table.at["sparse", "most often fastest"] == "flat, even speeds, 10 Mbit/s: 4 of 4 cells"
+    assert table.at["hasty", "most often fastest"] == "nowhere"
+    assert table.loc["sites only", ranking.ROOMS].tolist() == [
+        "hips",
+        "top_k",
+        "bsp",
+        "layer_fusion",
+    ]

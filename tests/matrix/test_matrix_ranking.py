@@ -1,0 +1,239 @@
+"""Ranks, ties, profiles and fronts of the matrix against brute force and worked examples."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reports.charts import Missing
+from reports.evidence import Estimate
+from testbed import results
+from tests.matrix import matrix_results
+from tests.matrix.matrix_results import (
+    GROUPS,
+    KINDS,
+    METHODS,
+    PLACES,
+    TRAINED_AS,
+    made,
+    round_s,
+)
+from workflow.matrix import experiments, ranking
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return made()
+
+
+@pytest.fixture(scope="module")
+def short(whole):
+    return condensed(whole)
+
+
+def condensed(table, labels=METHODS):
+    groups = {label: GROUPS[label] for label in labels}
+    trained = {label: one for label, one in TRAINED_AS.items() if label in labels}
+    return results.coordinates(matrix_results.results(table, groups, trained, *PLACES[2:]))
+
+
+def test_condensing_loses_no_round_time_and_says_what_cannot_run(whole, short, tmp_path):
+    cells = results.coordinates(whole).query("metric == 'round_time' and status == 'ok'")
+    times = ranking.metric(short, "round_time")
+    found = cells.pivot(index=ranking.CELL, columns="method", values="value")
+    pd.testing.assert_frame_equal(found[times.columns], times)
+    assert (ranking.of(short, "round_times")["status"] == "ok").all()
+    (lost,) = ranking.of(short, "cannot_run").itertuples()
+    assert (lost.method, lost.variant, lost.value) == ("sites only", "flat/even", 12)
+    assert lost.reason == "star has no sites"
+    runs = ranking.info(short)["value"]
+    assert runs.to_dict() == {label: 24 - 12 * (label == "sites only") for label in METHODS}
+    assert len(short) < len(whole)
+    assert set(short["experiment"]) == set(experiments.condensed.makes)
+    results.write(ranking.condense(whole, *PLACES), tmp_path / "rows.parquet")
+    assert len(results.read([tmp_path / "rows.parquet"])) == len(short)
+
+
+def test_guessed_prices_of_coding_are_known_by_method(whole, short):
+    assert ranking.guessed(short) == set()
+    cells = whole[(whole["case"] == "sparse") & (whole["metric"] == "round_time")]
+    marks = cells.assign(metric="guessed_price", value=1.0, unit="1")
+    marked = condensed(pd.concat([whole, marks], ignore_index=True))
+    assert ranking.guessed(marked) == {"sparse"} and len(marked) == len(short) + 1
+
+
+def test_shared_training_stands_under_every_name_that_shares_it(short):
+    rounds = ranking.arrived(short, "rounds_to_target")
+    assert rounds["twin"].by_seed.tolist() == rounds["dense"].by_seed.tolist() == [10, 11, 12]
+    told = ranking.of(short, "arrived").drop_duplicates("method").set_index("method")
+    assert told["trained_as"].to_dict() == TRAINED_AS
+    assert "elsewhere" not in rounds
+
+
+def test_the_best_of_a_cell_and_who_ties_it(short):
+    times = ranking.metric(short, "round_time")
+    first = ranking.best(times[["dense", "twin", "sparse"]])
+    for (_, _, _, bandwidth), row in first.iterrows():
+        least = min(round_s(label, bandwidth) for label in row.index)
+        for label, wins in row.items():
+            assert wins == (round_s(label, bandwidth) <= 1.02 * least)
+    at = first.xs(1e11, level="bandwidth").iloc[0]
+    assert at["dense"] and at["twin"] and not at["sparse"]  # 1.08 s, 1.09 s and 2.0 s
+
+
+def test_profiles_count_cells_that_a_method_loses_or_cannot_run_in(short):
+    times = ranking.metric(short, "round_time")
+    shares = ranking.profile(times, [1.0, 2.0, 1e9])
+    for label, factor in itertools.product(times, shares.index):
+        won = 0
+        for _, row in times.iterrows():
+            won += row[label] <= factor * row.min()
+        assert shares.at[factor, label] == pytest.approx(won / len(times))
+    assert shares["sites only"].iloc[-1] == 0.5
+    assert (shares.drop(columns="sites only").iloc[-1] == 1).all()
+    assert (shares.diff().dropna() >= 0).all().all()
+
+
+def test_the_front_is_what_nothing_dominates():
+    points = np.random.default_rng(1).integers(0, 6, (60, 3)).astype(float)
+    points[7, 1] = math.nan
+    got = ranking.front(pd.DataFrame(points))
+    for i, mine in enumerate(points):
+        dominated = any(
+            all(a <= b for a, b in zip(other, mine, strict=True))
+            and any(a < b for a, b in zip(other, mine, strict=True))
+            for other in points
+        )
+        assert got[i] == (not dominated and not np.isnan(mine).any())
+    assert got.duplicated().any() and got.sum() > 1
+
+
+def estimate(*values):
+    return Estimate.of(pd.Series(values, index=[1, 2, 3], dtype=float))
+
+
+def test_what_seeds_do_not_separate_ties():
+    times = {
+        "slow": estimate(20, 21, 22),
+        "as fast": estimate(10.5, 10.6, 12.2),  # minus fast: 0.5, -0.4, 0.2
+        "fast": estimate(10, 11, 12),
+        "never": estimate(math.inf, math.inf, math.inf),
+        "once": estimate(1, math.inf, 1),
+    }
+    assert ranking.first(times) == ["fast", "as fast"]
+    assert ranking.first({"never": times["never"]}) == []
+    # A constant difference is certain, however wide the intervals of the two are,
+    assert ranking.first({"a": estimate(1, 5, 9), "b": estimate(1.2, 5.2, 9.2)}) == ["a"]
+    # but one below what a round time can tell apart is none.
+    assert ranking.first({"a": estimate(1, 5, 9), "b": estimate(1.01, 5.05, 9.09)}) == ["a", "b"]
+
+
+def test_only_methods_that_always_reach_the_target_win_by_their_rounds(short):
+    known = ranking.qualified(short)
+    assert set(known) == {"dense", "twin", "sparse", "sites only", "loose"}
+    table = ranking.ranked(short).set_index("method")
+    times = ranking.metric(short, "round_time")[known]
+    least = times.min(axis=1)
+    shares = {
+        label: np.mean([(times[label] <= factor * least).mean() for factor in ranking.FACTORS])
+        for label in known
+    }
+    assert table.loc[known, "score"].to_dict() == pytest.approx(shares)
+    assert list(table.index[:5]) == sorted(known, key=shares.get, reverse=True)
+    # What runs in half of the cells is first in none of the others, however good it is there.
+    assert table.at["sites only", "score"] < table.at["sites only", "cells"] / len(times)
+    assert (
+        table.loc[["hasty", "lucky", "elsewhere"], ["wins alone", "ties for first"]]
+        .eq(0)
+        .all(axis=None)
+    )
+    wins = (ranking.ratios(times) <= 1.02).sum(axis=1).eq(1).sum()
+    assert table["wins alone"].sum() == wins
+    assert table.at["sites only", "cells"] == 12
+    assert table.at["hasty", "times the best"] < 1
+
+
+def test_without_anyone_at_the_target_all_are_compared():
+    untrained = condensed(made(trained=False))
+    nobody = condensed(made(reach=False))
+    for table in (untrained, nobody):
+        assert set(ranking.qualified(table)) == set(METHODS)
+        said = ranking.headline(table)
+        assert said.startswith(f"Of {len(METHODS)} methods, one is fastest everywhere.")
+        assert "accuracy" not in said and "Accuracies" not in said
+        ranked = ranking.ranked(table)
+        assert ranked["qualified"].all() and ranked["score"].is_monotonic_decreasing
+        # hasty, which sends least and computes fastest, is first in every cell.
+        assert ranked.at[0, "method"] == "hasty" and ranked.at[0, "wins alone"] == 24
+
+
+def test_time_to_the_target_is_rounds_times_the_round(short):
+    places = ranking.times_to_target(short)
+    assert set(places) == set(itertools.product(KINDS, (1e7, 1e9, 1e11)))
+    at = places["sites/even", 1e9]
+    assert at["sparse"].mean == pytest.approx(22 * round_s("sparse", 1e9))
+    assert at["sites only"].by_seed.tolist() == pytest.approx(
+        [rounds * round_s("sites only", 1e9) for rounds in (14, 16, 18)]
+    )
+    assert "sites only" not in places["flat/even", 1e9] and "elsewhere" not in at
+    assert at["hasty"].never == 3 and at["lucky"].never == 1
+    assert [place for place, there in places.items() if "loose" in there] == [("flat/even", 1e9)]
+
+
+def test_the_headline_follows_the_rows(whole, short):
+    said = ranking.headline(short)
+    assert said.startswith(
+        "Of 5 methods that bring LeNet-5 to 90 % with every seed within 30 rounds, none is"
+    )
+    assert said.endswith("Accuracies are compared after 6 rounds.")
+    # Only dense and twin send everything in every round: loose sends changes of several steps.
+    assert ranking.dense(short) == ["dense", "twin"]
+    labels = ["dense", "twin", "sparse", "loose"]
+    least = {b: min(round_s(m, b) for m in [*labels, "sites only"]) for b in (1e7, 1e9, 1e11)}
+    gains = {b: min(round_s(m, b) for m in labels[:2]) / least[b] for b in least}
+    assert gains[1e7] > gains[1e9] > gains[1e11]
+    # The middle of cells with and without sites, where another may be the fastest.
+    assert f"10 Mbit/s, where the fastest round takes 1/{gains[1e7]:.3g} of" in said
+    assert f"least at 100 Gbit/s (1/{gains[1e11]:.3g})" in said
+    # Of three bandwidths sparse is first at two, dense and twin tie at the third.
+    assert "On flat clusters, sparse has the shortest round in 67% of 12 cells" in said
+    assert "To that accuracy, sparse is first or tied for first on 3 of 6 networks." in said
+    # Without the slowest links all three are first in half of the cells, and all are named.
+    fast = condensed(whole[whole["bandwidth"] != 1e7])
+    said = ranking.headline(fast)
+    assert "flat clusters, dense, twin and sparse each have the shortest round in 50% of 8" in said
+    # With a method that is fastest in every cell, another sentence.
+    wins = whole["case"].eq("sparse") & whole["metric"].eq("round_time")
+    faster = whole.assign(value=whole["value"].where(~wins, 1e-3))
+    assert "one is fastest everywhere" in ranking.headline(condensed(faster))
+
+
+def test_nothing_to_condense_is_an_error(whole):
+    failed = whole[(whole["status"] == "failed") & (whole["experiment"] == "cells")]
+    with pytest.raises(ValueError, match="no cell of the matrix could run"):
+        list(ranking.condense(failed, *PLACES))
+    with pytest.raises(Missing, match="no wan_bytes of any cell"):
+        ranking.metric(condensed(whole[whole["metric"] != "wan_bytes"]), "wan_bytes")
+
+
+@pytest.mark.parametrize(
+    "changed, value, said",
+    [
+        ("lr", 0.1, "sparse was tried with rates 0.05, 0.1, not 0.01, 0.05"),
+        ("target_accuracy", 93.0, "differs in its target .*dense: 90, sparse: 93"),
+        ("final_accuracy", 7, "differs in its rounds .*dense: 6, sparse: 7"),
+    ],
+)
+def test_training_of_another_recipe_is_refused(whole, changed, value, said):
+    column = {"lr": "at", "target_accuracy": "value", "final_accuracy": "round"}[changed]
+    trained = whole["metric"].eq(changed) & (whole["experiment"] == "training")
+    old = (whole["case"] == "sparse") & (trained | whole["at"].str.contains('"lr": 0.01'))
+    if column == "at":
+        value = f'{{"lr": {value}, "method": "sparse"}}'
+    else:
+        old &= trained
+    table = whole.assign(**{column: whole[column].where(~old, value)})
+    with pytest.raises(ValueError, match=said):
+        condensed(table)

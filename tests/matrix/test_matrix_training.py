@@ -1,0 +1,114 @@
+"""How long a method of the matrix trains, and what its curves arrive at."""
+
+import itertools
+import math
+
+import pytest
+
+from testbed.results import Row
+from workflow.matrix.experiments import arrivals, until_target
+
+TARGET, ROUNDS, WINDOW = 90.0, 40, 3
+POINT = Row(
+    document="matrix",
+    experiment="training",
+    case="m",
+    seed=1,
+    scale="smoke",
+    evidence="measured",
+    metric="test_accuracy",
+    value=0.0,
+    unit="%",
+)
+
+
+def run(*accuracies: float, seed: int = 1, every: float = 10):
+    """A run evaluated every so many rounds, as the trainer tells it."""
+    for number, accuracy in enumerate(accuracies):
+        for metric, value in (("test_accuracy", accuracy), ("bytes_sent", 8.0 * number)):
+            update = dict(metric=metric, value=value, round=int(every * number), seed=seed)
+            yield POINT.model_copy(update=update)
+    yield POINT.model_copy(update=dict(metric="mean_round_time", value=1.0, round=-1, seed=seed))
+
+
+def rounds_of(rows):
+    return [row.round for row in rows if row.metric == "test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "last"),
+    [
+        ((10, 95, 95, 95, 95, 95, 95), 40),  # there early: all rounds that are compared
+        ((10, 20, 30, 40, 50, 99, 99, 99, 99, 99), 70),  # the mean of three arrives at 70
+        ((10, 20, 30, 40, 50, 99, 10, 10, 10), 80),  # one lucky evaluation is no arrival
+        ((10, 20), 10),  # the run's own end
+    ],
+)
+def test_a_run_ends_when_it_has_arrived_but_not_before_the_rounds_that_are_compared(
+    accuracies, last
+):
+    rows = list(until_target(run(*accuracies), TARGET, ROUNDS, WINDOW))
+    assert rounds_of(rows) == list(range(0, last + 1, 10))
+    assert {row.metric for row in rows} == {"test_accuracy", "bytes_sent"}
+    assert rows[-1].metric == "bytes_sent"
+
+
+def test_nothing_is_trained_beyond_the_end():
+    def endless():
+        yield from itertools.islice(run(*[99] * 6), 2 * 5)  # two rows for each of rounds 0 to 40
+        raise AssertionError("trained on")
+
+    assert rounds_of(until_target(endless(), TARGET, ROUNDS, WINDOW)) == [0, 10, 20, 30, 40]
+
+
+def test_a_run_that_breaks_is_kept():
+    update = dict(value=math.nan, status="failed", reason="test loss is nan; lower lr")
+    broken = POINT.model_copy(update=update)
+    assert list(until_target([broken], TARGET, ROUNDS, WINDOW)) == [broken]
+    told = list(arrivals([broken], TARGET, ROUNDS, WINDOW))
+    assert {(row.metric, row.status) for row in told} == {
+        ("final_accuracy", "failed"),
+        ("rounds_to_target", "failed"),
+    }
+
+
+def test_accuracies_are_compared_at_the_same_round_and_the_target_counts_later():
+    late = [*run(10, 20, 30, 40, 50, 84, 90, 96), *run(10, 60, 90, 93, 96, seed=2)]
+    told = {(row.metric, row.seed): row for row in arrivals(late, TARGET, ROUNDS, WINDOW)}
+    assert told["final_accuracy", 1].value == pytest.approx((30 + 40 + 50) / 3)
+    assert told["final_accuracy", 2].value == pytest.approx((90 + 93 + 96) / 3)
+    # Means of three: …, 58, 74.67, 90 at round 70; and 53.3, 81, 93 at round 40.
+    assert told["rounds_to_target", 1].value == pytest.approx(70)
+    assert told["rounds_to_target", 2].value == pytest.approx(30 + 10 * (90 - 81) / (93 - 81))
+
+
+def test_rounds_that_come_several_at_a_time_are_judged_from_the_round_that_is_compared():
+    rows = list(until_target(run(10, 20, 91, 94, 97, 99, every=10.5), TARGET, ROUNDS, WINDOW))
+    assert rounds_of(rows) == [0, 10, 21, 31, 42]
+    told = {row.metric: row for row in arrivals(rows, TARGET, ROUNDS, WINDOW)}
+    assert told["final_accuracy"].value == pytest.approx((91 + 94 + 97) / 3)
+    assert told["final_accuracy"].round == 42
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "final", "arrived"),
+    [
+        ((10, 95, 95, 95, 95, 95), 95.0, "ok"),  # after the round that is compared, and there
+        ((10, 20, 30, 40, 50, 60), 40.0, "failed"),
+        ((10, 95, 95, 95), None, "ok"),
+    ],
+)
+def test_what_diverges_keeps_what_it_had_reached(accuracies, final, arrived):
+    update = dict(value=math.nan, status="failed", reason="test loss is nan; lower lr")
+    rows = [row for row in run(*accuracies) if row.round >= 0]
+    rows.append(POINT.model_copy(update=update))
+    told = {row.metric: row for row in arrivals(rows, 90, 40, WINDOW)}
+    accuracy = told["final_accuracy"]
+    assert (accuracy.value if accuracy.status == "ok" else None) == final
+    assert told["rounds_to_target"].status == arrived
+    assert "lower lr" in told["rounds_to_target"].reason + accuracy.reason or arrived == "ok"
+
+
+def test_what_never_arrives_says_after_how_many_rounds():
+    (_, _, never) = arrivals(list(run(10, 20, 30)), TARGET, ROUNDS, WINDOW)
+    assert never.status == "late" and never.reason == "never reached 90 % within 20 rounds"

@@ -1,0 +1,70 @@
+"""A copy of the repository in which Snakemake runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from testbed.training.fetch import fetch
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).parent / "snakemake"
+
+# Kills the whole process group, as a power cut would, just before a file whose path contains
+# KILL_AT takes its name.
+SITECUSTOMIZE = """
+import os, signal
+_replace, _at = os.replace, os.environ.get("KILL_AT")
+
+def replace(src, dst, **kwargs):
+    if _at and _at in str(dst):
+        os.killpg(0, signal.SIGKILL)
+    return _replace(src, dst, **kwargs)
+
+os.replace = replace
+"""
+
+
+class Checkout:
+    """The sources without results, with data that is there already."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        ignore = shutil.ignore_patterns(
+            ".git", ".venv", ".snakemake", "results", "logs", "cache", "*.egg-info"
+        )
+        shutil.copytree(ROOT, path, ignore=ignore)
+        shutil.rmtree(path / "reports" / "html", ignore_errors=True)
+        hooks = path / ".hooks"
+        hooks.mkdir()
+        (hooks / "sitecustomize.py").write_text(textwrap.dedent(SITECUSTOMIZE))
+        data = fetch("fashion_mnist").parent
+        self.environment = os.environ | {
+            "PYTHONPATH": f"{hooks}{os.pathsep}{path}",
+            "SLOWLINK_DATA": str(data),
+        }
+
+    def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
+        return subprocess.Popen(
+            [str(SNAKEMAKE), "--cores", "2", *arguments, "--config", "scale=smoke"],
+            cwd=self.path,
+            env=self.environment | {"KILL_AT": kill_at},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, kill_at: str = "") -> tuple[int, str]:
+        process = self.start(*arguments, kill_at=kill_at)
+        output, _ = process.communicate(timeout=600)
+        return process.returncode, output
+
+    def planned(self, *targets: str) -> str:
+        code, output = self.run("-n", *targets)
+        assert code == 0, output
+        return output

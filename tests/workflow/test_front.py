@@ -1,0 +1,36 @@
+"""The head of the README is what a run found."""
+
+import pandas as pd
+
+from reports import claims
+from workflow import documents, front
+
+
+def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypatch):
+    made = []
+    for name in documents.names():
+        file = documents.load(name).claims
+        striking = claims.about(file).striking
+        for claim in claims.load(file):
+            verdict = "fails" if claim.id == striking else "holds"
+            row = dict(id=claim.id, document=name, headline=claim.headline, verdict=verdict)
+            made.append(row)
+    results = tmp_path / "desk"
+    (results / "matrix" / "figures").mkdir(parents=True)
+    (results / "matrix" / "figures" / "winners.svg").write_text("<svg/>")
+    pd.DataFrame(made).to_parquet(results / "verdicts.parquet")
+    text = front.README.read_text()
+    assert all(text.count(mark) == 1 for mark in front.MARKS)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(text)
+    monkeypatch.setattr(front, "ROOT", tmp_path)
+    monkeypatch.setattr(front, "README", tmp_path / "README.md")
+    front.main(results)
+    written = (tmp_path / "README.md").read_text()
+    lines = [line for line in written.splitlines() if line.startswith("| ")]
+    assert len(lines) == 1 + len(documents.names())
+    rat = next(line for line in lines if line.startswith("| RAT |"))
+    assert rat.startswith("| RAT | 39 | 38 | 0 | 1 | 0 | 0 | Ring takes 1.16 times")
+    assert rat.endswith("*fails* |") and (tmp_path / front.MAP).read_text() == "<svg/>"
+    front.main(results)
+    assert (tmp_path / "README.md").read_text() == written

@@ -1,0 +1,157 @@
+"""Inputs of jobs are what their functions import, and nothing that they do not use."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workflow import closure, settings
+from workflow.experiment import Training
+from workflow.jobs import Jobs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    return Jobs(settings.load({"scale": "smoke"}), settings.wings())
+
+
+def functions(jobs):
+    """Module and name of the function behind every job that does not train, once."""
+    made = {}
+    for job in jobs.all.values():
+        if not isinstance(job.experiment, Training):
+            made.setdefault((job.experiment.module, job.experiment.name), job)
+    return made
+
+
+IMPORTS = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*(one.__file__ for one in list(sys.modules.values()) if getattr(one, "__file__", None)))
+"""
+
+
+def loaded(files):
+    """The files of this repository that are loaded in a fresh process that imports some."""
+    names = [
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for file in files
+        if file.endswith(".py") and not file.startswith(closure.FRAME)
+    ]
+    command = [sys.executable, "-c", IMPORTS, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [Path(path) for path in done.stdout.split()]
+    found = {str(path.relative_to(ROOT)) for path in paths if path.is_relative_to(ROOT)}
+    return {file for file in found if file.partition("/")[0] in closure.PACKAGES}
+
+
+def test_what_importing_loads_is_among_the_inputs_of_every_job(jobs):
+    seen = {}
+    for (module, name), job in functions(jobs).items():
+        direct = tuple(sorted(closure.used_by(module, name)))
+        if direct not in seen:
+            seen[direct] = loaded(direct)
+        missing = seen[direct] - set(job.inputs["sources"])
+        assert not missing, f"{module}.{name} loads {sorted(missing)}"
+
+
+def test_methods_that_settings_name_are_inputs_and_no_others(jobs):
+    def exchanges(name):
+        return {
+            Path(file).stem
+            for file in jobs.all["rat", name].inputs["sources"]
+            if file.startswith("methods/exchange/") and "/_" not in file
+        }
+
+    assert exchanges("figure7/RAT") == {"rat"}
+    assert exchanges("figure6") == {"parameter_server", "ring", "rat"}
+    assert "plink" in exchanges("table1")
+
+
+def test_what_runs_in_processes_of_its_own_is_an_input(jobs):
+    sources = set(jobs.all["dds", "federated"].inputs["sources"])
+    launched = {f"testbed/live/dds/federated/{name}.py" for name in ("__main__", "client")}
+    assert sources >= launched | {"methods/synchronization/fedavg.py"}
+    assert not launched & set(jobs.all["dds", "ddp"].inputs["sources"])
+
+
+def test_code_that_a_job_does_not_use_is_not_in_its_digest(jobs):
+    codes = {job.params["code"] for (wing, _), job in jobs.all.items() if wing == "rat"}
+    names = {job.experiment.name for (wing, _), job in jobs.all.items() if wing == "rat"}
+    assert len(codes) == len(names)
+
+
+def test_jobs_of_one_method_are_not_told_of_the_others(jobs):
+    assert set(jobs.all["rat", "figure7/PS"].settings["methods"]) == {"PS"}
+    assert set(jobs.all["rat", "latency"].settings["methods"]) == {"Ring", "RAT"}
+    assert "packet" not in jobs.all["rat", "latency"].settings
+
+
+def test_results_that_come_before_are_inputs(jobs):
+    rows = jobs.all["rat", "joint"].inputs["rows"]
+    assert [Path(file).stem for file in rows] == ["PS", "Ring", "RAT", "RAT_barrier"]
+
+
+def test_a_name_is_followed_through_helpers_constants_and_methods(tmp_path, monkeypatch):
+    (tmp_path / "testbed").mkdir()
+    (tmp_path / "methods" / "exchange").mkdir(parents=True)
+    for file in ("testbed/__init__.py", "testbed/b.py", "testbed/c.py", "testbed/d.py"):
+        (tmp_path / file).write_text("")
+    (tmp_path / "methods/exchange/ring.py").write_text("from testbed import d\n")
+    (tmp_path / "testbed/a.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from testbed import b\n"
+        "from testbed.c import thing\n"
+        "if TYPE_CHECKING:\n    from testbed import d\n"
+        "def helper():\n    return b\n"
+        "def uses():\n    return helper()\n"
+        "def loads(exchange):\n    return exchange.load('ring')\n"
+        "def other():\n    return thing\n"
+    )
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    for cached in (closure._parsed, closure._imported, closure._methods, closure._data):
+        cached.cache_clear()
+    base = {"testbed/__init__.py"}
+    assert closure.of_function("testbed.a", "uses")[0] == base | {"testbed/b.py"}
+    assert closure.of_function("testbed.a", "other")[0] == base | {"testbed/c.py"}
+    assert closure.of_function("testbed.a", "loads")[0] == base | {
+        "methods/exchange/ring.py",
+        "testbed/d.py",
+    }
+    for cached in (closure._parsed, closure._imported, closure._methods, closure._data):
+        cached.cache_clear()
+
+
+def test_what_a_file_of_the_same_document_defines_is_in_the_digest(tmp_path, monkeypatch):
+    folder = tmp_path / "workflow" / "documents" / "one"
+    (tmp_path / "testbed").mkdir()
+    folder.mkdir(parents=True)
+    (tmp_path / "testbed" / "b.py").write_text("")
+    (folder / "first.py").write_text(
+        "from testbed import b\ndef helper():\n    return b\ndef other():\n    return 1\n"
+    )
+    (folder / "second.py").write_text(
+        "from workflow.documents.one.first import helper, other\ndef uses():\n    return helper()\n"
+    )
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    for cached in (closure._parsed, closure._imported, closure._Source.of):
+        cached.cache_clear()
+
+    def used():
+        return closure.of_function("workflow.documents.one.second", "uses")
+
+    files, before = used()
+    assert files == {"testbed/b.py"}
+    for line, same in (("def other():\n    return 2\n", True), ("def helper():\n    1\n", False)):
+        with (folder / "first.py").open("a") as file:
+            file.write(line)
+        for cached in (closure._parsed, closure._imported, closure._Source.of):
+            cached.cache_clear()
+        assert (used()[1] == before) == same
+    monkeypatch.undo()
+    for cached in (closure._parsed, closure._imported, closure._Source.of):
+        cached.cache_clear()

@@ -1,0 +1,182 @@
+"""A wing is a folder: what it takes to add an experiment or a document, and to delete one."""
+
+import re
+import shutil
+import textwrap
+
+import pandas as pd
+import pytest
+
+from tests.workflow.checkout import ROOT, Checkout
+from workflow import targets
+
+EXTRA = '''
+"""How often a message crosses the spines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import PositiveInt
+
+from reports.charts import Dots, Figure
+from testbed.results import Row
+from workflow.documents.rat.experiments import Bench
+from workflow.experiment import Section, experiment
+
+
+class Crossings(Section):
+    racks: list[PositiveInt]
+
+
+@experiment(minutes=1, methods=("Ring",))
+def crossings(bench: Bench, crossings: Crossings) -> Iterator[Row]:
+    """Crossings of a ring in the order of the racks."""
+    for racks in crossings.racks:
+        yield bench.row("crossings", racks, "1", at={"racks": racks}, evidence="computed")
+
+
+crossing = Figure(
+    title="Crossings of a ring",
+    shows="A ring in the order of the racks crosses the spines once a rack.",
+    of=[crossings],
+    chart=Dots("crossings", y="racks"),
+)
+'''
+
+TOY = {
+    "__init__.py": "",
+    "recipe.yaml": """
+        rate: 1.0e+9
+        halves: {shares: [0.5, 0.25], smoke: {shares: [0.5]}}
+        """,
+    "experiments.py": '''
+        """A document of one number."""
+
+        from __future__ import annotations
+
+        from collections.abc import Iterator
+
+        from pydantic import PositiveFloat
+
+        from testbed.results import Row
+        from workflow import experiment as declarations
+        from workflow.experiment import Section, experiment
+
+
+        class Toy(declarations.Settings):
+            rate: PositiveFloat
+
+
+        class Halves(Section):
+            shares: list[PositiveFloat]
+
+
+        @experiment(minutes=1)
+        def halves(bench: declarations.Bench[Toy], halves: Halves) -> Iterator[Row]:
+            """A share of the rate."""
+            for share in halves.shares:
+                rate = share * bench.settings.rate
+                yield bench.row("rate", rate, "bit/s", at={"share": share}, evidence="computed")
+        ''',
+    "page.py": '''
+        """What the toy shows."""
+
+        from __future__ import annotations
+
+        from typing import TYPE_CHECKING
+
+        from reports.charts import table
+        from workflow.documents.toy import experiments
+        from workflow.experiment import PLANNING
+
+        if not PLANNING or TYPE_CHECKING:
+            import pandas as pd
+
+            from reports import tables
+
+
+        @table(title="Table 1", shows="Shares of a rate.", of=[experiments.halves])
+        def table1(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+            return tables.cells(verdicts, "Table 1")[["id", "printed", "ours", "verdict"]]
+        ''',
+    "claims.yaml": """
+        document: toy
+        label: Toy
+        title: A document of one number
+        citation: Nobody, nowhere
+        axes: {halves: [share]}
+        claims:
+          - id: TOY-1
+            where: Table 1
+            kind: value
+            setting: half
+            metric: rate
+            printed: "500"
+            unit: Mbit/s
+            quantity: count
+            ours: halves/0.5/times=1e-6/rate
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return Checkout(tmp_path_factory.mktemp("wings") / "slowlink")
+
+
+def test_an_experiment_with_a_figure_touches_one_python_and_one_yaml_file(checkout):
+    folder = checkout.path / "workflow" / "documents" / "rat"
+    recipe = folder / "recipe.yaml"
+    before = recipe.read_text()
+    (folder / "crossings.py").write_text(EXTRA)
+    recipe.write_text(before + "\ncrossings: {racks: [2, 4]}\n")
+    try:
+        code, said = checkout.run("rat_crossing")
+        assert code == 0, said[-3000:]
+        svg = (checkout.path / "results/smoke/rat/figures/crossing.svg").read_text()
+        assert "crossings" in svg and "data-missing" not in svg
+        assert pd.read_parquet(checkout.path / "results/smoke/rat/crossings.parquet")[
+            "value"
+        ].to_list() == [2.0, 4.0]
+    finally:
+        (folder / "crossings.py").unlink()
+        recipe.write_text(before)
+
+
+def test_a_document_is_one_folder(checkout):
+    folder = checkout.path / "workflow" / "documents" / "toy"
+    folder.mkdir()
+    for name, text in TOY.items():
+        (folder / name).write_text(textwrap.dedent(text).lstrip())
+    try:
+        code, said = checkout.run("toy_table1")
+        assert code == 0, said[-3000:]
+        table = pd.read_csv(checkout.path / "results/smoke/toy/tables/table1.csv", dtype=str)
+        assert table.to_dict("records") == [
+            {"id": "TOY-1", "printed": "500", "ours": "500", "verdict": "holds"}
+        ]
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_documents_folder_can_be_deleted(checkout):
+    folder = checkout.path / "workflow" / "documents" / "lpsp"
+    away = shutil.move(folder, checkout.path / "lpsp")
+    try:
+        plan = checkout.planned()
+        assert "rat: table1" in plan and "lpsp" not in plan
+    finally:
+        shutil.move(away, folder)
+
+
+def test_the_list_of_targets_is_what_the_wings_declare():
+    assert (ROOT / "docs" / "targets.md").read_text() == targets.listed()
+
+
+def test_targets_named_elsewhere_exist():
+    known = set(re.findall(r"^\| `(\w+)`", targets.listed(), flags=re.MULTILINE))
+    pages = [ROOT / "README.md", ROOT / "Snakefile", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        named = re.findall(r"snakemake --cores \d? ?(\w+_\w+)", page.read_text())
+        assert set(named) <= known | {"lpsp_ray"}, page

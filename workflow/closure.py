@@ -1,0 +1,273 @@
+"""Which files a function's result depends on, read off the source without running it.
+
+The closure of a module is itself and what it imports, directly or not, of this repository but its
+workflow; a method, a data file or a module to run that the code names as a constant counts as
+imported. Imports for type checkers do not count. Of a function only those imports of its module
+count whose names it uses, itself or through other functions and classes of its module and of others
+in its folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("methods", "testbed", "reports", "workflow")
+FRAME = "workflow/"
+ROOMS = ("exchange", "compression", "synchronization", "fusion")
+
+
+def closure(files: Iterable[str]) -> set[str]:
+    """Paths, from the repository's root, of these files and all that they import."""
+    found: set[str] = set()
+    pending = list(files)
+    while pending:
+        file = pending.pop()
+        # The workflow's own files only carry settings to functions and rows to files.
+        if file not in found and not file.startswith(FRAME):
+            found.add(file)
+            pending += _imported(file) if file.endswith(".py") else ()
+    return found
+
+
+def of_function(module: str, name: str) -> tuple[set[str], str]:
+    """What a function of a module uses: the closure of :func:`used_by`, and a digest of its own
+    source and of all that it uses in its module, and in others of its folder."""
+    nodes, files = _used(module, name)
+    text = "\n".join(sorted(map(ast.dump, nodes)))
+    return closure(files), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def used_by(module: str, name: str) -> set[str]:
+    """The files that a function's names are imported from, and those that its constants name."""
+    return _used(module, name)[1]
+
+
+def _used(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
+    """Definitions that a function uses in its module, and in others of its folder, where these come
+    from; the files that all other names are imported from, and those that constants name."""
+    nodes: dict[int, ast.AST] = {}
+    files: set[str] = set()
+    pending, seen = {(_file_of(module), name)}, set()
+    while pending - seen:
+        place = (pending - seen).pop()
+        seen.add(place)
+        source = _Source.of(place[0])
+        for one in source.used(place[1]):
+            if node := source.defined.get(one):
+                nodes[id(node)] = node
+                files |= set(_constants(_telling(node), source.file))
+            for file in source.imported.get(one, ()):
+                beside = file.startswith(FRAME) and Path(file).parent == Path(source.file).parent
+                if beside and one in _Source.of(file).defined:
+                    pending.add((file, one))
+                else:
+                    files.add(file)
+    return list(nodes.values()), files
+
+
+def methods_of(names: Iterable[tuple[str, str]]) -> set[str]:
+    """The files of methods, given as room and name, with what they import."""
+    return closure(f"methods/{room}/{name}.py" for room, name in names)
+
+
+def declares(file: Path) -> bool:
+    """Whether a file of a wing declares settings, an experiment, a figure or a table."""
+    for node in _parsed(str(file.relative_to(ROOT))).body:
+        made: list[ast.expr] = []
+        if isinstance(node, ast.FunctionDef):
+            made = node.decorator_list
+        elif isinstance(node, ast.ClassDef):
+            made = [base for base in node.bases if _called(base) == "Settings"]
+        elif isinstance(node, ast.Assign):
+            made = [node.value]
+        for one in made:
+            called = _called(one.func if isinstance(one, ast.Call) else one)
+            if called in ("experiment", "training", "table", "Figure", "Settings"):
+                return True
+    return False
+
+
+class _Source:
+    """A module's definitions and imports by name."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.defined: dict[str, ast.AST] = {}
+        self.imported: dict[str, list[str]] = {}
+        for node in _statements(_parsed(file)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for name, files in _bound(node, file):
+                    self.imported.setdefault(name, []).extend(files)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self.defined[node.name] = node
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    for one in ast.walk(target):
+                        if isinstance(one, ast.Name):
+                            self.defined[one.id] = node
+
+    @staticmethod
+    @cache
+    def of(file: str) -> _Source:
+        return _Source(file)
+
+    def used(self, name: str) -> set[str]:
+        """Names of the module that a definition uses, itself among them."""
+        found: set[str] = set()
+        pending = [name]
+        while pending:
+            one = pending.pop()
+            if one not in found:
+                found.add(one)
+                node = self.defined.get(one)
+                inside = list(ast.walk(node)) if node else []
+                # A section has the name of its experiment: as a parameter, it is not that.
+                given = {inner.arg for inner in inside if isinstance(inner, ast.arg)}
+                names = {inner.id for inner in inside if isinstance(inner, ast.Name)}
+                pending += names - given
+        return found
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of a dotted one."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+@cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements of a module, those under conditions included, but for type checkers' own."""
+    for node in tree.body:
+        if isinstance(node, ast.If):
+            if _called(node.test) != "TYPE_CHECKING":
+                yield from _statements(node)
+        else:
+            yield node
+
+
+@cache
+def _imported(file: str) -> tuple[str, ...]:
+    """Files that a file leads to directly."""
+    nodes = _telling(_parsed(file))
+    found = {one for package in _packages(file) for one in package}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {one for _, files in _bound(node, file) for one in files}
+    return tuple(sorted(found | set(_constants(nodes, file))))
+
+
+def _telling(tree: ast.AST) -> list[ast.AST]:
+    """Imports, calls and texts, but for type checkers' own. A plan looks at some hundred files, so
+    that this is a loop over the fields of nodes and not a walk."""
+    found: list[ast.AST] = []
+    pending: list[Any] = [tree]
+    while pending:
+        node = pending.pop()
+        kind = node.__class__
+        if kind is ast.Constant:
+            if node.value.__class__ is str:
+                found.append(node)
+            continue
+        if kind is ast.If and _called(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+            continue
+        if kind in (ast.Import, ast.ImportFrom, ast.Call):
+            found.append(node)
+        for name in node._fields:
+            value = getattr(node, name)
+            if value.__class__ is list:
+                pending += [one for one in value if isinstance(one, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                pending.append(value)
+    return found
+
+
+def _packages(file: str) -> Iterator[list[str]]:
+    """What runs before a file: its packages."""
+    for folder in Path(file).parents:
+        init = folder / "__init__.py"
+        if str(folder) != "." and (ROOT / init).is_file():
+            yield [str(init)]
+
+
+def _bound(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[tuple[str, list[str]]]:
+    """The names that an import binds, and the files of this repository behind each."""
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            name, module = alias.asname or alias.name.partition(".")[0], alias.name
+            files = [_file_of(module)] if _own(module) else []
+        else:
+            base = node.module or ""
+            if node.level:
+                parts = Path(file).parent.parts[: len(Path(file).parent.parts) - node.level + 1]
+                base = ".".join([*parts, base] if base else parts)
+            name = alias.asname or alias.name
+            files = []
+            if _own(base):
+                files = [one for one in (_file_of(base), _file_of(f"{base}.{alias.name}")) if one]
+        yield name, [one for one in files if one]
+
+
+def _own(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES
+
+
+def _file_of(module: str) -> str:
+    """The file of a module of this repository; empty if there is none."""
+    path = module.replace(".", "/")
+    for file in (f"{path}.py", f"{path}/__init__.py"):
+        if (ROOT / file).is_file():
+            return file
+    return ""
+
+
+def _constants(nodes: Iterable[ast.AST], file: str) -> Iterator[str]:
+    """Methods that code loads by a constant name, and data files and modules that it names: these
+    run in processes of their own."""
+    data = _data(str(Path(file).parent))
+    for one in nodes:
+        if isinstance(one, ast.Call):
+            given = [*one.args[:1], *(k.value for k in one.keywords if k.arg == "name")]
+            for value in given if _called(one.func) in ("load", "Part") else ():
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield from _methods(value.value)
+        elif isinstance(one, ast.Constant) and one.value in data:
+            yield data[one.value]
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield from _run(one.value)
+
+
+@cache
+def _run(name: str) -> tuple[str, ...]:
+    """The files that run as the module ``name``; none of a text that names no module."""
+    module = name.partition(":")[0]  # what follows is a function in it
+    if "." not in module or not _own(module) or not module.replace(".", "").isidentifier():
+        return ()
+    return tuple(file for file in (_file_of(module), _file_of(f"{module}.__main__")) if file)
+
+
+@cache
+def _methods(name: str) -> tuple[str, ...]:
+    files = [f"methods/{room}/{name}.py" for room in ROOMS]
+    return tuple(file for file in files if (ROOT / file).is_file())
+
+
+@cache
+def _data(folder: str) -> dict[str, str]:
+    """Files that are no Python in a folder and in ``data``, by their names."""
+    found = {}
+    for place in ("data", folder):
+        for path in (ROOT / place).glob("*.*"):
+            if path.is_file() and path.suffix in (".cc", ".yaml", ".html", ".css", ".js"):
+                found[path.name] = str(path.relative_to(ROOT))
+    return found

@@ -1,0 +1,40 @@
+"""What DDS's experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from workflow import experiment as declarations
+from workflow.experiment import distinct
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+MIB = 2**20
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+
+
+class Settings(declarations.Settings):
+    """``threads``: torch's, of each process."""
+
+    threads: PositiveInt
+
+    def check(self, check: Check) -> None:
+        for name in ("federated_seeds", "non_iid"):
+            for label in getattr(self, name).modes:
+                check.need(f"{name}.modes", label, self.federated.modes)
+
+
+Bench = declarations.Bench[Settings]
+
+
+def need(key: str, labels: Iterable[str], known: Collection[str]) -> None:
+    """Raises ValueError for a label that is not known."""
+    for label in labels:
+        if label not in known:
+            raise ValueError(f"{key}: {label!r}; allowed: {', '.join(sorted(known))}")

@@ -1,0 +1,375 @@
+"""GeoMX's tables of one round and its trainings, from its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from testbed.results import Row
+from testbed.training.recipe import (
+    Codec,
+    Dataset,
+    Device,
+    How,
+    Level,
+    Link,
+    Model,
+    Of,
+    Part,
+    Policy,
+    Recipe,
+)
+from workflow import experiment as declarations
+from workflow.experiment import PLANNING, Section, distinct, experiment, training
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+if not PLANNING:
+    import pandas as pd
+
+    from methods import exchange
+    from testbed.network import geo_sites
+    from testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
+    from testbed.training.summary import summarise
+
+IMAGES = 4
+"""Images a worker for gradients whose sizes alone matter."""
+TIME = "communication_time"
+BSP = Part(name="bsp")
+
+Sites = Annotated[list[PositiveInt], Field(min_length=1)]
+"""Workers of each site."""
+
+
+class Cluster(Section):
+    device: Device
+    servers_per_site: list[PositiveInt]
+    gpus_per_server: PositiveInt
+    lan: PositiveFloat
+    lan_latency: NonNegativeFloat
+    wan_latency: NonNegativeFloat
+
+
+class BiSparse(Section):
+    ratio: Annotated[float, Field(gt=0, le=1)]
+    sample_rate: Annotated[float, Field(gt=0, le=1)]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    lower_bound: PositiveInt
+    format: Literal["padded", "tight"]
+
+
+class System(Section):
+    exchange: Annotated[str, Of("exchange")]
+    levels: list[Level]
+
+
+class Variant(Section):
+    """A way of modelling communication: options of the exchange, hosts and links."""
+
+    overlap: bool = False
+    chunks: PositiveInt = 1
+    colocated: bool = False
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @property
+    def exchange(self) -> dict[str, Any]:
+        return dict(overlap=self.overlap, chunks=self.chunks)
+
+
+class Case(Section):
+    system: str
+    wan: PositiveFloat
+    synchronization: Annotated[str, Of("synchronization")] = "bsp"
+
+
+class Cases(Section):
+    """Systems at bandwidths, on sites of so many workers."""
+
+    workers: Sites
+    cases: dict[str, Case]
+
+    @property
+    def systems(self) -> list[str]:
+        return list(dict.fromkeys(case.system for case in self.cases.values()))
+
+
+class Table(Cases):
+    """The same for every model."""
+
+    models: list[Model]
+
+
+class Settings(declarations.Settings):
+    """What all experiments share: the data, the cluster, the systems, the ways of modelling."""
+
+    dataset: Dataset
+    limit: PositiveInt | None
+    sampler: Literal["random", "sequential"]
+    augment: bool
+    batch: PositiveInt
+    seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+    gradients: How
+    accelerator: Literal["auto", "cpu", "cuda"]
+    cluster: Cluster
+    bisparse: BiSparse
+    systems: dict[str, System]
+    variants: Annotated[dict[str, Variant], Field(min_length=1)]
+
+    @property
+    def variant(self) -> str:
+        """The way of modelling whose numbers are ours."""
+        return next(iter(self.variants))
+
+    def narrowed(self, plain, experiment, part, sections) -> dict[str, Any]:
+        """With only those systems that the sections name."""
+        used = {name for one in sections.values() for name in getattr(one, "systems", ())}
+        return plain | {"systems": {n: s for n, s in plain["systems"].items() if n in used}}
+
+    def link(self, wan: float, workers: Sequence[int], variant: str = "") -> Link:
+        """The network of sites of ``workers``, modelled as ``variant`` says."""
+        chosen = self.variants[variant or self.variant]
+        machines = self.cluster.servers_per_site[1:]
+        # A site's server shares its host with the workers that each machine has at least.
+        shared = min(n // m for n, m in zip(workers, machines, strict=True))
+        return Link(
+            lan=self.cluster.lan,
+            wan=wan,
+            lan_latency=self.cluster.lan_latency,
+            wan_latency=self.cluster.wan_latency,
+            colocated=shared if chosen.colocated else 0,
+            efficiency=chosen.efficiency,
+        )
+
+    def levels(
+        self, system: str, parties: int, lower_bound: int | None = None
+    ) -> tuple[Level, ...]:
+        """The codecs of ``system`` with the recipe's BiSparse filled in.
+
+        ``lower_bound`` replaces its own, where a smaller model is trained than the document's.
+        """
+        filled = self.bisparse.model_dump() | dict(parties=parties)
+        if lower_bound:
+            filled["lower_bound"] = lower_bound
+
+        def fill(part: Codec | None) -> Codec | None:
+            if part is None or part.name != "bisparse":
+                return part
+            return Part(name=part.name, **(filled | part.parameters))
+
+        levels = self.systems[system].levels
+        return tuple(Level(up=fill(one.up), down=fill(one.down)) for one in levels)
+
+    def check(self, check: Check) -> None:
+        for name in ("table1", "table2", "figure4", "mixed"):
+            for label, case in getattr(self, name).cases.items():
+                check.need(f"{name}.cases.{label}.system", case.system, self.systems)
+        for name in self.live.systems:
+            check.need("live.systems", name, self.systems)
+        for name in ("table1", "table2"):
+            chosen, table = getattr(self.emulated, name), getattr(self, name)
+            for model in chosen.models or ():
+                check.need(f"emulated.{name}.models", model, [m.name for m in table.models])
+            for label in chosen.cases or ():
+                check.need(f"emulated.{name}.cases", label, table.cases)
+
+    def check_made(self, check: Check) -> None:
+        sites = geo_sites([1, 1])
+        for name, system in self.systems.items():
+            depth = len(exchange.load(system.exchange).groups(sites))
+            if (given := len(system.levels)) != depth:
+                check.fail(
+                    f"systems.{name}.levels",
+                    f"{system.exchange} has {depth} levels, {given} given",
+                )
+        for name, one in self.agreement.cases.items():
+            key = f"agreement.cases.{name}"
+            network = check.attempt(f"{key}.network", one.topology)
+            check.attempt(f"{key}.exchange", one.plan, network)
+
+
+Bench = declarations.Bench[Settings]
+
+
+# What experiments share ---------------------------------------------------------------------------
+
+
+def a_run(
+    bench: Bench,
+    system: str,
+    workers: Sequence[int],
+    networks: Mapping[str, Link],
+    *,
+    lower_bound: int | None = None,
+    policy: Policy = BSP,
+    **fields: Any,
+) -> Recipe:
+    """Training of ``system``, with the other fields of a recipe as given."""
+    settings = bench.settings
+    options = settings.variants[settings.variant].exchange
+    shared = dict(
+        document=bench.document,
+        experiment=bench.experiment,
+        system=f"{system} {policy.name}",
+        at=dict(system=system),
+        exchange=Part(name=settings.systems[system].exchange, **options),
+        levels=settings.levels(system, len(workers), lower_bound),
+        synchronization=policy,
+        dataset=settings.dataset,
+        limit=settings.limit,
+        workers=tuple(workers),
+        sampler=settings.sampler,
+        augment=settings.augment,
+        gradients=settings.gradients,
+        batch=settings.batch,
+        seed=settings.seeds[0],
+        scale=bench.scale,
+        device=settings.cluster.device,
+        networks=networks,
+        accelerator=settings.accelerator,
+    )
+    return Recipe(**shared | fields)
+
+
+def full_size(bench: Bench, table: Table, model: Part, systems: Sequence[str]) -> dict[str, Recipe]:
+    """One round of each system on a table's own model, whatever this scale trains."""
+    case = next(iter(table.cases.values()))
+    links = {"any": bench.settings.link(case.wan, table.workers)}
+    one = dict(model=model, norm=False, batch=IMAGES, lr=1.0, rounds=1, evaluate_every=1)
+    return {name: a_run(bench, name, table.workers, links, **one) for name in sorted(systems)}
+
+
+def a_cell(bench: Bench, run: Recipe, label: str, case: Case, **fields: Any) -> Row:
+    """What all rows of a cell of a table share."""
+    place = dict(case=label, bandwidth=case.wan, seed=-1, evidence="computed", metric="")
+    return Row(**run.told | place | dict(value=0.0, unit="") | fields)
+
+
+# One round ----------------------------------------------------------------------------------------
+
+
+@experiment(memory_mb=9000)
+def table1(bench: Bench, table1: Table) -> Iterator[Row]:
+    """One round of every cell on full-size models."""
+    for rows, _ in _rounds(bench, table1, distinct=False):
+        yield from rows
+
+
+class Sensitivity(Section):
+    compute_s: list[NonNegativeFloat]
+
+
+@experiment(memory_mb=9000, makes=("sensitivity",))
+def table2(bench: Bench, table2: Table, sensitivity: Sensitivity) -> Iterator[Row]:
+    """The same, with the bytes of every worker's own gradient; and what computing may take."""
+    for rows, compression_s in _rounds(bench, table2, distinct=True):
+        yield from rows
+        ours = next(row for row in rows if row.metric == TIME)
+        for compute_s in sensitivity.compute_s:
+            update = dict(
+                experiment="sensitivity",
+                variant="",
+                at=ours.at | dict(compute_s=compute_s),
+                metric="round_time",
+                value=ours.value + compression_s + compute_s,
+            )
+            yield ours.model_copy(update=update)
+
+
+def _rounds(bench: Bench, table: Table, distinct: bool) -> Iterator[tuple[list[Row], float]]:
+    """Rows of every cell, and the seconds that compressing takes in its round."""
+    settings = bench.settings
+    for model in table.models:
+        runs = full_size(bench, table, model, table.systems)
+        bench.say(f"{bench.experiment}: gradients of {model.name} through {', '.join(runs)}")
+        traffic = real_traffic(runs, distinct=distinct)
+        for label, case in table.cases.items():
+            bench.say(f"{bench.experiment}: {model.name}, {label}")
+            run, sent = runs[case.system], traffic[case.system]
+            row = a_cell(bench, run, label, case)
+            timings = {
+                name: Timing(settings.link(case.wan, table.workers, name), variant.exchange)
+                for name, variant in settings.variants.items()
+            }
+            ideal = dict(colocated=settings.cluster.gpus_per_server, efficiency=1.0)
+            best = settings.link(case.wan, table.workers).model_copy(update=ideal)
+            whole = run.model_copy(update=dict(batch=settings.batch))
+            compute_s, compression_s = costs(whole, sent)
+            spent = compute_s, compression_s
+            rows = [
+                *byte_rows(row, model, len(run.levels), sent),
+                *time_rows(row, run.exchange, table.workers, timings, best, sent, *spent),
+            ]
+            yield rows, compression_s
+
+
+# Trained ------------------------------------------------------------------------------------------
+
+
+class Optimizer(Section):
+    name: Literal["sgd"]
+    lr: PositiveFloat
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
+class Training(Section):
+    """The target lies ``below_dense`` points under the final accuracy of uncompressed runs."""
+
+    model: Model
+    stands_for: Model | None
+    lower_bound: PositiveInt | None
+    optimizer: Optimizer
+    rounds: PositiveInt
+    evaluate_every: PositiveInt
+    below_dense: PositiveFloat
+
+
+def at_target(curves: pd.DataFrame, recipe: Settings) -> Iterator[Row]:
+    """Final accuracies, and what reaching the target takes."""
+    return summarise(curves, recipe.training.below_dense)
+
+
+@training(summarise=at_target)
+def figure4(bench: Bench, training: Training, figure4: Cases) -> Iterator[Recipe]:
+    """GeoMX and MXNET at two bandwidths."""
+    return _runs(bench, training, figure4)
+
+
+@training(summarise=at_target)
+def figure6(bench: Bench, training: Training, table2: Table) -> Iterator[Recipe]:
+    """The settings of Table 2."""
+    return _runs(bench, training, table2)
+
+
+@training(summarise=at_target)
+def mixed(bench: Bench, training: Training, mixed: Cases) -> Iterator[Recipe]:
+    """Full and mixed synchronization, whose optimizer is at the global server."""
+    return _runs(bench, training, mixed, optimizer_at="server")
+
+
+def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iterator[Recipe]:
+    """Cases that train alike share a run and differ in links."""
+    shared: dict[tuple[str, str], dict[str, Link]] = {}
+    for label, case in table.cases.items():
+        networks = shared.setdefault((case.system, case.synchronization), {})
+        networks[label] = bench.settings.link(case.wan, table.workers)
+    for (system, policy), networks in shared.items():
+        for seed in bench.settings.seeds:
+            yield a_run(
+                bench,
+                system,
+                table.workers,
+                networks,
+                policy=Part(name=policy),
+                lower_bound=training.lower_bound,
+                model=training.model,
+                stands_for=training.stands_for,
+                lr=training.optimizer.lr,
+                momentum=training.optimizer.momentum,
+                rounds=training.rounds,
+                evaluate_every=training.evaluate_every,
+                seed=seed,
+                **fields,
+            )

@@ -1,0 +1,99 @@
+"""What LPSP's experiments share: the policies, the workers' speeds, the network, the workloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from testbed.training.recipe import How, Model, Policy
+from workflow import experiment as declarations
+from workflow.experiment import Section, distinct
+from workflow.named import known
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+BSP, LPSP = "BSP", "LPSP"
+
+Average = Literal["members", "all"]
+Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Sizes = Annotated[list[PositiveInt], Field(min_length=1), AfterValidator(distinct)]
+
+
+class Stragglers(Section):
+    """Uneven workers: ``highest`` factor, share of ``jitter``, iterations from change to change."""
+
+    highest: Annotated[float, Field(ge=1)]
+    jitter: Share
+    period: PositiveFloat
+
+
+class Network(Section):
+    """Workers and a server on one switch: bit/s, seconds a hop, share of payload in a frame."""
+
+    rate: PositiveFloat
+    latency: NonNegativeFloat
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+
+
+class Workload(Section):
+    """What is trained until when: ``images`` to train on; ``evaluate_every`` in epochs of all
+    workers together.
+
+    ``ablations`` are groups of the recipe's, trained on ``ablated_workers``, too. ``dataset`` is
+    not marked as one, since experiments that use only the speeds and the model do without the data.
+    """
+
+    dataset: str
+    model: Model
+    workers: Sizes
+    methods: list[str]
+    gradients: How
+    ablations: list[str] = []
+    ablated_workers: PositiveInt | None = None
+    base_s: PositiveFloat
+    seconds: PositiveFloat
+    target: PositiveFloat
+    window: PositiveInt
+    batch: PositiveInt
+    lr: PositiveFloat
+    momentum: Share
+    evaluate_every: PositiveFloat
+    seeds: Seeds
+    images: PositiveInt
+    test_limit: PositiveInt | None
+
+    def rounds_between(self, workers: int) -> int:
+        """Rounds from one evaluation to the next."""
+        return max(1, round(self.evaluate_every * self.images / (self.batch * workers)))
+
+
+class Settings(declarations.Settings):
+    """``ablations``: LPSP with one option changed, by group and label."""
+
+    accelerator: Literal["auto", "cpu", "cuda"]
+    averaged_over: Average
+    methods: dict[str, Policy]
+    ablations: dict[str, dict[str, Policy]]
+    stragglers: Stragglers
+    network: Network
+
+    def check(self, check: Check) -> None:
+        for label in (BSP, LPSP):
+            check.need("methods", label, self.methods)
+        for name in ("mnist", "cifar10", "control", "control_static", "control_rate", "ray"):
+            for label in getattr(self, name).methods:
+                check.need(f"{name}.methods", label, self.methods)
+        for name in ("mnist", "cifar10"):
+            check.need(f"{name}.dataset", getattr(self, name).dataset, known("dataset"))
+        for group in self.cifar10.ablations:
+            check.need("cifar10.ablations", group, self.ablations)
+        for name in ("cifar10", "waiting"):
+            ablated, workers = self.cifar10.ablated_workers, getattr(self, name).workers
+            if ablated not in workers:
+                check.fail("cifar10.ablated_workers", f"{ablated} is not among {name}.workers")
+
+
+Bench = declarations.Bench[Settings]

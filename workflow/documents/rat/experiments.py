@@ -1,0 +1,751 @@
+"""RAT's figures and tables: exchanges on simulated networks, with faults and beside ns-3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from testbed.results import Row
+from testbed.training.recipe import Of
+from workflow import experiment as declarations
+from workflow.experiment import PLANNING, Section, Seeds, Sizes, experiment
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+if not PLANNING:
+    import functools
+    import math
+    import multiprocessing
+    import resource
+    import time
+
+    import numpy as np
+    import pandas as pd
+    from scipy.optimize import brentq
+
+    from methods import exchange
+    from methods.exchange import Plan, Topology
+    from testbed.network import (
+        Faults,
+        Network,
+        Paths,
+        balancing,
+        bound,
+        closed_forms,
+        counting,
+        faults,
+        longest_chain,
+        node_traffic,
+        region_traffic,
+        simulate,
+        topology,
+    )
+    from testbed.network import packet as ns3
+    from testbed.results import coordinates
+
+AGREES = 0.1
+"""Share within which two simulators agree."""
+
+
+class Method(BaseModel):
+    """An exchange by name; every other key is an option of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    exchange: Annotated[str, Of("exchange")]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Settings(declarations.Settings):
+    """What all experiments share: the vector, the choice of paths, and the exchanges."""
+
+    model: str
+    nbytes: PositiveFloat
+    synchronization: Annotated[str, Of("synchronization")]
+    paths: Literal["first", "ecmp", "balanced"]
+    seed: int
+    latency: NonNegativeFloat
+    methods: dict[str, Method]
+
+    def check(self, check: Check) -> None:
+        for label in ("PS", "Ring", "RAT"):
+            check.need("methods", label, self.methods)
+        for name in ("figure6", "figure7", "packet", "disturbances", "scale"):
+            for label in getattr(self, name).methods:
+                check.need(f"{name}.methods", label, self.methods)
+        racks = self.figure7.racks * self.figure7.per_rack
+        if self.survival.paused >= racks:
+            check.fail("survival.paused", _too_many(self.survival.paused, racks))
+
+
+def _too_many(paused: int, workers: int) -> str:
+    return f"of {workers} workers at least one must go on, not pause {paused}"
+
+
+Bench = declarations.Bench[Settings]
+
+
+# What experiments share ---------------------------------------------------------------------------
+
+
+def _plan(bench: Bench, label: str, network: Topology, **changes: object) -> Plan:
+    chosen = bench.settings.methods[label]
+    return exchange.load(chosen.exchange, **(chosen.options | changes))(network)
+
+
+def _paths(bench: Bench) -> Paths:
+    return Paths(bench.settings.paths, bench.settings.seed)
+
+
+def _leaves(bench: Bench, racks: int, per_rack: object, rate: float, spines: int, **options):
+    options = {"latency": bench.settings.latency, "helpers": True} | options
+    return topology.leaf_spine(racks, per_rack, rate, spines=spines, **options)
+
+
+def _completion(bench: Bench, plan: Plan, network: Topology, **options) -> float:
+    options = {"paths": _paths(bench)} | options
+    return simulate(plan, network, bench.settings.nbytes, **options).completion_s
+
+
+def _row(
+    bench: Bench, metric: str, value: float, unit: str, network: Topology | None = None, **fields
+) -> Row:
+    """A row whose coordinate ``method`` names its exchange, on a network with so many workers."""
+    at = fields.get("at", {})
+    method = bench.settings.methods.get(at.get("method", ""))
+    if network is not None:
+        fields.setdefault("workers", len(network.workers))
+    mine = dict(
+        case=" ".join(str(value) for value in at.values()),
+        exchange=method.exchange if method else "",
+        compression="identity",
+        synchronization=bench.settings.synchronization,
+        model=bench.settings.model,
+        evidence="simulated",
+    )
+    return bench.row(metric, value, unit, **mine | fields)
+
+
+def _refused(bench: Bench, metric: str, unit: str, error: ValueError, **fields) -> Row:
+    """The row of an exchange that this network does not suit."""
+    failed = _row(bench, metric, 0.0, unit, **fields)
+    return failed.model_copy(update=dict(value=math.nan, status="failed", reason=str(error)))
+
+
+def _times(bench: Bench, seconds: float, rate: float, **fields) -> Iterator[Row]:
+    """Completion in seconds, and in times that a card needs for the vector."""
+    yield _row(bench, "completion_time", seconds, "s", **fields)
+    normalised = seconds * rate / (8 * bench.settings.nbytes)
+    yield _row(bench, "normalised_time", normalised, "1", **fields)
+
+
+def _uplinks(network: Topology, rack: int, spine: int) -> list[int]:
+    """The cable between a rack and a spine: the link up, and the link down."""
+    ends = f"rack{rack}/switch", f"spine{spine}"
+    return [int(topology.links_between(network, *way)[0]) for way in (ends, ends[::-1])]
+
+
+# Without faults -----------------------------------------------------------------------------------
+
+
+class Figure6(Section):
+    """Racks of so many workers under spines; every uplink has a card's rate."""
+
+    racks: PositiveInt
+    spines: PositiveInt
+    per_rack: Sizes
+    rates: list[PositiveFloat]
+    methods: list[str]
+
+
+@experiment()
+def figure6(bench: Bench, figure6: Figure6) -> Iterator[Row]:
+    """Completion time against oversubscription."""
+    for rate in figure6.rates:
+        for per_rack in figure6.per_rack:
+            network = _leaves(bench, figure6.racks, per_rack, rate, figure6.spines)
+            for method in figure6.methods:
+                at = dict(method=method, oversubscription=per_rack / figure6.spines)
+                bench.say(f"figure 6: {method}, {per_rack} workers a rack at {rate:g} bit/s")
+                plan = _plan(bench, method, network)
+                same = dict(at=at, network=network, bandwidth=rate)
+                # Without latencies to speak of, rates only scale times, so that paths are hashed
+                # at one of them.
+                hashed = ("balanced", "ecmp") if rate == figure6.rates[-1] else ("balanced",)
+                for choice in hashed:
+                    paths = Paths(choice, bench.settings.seed)
+                    seconds = _completion(bench, plan, network, paths=paths)
+                    yield from _times(bench, seconds, rate, variant=choice, **same)
+                least = bound(plan, network, bench.settings.nbytes, paths=_paths(bench))
+                yield _row(bench, "bound_time", least, "s", evidence="computed", **same)
+
+
+class LatencyNeeded(Section):
+    """The ratio of Ring to RAT that a latency must explain, and latencies (s) that are tried."""
+
+    ratio: Annotated[float, Field(gt=1)]
+    hops: list[NonNegativeFloat]
+
+
+@experiment(methods=("Ring", "RAT"))
+def latency(bench: Bench, figure6: Figure6, latency_needed: LatencyNeeded) -> Iterator[Row]:
+    """The latency of a message at which Ring takes so much longer than RAT."""
+    for rate in figure6.rates:
+        for per_rack in figure6.per_rack:
+            bench.say(f"latency: {per_rack} workers a rack at {rate:g} bit/s")
+            plans: dict[str, Plan] = {}
+
+            @functools.cache
+            def ratio(hop: float, per_rack=per_rack, rate=rate, plans=plans) -> float:
+                # A message crosses two cards whether it stays in its rack or not.
+                network = _leaves(
+                    bench, figure6.racks, per_rack, rate, figure6.spines, latency=(hop / 2, 0.0)
+                )
+                for method in ("Ring", "RAT"):
+                    plans.setdefault(method, _plan(bench, method, network))
+                ring, rat = (_completion(bench, plans[m], network) for m in ("Ring", "RAT"))
+                return ring / rat
+
+            at = dict(oversubscription=per_rack / figure6.spines)
+            same = dict(workers=figure6.racks * per_rack, bandwidth=rate)
+            for hop in latency_needed.hops:
+                yield _row(bench, "ring_over_rat", ratio(hop), "1", at=at | dict(hop=hop), **same)
+            high = 8 * bench.settings.nbytes / rate / (figure6.racks * per_rack)
+            needed = brentq(lambda hop: ratio(hop) - latency_needed.ratio, 0.0, high, rtol=1e-3)
+            yield _row(bench, "needed_latency", needed, "s", at=at, **same)
+
+
+class Pipelining(Section):
+    """``uplinks``: rate of an uplink over that of a card."""
+
+    per_rack: PositiveInt
+    uplinks: list[PositiveFloat]
+    chunks: Sizes
+
+
+@experiment(methods=("RAT",))
+def pipelining(bench: Bench, figure6: Figure6, pipelining: Pipelining) -> Iterator[Row]:
+    """RAT in more and more chunks, where cards limit and where uplinks do."""
+    rate, w = figure6.rates[-1], pipelining.per_rack
+    for share in pipelining.uplinks:
+        network = _leaves(
+            bench, figure6.racks, w, rate, figure6.spines, uplink=share * rate, latency=0.0
+        )
+        uplinks = share * figure6.spines
+        for chunks in pipelining.chunks:
+            plan = _plan(bench, "RAT", network, chunks=chunks)
+            at = dict(method="RAT", oversubscription=w / uplinks, chunks=chunks)
+            same = dict(at=at, network=network, bandwidth=rate)
+            yield from _times(bench, _completion(bench, plan, network), rate, **same)
+            formula = closed_forms.pipelined_rat(w, figure6.racks, uplinks, chunks)
+            yield _row(bench, "fill_formula", formula, "1", evidence="computed", **same)
+            least = bound(plan, network, bench.settings.nbytes, paths=_paths(bench))
+            limit = least * rate / (8 * bench.settings.nbytes)
+            yield _row(bench, "limit", limit, "1", evidence="computed", **same)
+
+
+class Exchanges(Section):
+    per_rack: Sizes
+    rate: PositiveFloat
+
+
+@experiment()
+def exchanges(bench: Bench, figure6: Figure6, exchanges: Exchanges) -> Iterator[Row]:
+    """Every method against oversubscription."""
+    for per_rack in exchanges.per_rack:
+        network = _leaves(bench, figure6.racks, per_rack, exchanges.rate, figure6.spines)
+        for method in bench.settings.methods:
+            bench.say(f"exchanges: {method}, {per_rack} workers a rack")
+            at = dict(method=method, oversubscription=per_rack / figure6.spines)
+            same = dict(at=at, network=network, bandwidth=exchanges.rate)
+            try:
+                plan = _plan(bench, method, network)
+            except ValueError as error:
+                yield _refused(bench, "completion_time", "s", error, **same)
+                continue
+            seconds = _completion(bench, plan, network)
+            yield from _times(bench, seconds, exchanges.rate, variant="balanced", **same)
+
+
+# Pausing nodes ------------------------------------------------------------------------------------
+
+
+class Figure7(Section):
+    """``paused`` and ``periods`` are the document's k and d (seconds)."""
+
+    racks: PositiveInt
+    per_rack: PositiveInt
+    rate: PositiveFloat
+    oversubscription: PositiveFloat
+    paused: Sizes
+    periods: list[PositiveFloat]
+    begin: NonNegativeFloat
+    draws: Seeds
+    methods: list[str]
+    ring: PositiveFloat
+    rat: PositiveFloat
+
+    @model_validator(mode="after")
+    def _some_go_on(self) -> Figure7:
+        if max(self.paused) >= self.racks * self.per_rack:
+            raise ValueError(f"paused: {_too_many(max(self.paused), self.racks * self.per_rack)}")
+        return self
+
+
+def _two_racks(bench: Bench, figure7: Figure7) -> Topology:
+    uplink = figure7.rate * figure7.per_rack / (2 * figure7.oversubscription)
+    return _leaves(bench, figure7.racks, figure7.per_rack, figure7.rate, 2, uplink=uplink)
+
+
+def _paused_completion(
+    bench: Bench,
+    plan: Plan,
+    network: Topology,
+    pauses: tuple[int, float],
+    draw: int,
+    begin: float,
+    free: float,
+) -> float:
+    """Completion while random nodes pause, redrawn for as long as it takes."""
+    paused, period = pauses
+    until = begin + 4 * free + 2 * period
+    while True:
+        drawn = faults.random_pauses(network.workers, paused, period, until, draw, begin)
+        seconds = _completion(bench, plan, network, faults=drawn)
+        if seconds <= until:
+            return seconds
+        until = 2 * until
+
+
+@experiment(parts=lambda recipe: recipe.figure7.methods)
+def figure7(bench: Bench, part: str, figure7: Figure7) -> Iterator[Row]:
+    """One method while k random nodes pause, redrawn every d."""
+    network = _two_racks(bench, figure7)
+    plan = _plan(bench, part, network)
+    free = _completion(bench, plan, network)
+    same = dict(network=network, bandwidth=figure7.rate)
+    yield _row(bench, "completion_time", free, "s", at=dict(method=part, k=0), **same)
+    for paused in figure7.paused:
+        for period in figure7.periods:
+            at = dict(method=part, k=paused, d=period)
+            bench.say(f"figure 7: {part}, k = {paused}, d = {period:g} s")
+            for draw in figure7.draws:
+                seconds = _paused_completion(
+                    bench, plan, network, (paused, period), draw, figure7.begin, free
+                )
+                here = dict(at=at, seed=draw, **same)
+                yield _row(bench, "completion_time", seconds, "s", **here)
+                yield _row(bench, "slowdown", seconds / free, "1", **here)
+
+
+@experiment(after=[figure7], methods=(), minutes=5, memory_mb=1000)
+def joint(bench: Bench, rows: pd.DataFrame, figure7: Figure7) -> Iterator[Row]:
+    """Where in the grid of Figure 7 both printed ratios fit best, and how much of it fits at all.
+
+    The document prints neither k nor d. Distances are those of logarithms; a ratio fits within
+    10 %.
+    """
+    times = coordinates(rows[rows["metric"] == "completion_time"])
+    paused = times.dropna(subset="d").set_index(["method", "k", "d", "seed"])["value"].sort_index()
+    free = times[times["k"] == 0].set_index("method")["value"]
+    cells = {}
+    for cell in [(float(k), d) for k in figure7.paused for d in figure7.periods]:
+        ring, rat, ps = (paused.loc[name, *cell] for name in ("Ring", "RAT", "PS"))
+        cells[cell] = {
+            "ring_slowdown": ring / free["Ring"],
+            "ring_over_rat": ring / rat,
+            "rat_over_ps": rat / ps,
+            "ring_over_ps": ring / ps,
+        }
+    mean = pd.DataFrame(
+        {
+            cell: {name: np.exp(np.log(v).mean()) for name, v in c.items()}
+            for cell, c in cells.items()
+        }
+    ).T
+    off = np.abs(np.log(mean[["ring_slowdown", "ring_over_rat"]] / [figure7.ring, figure7.rat]))
+    best = mean.index[np.hypot(*off.to_numpy().T).argmin()]
+    yield _row(bench, "paused_nodes", best[0], "1", at=dict(over="joint"))
+    yield _row(bench, "redraw_period", best[1], "s", at=dict(over="joint"))
+    for name, values in cells[best].items():
+        for draw, value in values.items():
+            yield _row(bench, name, value, "1", at=dict(over="joint"), seed=draw)
+    fits = off < np.log(1.1)
+    share = {"share_ring": fits["ring_slowdown"], "share_rat": fits["ring_over_rat"]}
+    share["share_joint"] = fits.all(axis=1)
+    grid = dict(at=dict(over="grid"))
+    for name, inside in share.items():
+        yield _row(bench, name, 100 * inside.mean(), "%", **grid)
+    yield _row(bench, "ring_over_rat_mean", mean["ring_over_rat"].mean(), "1", **grid)
+    yield _row(bench, "ring_slowdown_max", mean["ring_slowdown"].max(), "1", **grid)
+    for name in ("ring_over_rat", "ring_over_ps"):
+        yield _row(bench, f"{name}_max", mean[name].max(), "1", **grid)
+
+
+class Pauses(Section):
+    paused: PositiveInt
+    period: PositiveFloat
+    draws: Seeds
+
+
+@experiment()
+def survival(bench: Bench, figure7: Figure7, survival: Pauses) -> Iterator[Row]:
+    """Every method while nodes pause."""
+    network = _two_racks(bench, figure7)
+    for method in bench.settings.methods:
+        bench.say(f"survival: {method}")
+        at = dict(method=method, faults="free")
+        same = dict(network=network, bandwidth=figure7.rate)
+        try:
+            plan = _plan(bench, method, network)
+        except ValueError as error:
+            yield _refused(bench, "completion_time", "s", error, at=at, **same)
+            continue
+        free = _completion(bench, plan, network)
+        yield _row(bench, "completion_time", free, "s", at=at, **same)
+        at = dict(method=method, faults="paused")
+        for draw in survival.draws:
+            seconds = _paused_completion(
+                bench, plan, network, (survival.paused, survival.period), draw, 0.0, free
+            )
+            here = dict(at=at, seed=draw, **same)
+            yield _row(bench, "completion_time", seconds, "s", **here)
+            yield _row(bench, "slowdown", seconds / free, "1", **here)
+
+
+# Counted ------------------------------------------------------------------------------------------
+
+
+class Table1(Section):
+    """Shapes of networks: workers a rack, racks a pod, pods a zone, zones."""
+
+    shapes: Annotated[list[Sizes], Field(min_length=1)]
+
+
+@experiment()
+def table1(bench: Bench, table1: Table1) -> Iterator[Row]:
+    """Traffic out of every oversubscribed region and the longest chain, counted on plans."""
+    for shape in table1.shapes:
+        network = topology.tree(tuple(shape), 1e9, helpers=True)
+        for method, chosen in bench.settings.methods.items():
+            at = dict(method=method, shape="x".join(map(str, shape)))
+            same = dict(at=at, network=network, evidence="computed")
+            try:
+                plan = _plan(bench, method, network, chunks=1)
+            except ValueError as error:
+                yield _refused(bench, "chain", "1", error, **same)
+                continue
+            found = {
+                f"egress_{layer}": traffic.egress.max()
+                for layer, traffic in region_traffic(plan, network).items()
+            }
+            found["chain"] = longest_chain(plan, part="push")
+            found["chain_whole"] = longest_chain(plan)
+            found["node_egress"] = node_traffic(plan, network).egress[network.workers].max()
+            formula = closed_forms.table1(chosen.exchange, chosen.options, tuple(shape))
+            found |= {f"{name}_formula": value for name, value in formula.items()}
+            least = counting.least_egress(network)
+            found |= {f"least_{layer}": value for layer, value in least.items()}
+            for metric, value in found.items():
+                yield _row(bench, metric, value, "1", **same)
+
+
+class ChainBlocking(Section):
+    workers: Sizes
+
+
+@experiment(methods=("Ring",), minutes=5)
+def chain_blocking(bench: Bench, chain_blocking: ChainBlocking) -> Iterator[Row]:
+    """§2.2, Figure 4: what a ring still sends while its first node is blocked."""
+    for n in chain_blocking.workers:
+        network = topology.star(n, 1e9)
+        first = int(network.workers[0])
+        blocked = Network(network, Faults(pauses=((first, 0.0, 1e6),)))
+        blocked.start(exchange.load("ring")(network), bench.settings.nbytes)
+        blocked.advance(1e5)
+        sent = np.bincount(network.link_src, blocked.link_bytes) / bench.settings.nbytes
+        shares = sent[network.workers]
+        full = n - 1  # vectors that all nodes together send in the first half
+        for node, share in enumerate(shares, start=1):
+            at = dict(method="Ring", node=node)
+            yield _row(bench, "sent_share", share, "1", at=at, network=network)
+        lost = 1 - shares.sum() / full
+        yield _row(bench, "utilisation_loss", lost, "1", at=dict(method="Ring"), network=network)
+
+
+class CrossLoad(Section):
+    racks: PositiveInt
+    per_rack: PositiveInt
+
+
+@experiment(methods=("PS",), minutes=5)
+def cross_load(bench: Bench, cross_load: CrossLoad) -> Iterator[Row]:
+    """§2.1, Figure 3a: flows of a parameter server over a rack's uplink and over a card."""
+    network = topology.leaf_spine(cross_load.racks, cross_load.per_rack, 1e9, spines=1)
+    plan = _plan(bench, "PS", network, chunks=1)
+    push = (plan.op == exchange.REDUCE).astype(float)
+    ptr, links = counting.plan_routes(plan, network)
+    flows = counting.spread(network, ptr, links, push)
+    cards = np.isin(network.link_src, network.workers)
+    racks = network.regions[0][network.link_src] >= 0
+    cross = flows[racks & ~cards & (network.regions[0][network.link_dst] < 0)].max()
+    inside = flows[cards].max()
+    figures = {"cross_flows": cross, "in_rack_flows": inside, "extra_load": cross / inside - 1}
+    at = dict(method="PS", racks=cross_load.racks, per_rack=cross_load.per_rack)
+    for metric, value in figures.items():
+        yield _row(bench, metric, value, "1", at=at, network=network, evidence="computed")
+
+
+# Packets ------------------------------------------------------------------------------------------
+
+
+class Packet(Section):
+    """The plans that ns-3 repeats, and its transport (``testbed.network.packet.Tcp``)."""
+
+    nbytes: PositiveFloat
+    rate: PositiveFloat
+    racks: PositiveInt
+    per_rack: PositiveInt
+    spines: PositiveInt
+    latency: NonNegativeFloat
+    oversubscription: list[PositiveFloat]
+    paused_oversubscription: list[PositiveFloat]
+    methods: list[str]
+    pauses: Pauses
+    tcp: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Packet:
+        for ratio in self.paused_oversubscription:
+            if ratio not in self.oversubscription:
+                raise ValueError(f"paused_oversubscription: {ratio:g} is not in oversubscription")
+        if self.pauses.paused >= self.racks * self.per_rack:
+            hosts = self.racks * self.per_rack
+            raise ValueError(f"pauses.paused: {_too_many(self.pauses.paused, hosts)}")
+        return self
+
+
+@experiment(parts=lambda recipe: recipe.packet.methods)
+def packet(bench: Bench, part: str, packet: Packet) -> Iterator[Row]:
+    """The same plan in ns-3 and in the fluid simulator."""
+    tcp = ns3.Tcp(**packet.tcp)
+    cells = [(o, None) for o in packet.oversubscription]
+    cells += [(o, draw) for o in packet.paused_oversubscription for draw in packet.pauses.draws]
+    free: dict[float, float] = {}
+    for oversubscription, draw in cells:
+        network = _leaves(
+            bench,
+            packet.racks,
+            packet.per_rack,
+            packet.rate,
+            packet.spines,
+            uplink=packet.rate * packet.per_rack / (packet.spines * oversubscription),
+            latency=packet.latency,
+        )
+        at = dict(method=part, oversubscription=oversubscription)
+        at["faults"] = "free" if draw is None else "paused"
+        plan = _plan(bench, part, network)
+        same = dict(at=at, network=network, bandwidth=packet.rate)
+        if draw is not None:
+            same["seed"] = draw
+        if why := ns3.available():
+            missing = ValueError(why)
+            yield _refused(bench, "completion_time", "s", missing, evidence="packet", **same)
+            continue
+        bench.say(f"packet: {part}, {oversubscription:g}:1, {at['faults']}")
+        options = dict(paths=_paths(bench))
+        if draw is not None:
+            options["faults"] = faults.random_pauses(
+                network.workers,
+                packet.pauses.paused,
+                packet.pauses.period,
+                40 * free[oversubscription],
+                draw,
+            )
+        options["efficiency"] = tcp.efficiency
+        simulate(plan, network, packet.nbytes, **options)  # compiles, the first time
+        begin = time.perf_counter()
+        fluid = simulate(plan, network, packet.nbytes, **options)
+        fluid_s = time.perf_counter() - begin
+        del options["efficiency"]
+        free.setdefault(oversubscription, fluid.completion_s)
+        packets = ns3.packet_simulate(
+            plan, network, packet.nbytes, tcp=tcp, progress=bench.say, **options
+        )
+        yield _row(bench, "completion_time", fluid.completion_s, "s", **same)
+        why = _difference(packets, fluid.completion_s)
+        counted = dict(evidence="packet", **same)
+        yield _row(bench, "completion_time", packets.completion_s, "s", reason=why, **counted)
+        for metric in ("drops", "timeouts", "recoveries"):
+            yield _row(bench, metric, getattr(packets, metric), "1", **counted)
+        for simulator, seconds in (("fluid", fluid_s), ("ns-3", packets.wall_s)):
+            timed = dict(variant=simulator, evidence="measured", **same)
+            yield _row(bench, "wall_time", seconds, "s", **timed)
+
+
+def _difference(packets: ns3.PacketResult, fluid_s: float) -> str:
+    """Why packets took another time, where that is more than 10 %, from what ns-3 counted."""
+    if abs(packets.completion_s / fluid_s - 1) <= AGREES:
+        return ""
+    if packets.drops or packets.timeouts:
+        return (
+            f"{packets.drops} packets dropped, {packets.timeouts} retransmission timeouts: even "
+            "smallest windows of so many connections keep queues longer than buffers or timeouts"
+        )
+    return (
+        "no packet dropped, no timeout; probably TCP's shares of a full link, which are not even "
+        "at every moment, and an exchange waits for its last message"
+    )
+
+
+# What else goes wrong -----------------------------------------------------------------------------
+
+
+class Disturbance(Section):
+    """``share``: of the links' rate that higher-priority traffic takes; ``flows``: of a burst."""
+
+    kind: Literal["failed", "burst", "priority"]
+    begin: NonNegativeFloat
+    end: PositiveFloat
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    flows: PositiveInt = 1
+
+
+class Disturbances(Section):
+    per_rack: PositiveInt
+    rate: PositiveFloat
+    methods: list[str]
+    kinds: dict[str, Disturbance]
+
+
+@experiment()
+def disturbances(bench: Bench, figure6: Figure6, disturbances: Disturbances) -> Iterator[Row]:
+    """A failed uplink, a burst and higher-priority traffic at the uplinks of one rack."""
+    chosen = disturbances
+    network = _leaves(bench, figure6.racks, chosen.per_rack, chosen.rate, figure6.spines)
+    uplinks = [_uplinks(network, 0, spine)[0] for spine in range(figure6.spines)]
+    for method in chosen.methods:
+        plan = _plan(bench, method, network)
+        free = _completion(bench, plan, network)
+        for name, kind in chosen.kinds.items():
+            span = (kind.begin, kind.end)
+            if kind.kind == "failed":
+                disturbed = faults.failed_links(uplinks[:1], *span)
+            elif kind.kind == "priority":
+                rate = kind.share * network.link_rate[uplinks[0]]
+                disturbed = faults.priority(network, uplinks, rate, *span)
+            else:
+                disturbed = Faults(bursts=[(int(link), *span, kind.flows) for link in uplinks])
+            seconds = _completion(bench, plan, network, faults=disturbed)
+            at = dict(method=method, kind=name)
+            same = dict(at=at, network=network, bandwidth=chosen.rate)
+            yield _row(bench, "completion_time", seconds, "s", **same)
+            yield _row(bench, "slowdown", seconds / free, "1", **same)
+
+
+class Scenario(Section):
+    """Racks by size and by the share of its uplinks' rate that each has; failed uplinks."""
+
+    per_rack: Sizes
+    uplinks: list[PositiveFloat]
+    failed: list[tuple[int, int]] = []
+
+    @model_validator(mode="after")
+    def _a_share_each(self) -> Scenario:
+        if len(self.per_rack) != len(self.uplinks):
+            raise ValueError("uplinks: give one share a rack")
+        return self
+
+
+class Asymmetric(Section):
+    rate: PositiveFloat
+    chunks: PositiveInt
+    spines: PositiveInt
+    scenarios: dict[str, Scenario]
+
+
+@experiment(methods=("RAT",))
+def asymmetric(bench: Bench, asymmetric: Asymmetric) -> Iterator[Row]:
+    """Loads over the trees that make the slowest link finish first, against the even split."""
+    chosen = asymmetric
+    for name, scenario in chosen.scenarios.items():
+        shares = zip(scenario.uplinks, scenario.per_rack, strict=True)
+        network = _leaves(
+            bench,
+            len(scenario.per_rack),
+            scenario.per_rack,
+            chosen.rate,
+            chosen.spines,
+            uplink=[share * chosen.rate * workers / chosen.spines for share, workers in shares],
+        )
+        failed = [link for cable in scenario.failed for link in _uplinks(network, *cable)]
+        network = topology.without(network, failed)
+        even = _plan(bench, "RAT", network, chunks=chosen.chunks)
+        weights = balancing.tree_weights(even, network, _paths(bench))
+        weighted = _plan(bench, "RAT", network, chunks=chosen.chunks, weights=tuple(weights))
+        for split, plan in (("even", even), ("weighted", weighted)):
+            at = dict(method="RAT", split=split, scenario=name)
+            same = dict(at=at, network=network, bandwidth=chosen.rate)
+            yield _row(bench, "completion_time", _completion(bench, plan, network), "s", **same)
+            least = bound(plan, network, bench.settings.nbytes, paths=_paths(bench))
+            yield _row(bench, "bound_time", least, "s", evidence="computed", **same)
+
+
+# What simulating costs ----------------------------------------------------------------------------
+
+
+class Scaling(Section):
+    racks: PositiveInt
+    spines: PositiveInt
+    rate: PositiveFloat
+    workers: Sizes
+    methods: list[str]
+
+
+@experiment(alone=True, memory_mb=8000)
+def scale(bench: Bench, scale: Scaling) -> Iterator[Row]:
+    """What simulating one exchange costs, each in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    for method in scale.methods:
+        for workers in scale.workers:
+            bench.say(f"scale: {method}, {workers} workers")
+            with context.Pool(1) as pool:
+                cost = pool.apply(_cost, (bench.settings, scale, method, workers))
+            same = dict(at=dict(method=method), workers=workers, bandwidth=scale.rate)
+            for metric, (value, unit) in cost.items():
+                evidence = "computed" if metric == "transfers" else "measured"
+                yield _row(bench, metric, value, unit, evidence=evidence, **same)
+
+
+def _cost(
+    settings: Settings, chosen: Scaling, method: str, workers: int
+) -> dict[str, tuple[float, str]]:
+    bench = declarations.Bench("rat", "scale", settings, "desk")
+    small = _leaves(bench, chosen.racks, 1, chosen.rate, chosen.spines)
+    _completion(bench, _plan(bench, method, small, chunks=1), small)  # compiles
+    network = _leaves(bench, chosen.racks, workers // chosen.racks, chosen.rate, chosen.spines)
+    begin = time.perf_counter()
+    plan = _plan(bench, method, network, chunks=1)
+    built = time.perf_counter()
+    _completion(bench, plan, network)
+    done = time.perf_counter()
+    return {
+        "plan_time": (built - begin, "s"),
+        "wall_time": (done - built, "s"),
+        "transfers": (int((plan.src != plan.dst).sum()), "1"),
+        "peak_memory": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, "MB"),
+    }

@@ -1,0 +1,572 @@
+"""What Sketch-Fusion's iterations cost: simulated, timed on this machine, and in real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from testbed.results import Row
+from testbed.training.recipe import (
+    Codec,
+    Dataset,
+    Device,
+    Fusion,
+    Level,
+    Link,
+    Model,
+    Of,
+    Part,
+    Recipe,
+)
+from workflow import experiment as declarations
+from workflow.experiment import PLANNING, Section, Sizes, experiment
+from workflow.named import Named, known
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+if not PLANNING:
+    import math
+    import time
+    from functools import partial
+
+    import numpy as np
+    import pandas as pd
+    import torch
+
+    from methods import compression as codecs
+    from methods import exchange as exchanges
+    from methods import fusion as fusions
+    from testbed import measuring
+    from testbed.live import data_parallel
+    from testbed.live.one_process import difference, simulated
+    from testbed.network import star
+    from testbed.prices import System
+    from testbed.results import coordinates
+    from testbed.training import device, models, pipeline
+    from testbed.training.datasets import load_dataset
+
+LAYER_WISE, LAYER_FUSION = "layer_wise", "layer_fusion"
+HERE = "this_cpu"
+SMALL, LARGE = 4, 20
+"""Powers of two between whose sizes of a tensor the document says how much longer coding takes."""
+
+Grouping = Literal["layer_wise", "whole_model", "mg_wfbp", "layer_fusion", "optimal"]
+ModelName = Annotated[str, Of("model")]
+
+
+class Setup(Section):
+    """A model whose iterations are timed, with its samples a worker (Table 3)."""
+
+    dataset: str
+    batch: PositiveInt
+
+
+class Method(Section):
+    codec: Codec
+    exchange: Annotated[str, Of("exchange")]
+
+
+class Settings(declarations.Settings):
+    """What all experiments share: models to time, and compressors.
+
+    ``below_dense``: points that the target accuracy lies under the uncompressed one.
+    """
+
+    accelerator: Literal["auto", "cpu", "cuda"]
+    models: dict[str, Setup]
+    methods: dict[str, Method]
+    below_dense: PositiveFloat
+
+    def check(self, check: Check) -> None:
+        for name in self.models:
+            check.need("models", name, known("model"))
+        for label in ("Baseline", "Top-k", "PowerSGD"):
+            check.need("methods", label, self.methods)
+        for name in ("timeline", "live"):
+            for label in getattr(self, name).methods:
+                check.need(f"{name}.methods", label, self.methods)
+        check.need("timeline.model", self.timeline.model, self.models)
+        for name in self.scaling_here.batch:
+            check.need("scaling_here.batch", name, self.models)
+        for name in ("figure6", "lstm"):
+            curves = getattr(self, name)
+            check.need(f"{name}.stands_for", curves.stands_for, self.models)
+            for label, case in curves.cases.items():
+                key = f"{name}.cases.{label}"
+                check.need(f"{key}.method", case.method, self.methods)
+                codec, _ = case.codec(self.methods[case.method], curves.momentum)
+                check.named(Named(f"{key}.options", "compression", codec.name, codec.parameters))
+
+
+Bench = declarations.Bench[Settings]
+
+
+# What experiments share ---------------------------------------------------------------------------
+
+
+class Cluster(Section):
+    """``per_server`` and ``inner_rate`` are for hierarchical communication."""
+
+    device: Device
+    workers: Sizes
+    rate: PositiveFloat
+    latency: NonNegativeFloat
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+    overhead_s: NonNegativeFloat
+    per_server: Sizes
+    inner_rate: PositiveFloat
+
+
+class Fusions(Section):
+    """Every way of grouping a model's tensors."""
+
+    layer_wise: Fusion
+    whole_model: Fusion
+    mg_wfbp: Fusion
+    layer_fusion: Fusion
+    optimal: Fusion
+
+    def load(self, name: Grouping) -> fusions.Fusion:
+        part = getattr(self, name)
+        return fusions.load(part.name, **part.parameters)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How communication and computing are modelled: flat, or ``per_server`` workers a server."""
+
+    variant: str
+    device_name: str
+    device: device.Device
+    per_server: int = 1
+
+
+def _row(
+    bench: Bench, metric: str, value: float, unit: str, method: str = "", **fields: Any
+) -> Row:
+    """A row of a method by its label in the document."""
+    at = ({"method": method} if method else {}) | fields.pop("at", {})
+    chosen = bench.settings.methods.get(method)
+    mine = dict(
+        case=" ".join(map(str, at.values())),
+        compression=chosen.codec.name if chosen else "",
+        evidence="simulated",
+    )
+    return bench.row(metric, value, unit, at=at, **mine | fields)
+
+
+def _flat(cluster: Cluster) -> Way:
+    return Way("flat", cluster.device, device.profile(cluster.device))
+
+
+def _codec(part: Part) -> codecs.Compressor:
+    return codecs.load(part.name, **part.parameters)
+
+
+def _costs(
+    bench: Bench,
+    cluster: Cluster,
+    way: Way,
+    layers: pipeline.Layers,
+    method: Method,
+    workers: int,
+) -> fusions.Costs | None:
+    """What a message costs; None where so many workers do not fill their servers."""
+    inside = min(way.per_server, workers)
+    if workers % inside:
+        return None
+    system = System(
+        exchanges.load(method.exchange),
+        [_codec(method.codec)],
+        star(workers // inside, cluster.rate, latency=cluster.latency),
+        efficiency=cluster.efficiency,
+        overhead_s=cluster.overhead_s,
+        inner=star(inside, cluster.inner_rate, latency=cluster.latency) if inside > 1 else None,
+    )
+    batch = bench.settings.models[layers.model].batch
+    return system.costs(way.device, layers, pipeline.single_gpu_s(way.device, layers, batch))
+
+
+# Throughput ---------------------------------------------------------------------------------------
+
+
+class Tensors(Section):
+    models: list[ModelName]
+
+
+@experiment(methods=(), minutes=5)
+def tensors(bench: Bench, tensors: Tensors) -> Iterator[Row]:
+    """How many tensors, and values, a model has to synchronise (Figure 1c)."""
+    for name in tensors.models:
+        shapes = models.gradient_shapes(models.make(name))
+        same = dict(case=name, model=name, evidence="computed")
+        yield bench.row("tensors", len(shapes), "1", **same)
+        yield bench.row("parameters", models.count(shapes), "values", **same)
+
+
+@experiment(memory_mb=3000)
+def scaling(bench: Bench, cluster: Cluster, fusion: Fusions) -> Iterator[Row]:
+    """Scaling factor and throughput by workers (Figures 1a, 3 to 5, Table 4): on the document's
+    V100 in every way of communicating, and with one flop rate for all models."""
+    flat = _flat(cluster)
+    ways = [flat]
+    ways += [Way(f"{n} a server", flat.device_name, flat.device, n) for n in cluster.per_server]
+    ways += [Way("flat, one flop rate", "v100_flops", device.profile("v100_flops"))]
+    layers = {name: pipeline.layers(Part(name=name)) for name in bench.settings.models}
+    for way in ways:
+        for model in layers.values():
+            yield from _scaling(bench, cluster, fusion, way, model)
+
+
+def _scaling(
+    bench: Bench, cluster: Cluster, fusion: Fusions, way: Way, layers: pipeline.Layers
+) -> Iterator[Row]:
+    bench.say(f"scaling: {layers.model}, {way.variant}")
+    batch = bench.settings.models[layers.model].batch
+    alone = pipeline.single_gpu_s(way.device, layers, batch)
+    for label, method in bench.settings.methods.items():
+        for name in (LAYER_WISE, LAYER_FUSION):
+            for workers in cluster.workers:
+                costs = _costs(bench, cluster, way, layers, method, workers)
+                if costs is None:
+                    continue
+                spans = pipeline.overlapped(layers, fusion.load(name), costs)
+                coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
+                row = partial(
+                    _row,
+                    bench,
+                    method=label,
+                    at=dict(per_server=way.per_server),
+                    experiment="scaling",
+                    variant=way.variant,
+                    exchange=method.exchange,
+                    fusion=name,
+                    model=layers.model,
+                    workers=workers,
+                    bandwidth=cluster.rate,
+                    device=way.device_name,
+                )
+                yield row("scaling_factor", alone / spans.iteration_s, "1")
+                yield row("throughput", workers * batch / spans.iteration_s, "1/s")
+                yield row("iteration_time", spans.iteration_s, "s")
+                yield row("exposed_communication", spans.exposed_communication_s, "s")
+                yield row("compression_time", coding, "s")
+
+
+class Timeline(Section):
+    model: str
+    methods: list[str]
+    fusions: list[Grouping]
+
+
+@experiment(minutes=5)
+def timeline(bench: Bench, cluster: Cluster, fusion: Fusions, timeline: Timeline) -> Iterator[Row]:
+    """What one iteration does when, for some groupings (Figure 2)."""
+    layers, way = pipeline.layers(Part(name=timeline.model)), _flat(cluster)
+    for label in timeline.methods:
+        method = bench.settings.methods[label]
+        costs = _costs(bench, cluster, way, layers, method, max(cluster.workers))
+        for name in timeline.fusions:
+            spans = pipeline.overlapped(layers, fusion.load(name), costs)
+            streams = dict(encode=spans.encode, network=spans.communicate, decode=spans.decode)
+            # Computing is what the compute stream does between encodings.
+            ends = spans.encode[:, 0]
+            begins = np.concatenate([[0.0], spans.encode[:-1, 1]])
+            streams["compute"] = np.stack([begins, ends], axis=1)
+            same = dict(method=label, model=layers.model, fusion=name, device=way.device_name)
+            for stream, times in streams.items():
+                for number, span in enumerate(times):
+                    at = dict(stream=stream, number=number)
+                    for metric, value in zip(("begin", "end"), span, strict=True):
+                        yield _row(bench, metric, value, "s", at=at, **same)
+
+
+# Searching for groups -----------------------------------------------------------------------------
+
+
+class Searches(Section):
+    exchanges: list[Annotated[str, Of("exchange")]]
+
+
+@experiment(alone=True, memory_mb=6000)
+def fusion(bench: Bench, cluster: Cluster, fusion: Fusions, searches: Searches) -> Iterator[Row]:
+    """Every fusion's iteration time over the best possible one, and what finding it took."""
+    way, workers = _flat(cluster), max(cluster.workers)
+    for model in bench.settings.models:
+        layers = pipeline.layers(Part(name=model))
+        for label, method in bench.settings.methods.items():
+            combine = _codec(method.codec).combine
+            for name in searches.exchanges:
+                if combine not in exchanges.load(name).combines:
+                    continue
+                bench.say(f"fusion: {model}, {label} over {name}")
+                carried = method.model_copy(update={"exchange": name})
+                costs = _costs(bench, cluster, way, layers, carried, workers)
+                found = {}
+                for kind in Fusions.model_fields:
+                    search = fusion.load(kind)
+                    start = time.perf_counter()
+                    groups = search(layers.sizes, costs)
+                    took = time.perf_counter() - start
+                    spans = fusions.timeline(layers.sizes, groups, costs)
+                    found[kind] = spans.iteration_s, len(groups), took
+                best = found["optimal"][0]
+                for kind, (seconds, groups, took) in found.items():
+                    same = dict(
+                        method=label,
+                        exchange=name,
+                        fusion=kind,
+                        model=model,
+                        workers=workers,
+                        device=way.device_name,
+                    )
+                    yield _row(bench, "iteration_time", seconds, "s", **same)
+                    yield _row(bench, "gap", round(100 * (seconds / best - 1), 6), "%", **same)
+                    yield _row(bench, "groups", groups, "1", **same)
+                    yield _row(bench, "search_time", took, "s", evidence="measured", **same)
+
+
+# This machine -------------------------------------------------------------------------------------
+
+
+class Measured(Section):
+    """How compression is timed, and the codecs besides the methods'."""
+
+    threads: PositiveInt
+    repeats: PositiveInt
+    others: dict[str, Codec]
+
+
+def _codecs(bench: Bench, measured: Measured) -> dict[str, Part]:
+    """Codecs to be timed, by label; sets torch's number of threads."""
+    torch.set_num_threads(measured.threads)
+    return {label: one.codec for label, one in bench.settings.methods.items()} | measured.others
+
+
+class Compression(Section):
+    """``tensors``: so many of the model's, all if None."""
+
+    model: ModelName
+    tensors: PositiveInt | None
+
+
+@experiment(makes=("speed",), alone=True, memory_mb=6000)
+def compression(bench: Bench, measured: Measured, compression: Compression) -> Iterator[Row]:
+    """Coding of a model's tensors one by one and as one (Table 1), and its speed beside others'."""
+    timed, model, repeats = _codecs(bench, measured), compression.model, measured.repeats
+    shapes = models.gradient_shapes(models.make(model)).values()
+    random = torch.Generator().manual_seed(0)
+    given = [torch.randn(one, generator=random) for one in [*shapes][: compression.tensors]]
+    whole = torch.cat([tensor.flatten() for tensor in given])
+    gigabytes = 4 * whole.numel() / 1e9
+    here = dict(device=HERE, evidence="measured")
+
+    def speed(label: str, metric: str, seconds: float) -> Row:
+        told = here | dict(experiment="speed")
+        return _row(bench, f"{metric}_speed", gigabytes / seconds, "GB/s", label, **told)
+
+    for label, part in timed.items():
+        bench.say(f"coding {model}'s gradient: {label}")
+        for variant, some in (("layer-wise", given), ("whole model", [whole])):
+            times = measuring.coding(partial(_codec, part), some, repeats)
+            told = here | dict(variant=variant, model=model, compression=part.name)
+            yield _row(bench, "compression_time", times.total_s, "s", label, **told)
+            yield _row(bench, "encode_time", times.encode_s, "s", label, **told)
+            yield _row(bench, "decode_time", times.decode_s, "s", label, **told)
+        if part.name == "count_sketch":
+            yield speed(label, "encode", times.first_s)
+            yield speed(label, "query", times.further_s)
+        else:
+            yield speed(label, "encode", times.encode_s)
+        yield speed(label, "decode", times.decode_s)
+    bench.say(f"coding {model}'s gradient: what to hold it against")
+    yield speed("copy", "copy", measuring.copy_s(whole, repeats))
+    kept = math.ceil(timed["Top-k"].parameters["ratio"] * whole.numel())
+    yield speed("torch.topk", "encode", measuring.torch_topk_s(whole, kept, repeats))
+    power_sgd = timed["PowerSGD"]
+    ours = measuring.coding(partial(_codec, power_sgd), given, repeats)
+    yield speed("PowerSGD", "total", ours.total_s)
+    rank = power_sgd.parameters["rank"]
+    seconds = measuring.torch_power_sgd_s(given, rank, repeats)
+    yield speed("torch PowerSGD hook", "total", seconds)
+
+
+class TensorSizes(Section):
+    """``powers``: of two, sizes of a tensor."""
+
+    powers: Annotated[list[PositiveInt], AfterValidator(lambda powers: _with_growth(powers))]
+
+
+def _with_growth(powers: list[int]) -> list[int]:
+    if missing := {SMALL, LARGE} - set(powers):
+        raise ValueError(f"{min(missing)} is needed for the growth from 2^{SMALL} to 2^{LARGE}")
+    return powers
+
+
+@experiment(alone=True, memory_mb=6000)
+def sizes(bench: Bench, measured: Measured, sizes: TensorSizes) -> Iterator[Row]:
+    """Coding time against the size of a tensor (Figure 1b), and how much it grows."""
+    random = torch.Generator().manual_seed(0)
+    largest = torch.randn(2 ** max(sizes.powers), generator=random)
+    for label, part in _codecs(bench, measured).items():
+        bench.say(f"coding tensors of 2^{sizes.powers[0]} to 2^{sizes.powers[-1]}: {label}")
+        same = dict(method=label, compression=part.name, device=HERE, evidence="measured")
+        seconds = {}
+        for power in sizes.powers:
+            # Small tensors take microseconds: many of them make a time that can be read.
+            many = max(1, min(64, 2**16 >> power))
+            given = [largest[: 2**power]] * many
+            times = measuring.coding(partial(_codec, part), given, measured.repeats)
+            seconds[power] = times.total_s / many
+            at = dict(n=2**power)
+            yield _row(bench, "compression_time", seconds[power], "s", at=at, **same)
+        yield _row(bench, "growth", seconds[LARGE] / seconds[SMALL], "1", **same)
+
+
+class ScalingHere(Section):
+    """``batch``: samples that iterations of a model are timed with."""
+
+    batch: dict[str, PositiveInt]
+
+
+@experiment(makes=("scaling",), alone=True, memory_mb=6000)
+def scaling_here(
+    bench: Bench,
+    cluster: Cluster,
+    fusion: Fusions,
+    measured: Measured,
+    scaling_here: ScalingHere,
+) -> Iterator[Row]:
+    """The same cluster of machines like this one."""
+    torch.set_num_threads(measured.threads)
+    layers = []
+    for model, batch in scaling_here.batch.items():
+        bench.say(f"{model}: forward and backward of {batch} samples")
+        part = Part(name=model)
+        layers.append(pipeline.measured_layers(part, batch, repeats=measured.repeats))
+    way = Way("flat, this CPU", HERE, _this_machine(bench))
+    for one in layers:
+        yield from _scaling(bench, cluster, fusion, way, one)
+
+
+def _this_machine(bench: Bench) -> device.Device:
+    """This machine's own profile, for the codecs as the recipe has them."""
+    bench.say("timing every codec of the recipe")
+    given = [method.codec for method in bench.settings.methods.values()]
+    return device.measure({codec.name: codec.parameters for codec in given})
+
+
+@experiment(after=[scaling, scaling_here], minutes=5, memory_mb=1000)
+def gains(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
+    """The least and the largest factor by which LayerFusion raises the scaling factor."""
+    factors = coordinates(rows[rows["metric"] == "scaling_factor"])
+    # Inside of one server nothing is compressed.
+    factors = factors[factors["workers"] > factors["per_server"]]
+    places = ["variant", "model", "device"]
+    for place, here in factors.groupby(places, sort=False):
+        found = here.pivot(index="workers", columns=["fusion", "method"], values="value")
+        for label in here["method"].unique():
+            for metric, base in (("gain", label), ("gain_over_baseline", "Baseline")):
+                ratios = found[LAYER_FUSION, label] / found[LAYER_WISE, base]
+                for end, value in (("least", ratios.min()), ("largest", ratios.max())):
+                    told = dict(zip(places, place, strict=True))
+                    yield _row(bench, f"{end}_{metric}", value, "1", label, **told)
+
+
+# Real processes -----------------------------------------------------------------------------------
+
+
+class Live(Section):
+    methods: list[str]
+    processes: Sizes
+    model: Model
+    dataset: Dataset
+    batch: PositiveInt
+    lr: PositiveFloat
+    rate: PositiveFloat
+    steps: Annotated[int, Field(ge=2)]
+    limit: PositiveInt | None
+    seed: int
+
+
+@experiment(alone=True, memory_mb=6000)
+def live(bench: Bench, cluster: Cluster, fusion: Fusions, live: Live) -> Iterator[Row]:
+    """The same compressors in real processes, beside the virtual-time trainer's learner."""
+    torch.set_num_threads(1)
+    dataset = load_dataset(live.dataset, limit=live.limit)
+    layers = pipeline.measured_layers(live.model, live.batch)
+    variants = {
+        "native": fusion.layer_fusion,
+        "ordered": fusion.layer_fusion,
+        "ddp hook": fusion.whole_model,
+    }
+    for processes in live.processes:
+        cases = {}
+        for label in live.methods:
+            for variant, part in variants.items():
+                run = _live_recipe(bench, live, label, processes, part)
+                system = System(
+                    exchanges.load(run.exchange.name),
+                    [_codec(run.levels[0].up)],
+                    star(processes, live.rate),
+                    overhead_s=cluster.overhead_s,
+                )
+                here = device.profile(HERE)
+                alone = pipeline.single_gpu_s(here, layers, run.batch)
+                costs = system.costs(here, layers, alone)
+                options = dict(ordered=variant == "ordered", ddp=variant == "ddp hook", costs=costs)
+                cases[label, variant] = data_parallel.LiveRun(run, live.steps, **options)
+        bench.say(f"live: {', '.join(live.methods)} on {processes} processes")
+        runs = data_parallel.measure_all(list(cases.values()), dataset=dataset)
+        for (label, variant), case, run in zip(cases, cases.values(), runs, strict=True):
+            same = dict(
+                method=label,
+                variant=variant,
+                exchange=case.recipe.exchange.name,
+                fusion=case.recipe.fusion.name,
+                model=live.model.name,
+                dataset=live.dataset,
+                workers=processes,
+                seed=case.recipe.seed,
+                evidence="measured",
+            )
+            bench.say(f"live: {label} {variant}, {processes} processes, against the learner")
+            alone = simulated(case.recipe, run.groups, case.steps, dataset)
+            apart = difference(run.parameters.values(), alone)
+            nbytes = run.payload_bytes.sum(axis=2).mean()
+            yield _row(bench, "payload_bytes", nbytes, "B", **same)
+            yield _row(bench, "messages", len(run.groups), "1", **same)
+            yield _row(bench, "step_time", np.median(run.step_s[:, 1:]), "s", **same)
+            yield _row(bench, "launched_early", 100 * run.launched_early, "%", **same)
+            yield _row(bench, "difference", apart, "1", **same)
+
+
+def _live_recipe(bench: Bench, live: Live, label: str, processes: int, fusion: Part) -> Recipe:
+    method = bench.settings.methods[label]
+    return Recipe(
+        document=bench.document,
+        experiment=bench.experiment,
+        system=label,
+        exchange=Part(name=method.exchange),
+        levels=(Level(up=method.codec),),
+        synchronization=Part(name="bsp"),
+        fusion=fusion,
+        model=live.model,
+        overlap=True,
+        dataset=live.dataset,
+        limit=live.limit,
+        workers=(processes,),
+        batch=live.batch,
+        lr=live.lr,
+        rounds=live.steps,
+        evaluate_every=live.steps,
+        seed=live.seed,
+        scale=bench.scale,
+        device=HERE,
+        networks={label: Link(lan=live.rate, wan=live.rate)},
+        accelerator="cpu",
+    )

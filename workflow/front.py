@@ -1,0 +1,53 @@
+"""The head of the README, from the results of a run: the winners' map, and a row a document.
+
+    python -m workflow.front results/desk
+
+It copies the map to ``docs/winners.svg`` and writes the table between the two marks in README.md.
+Of each document, it quotes the claim that ``striking`` names in the head of its claims file.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from reports import claims
+from reports.html import SCORE, score
+from workflow import documents
+
+ROOT = Path(__file__).parents[1]
+README, MAP = ROOT / "README.md", "docs/winners.svg"
+MARKS = "<!-- made by `python -m workflow.front` -->\n", "<!-- end -->\n"
+HEAD = ("document", "claims", *SCORE, "its most surprising finding")
+
+
+def table(verdicts: pd.DataFrame) -> str:
+    """A row a document: how many claims, how they came out, and one of them in words."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    for name in documents.names():
+        about = claims.about(documents.load(name).claims)
+        mine = verdicts[verdicts["document"] == name].set_index("id")
+        counts = score(mine["verdict"].value_counts().to_dict())
+        told = mine.loc[about.striking]
+        finding = f"{told['headline']}: *{told['verdict']}*"
+        cells = [about.label, len(mine), *counts.values(), finding]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(results: Path) -> None:
+    """Write the map and the table. Raises FileNotFoundError if the run has not made them."""
+    verdicts = pd.read_parquet(results / "verdicts.parquet")
+    picture = (results / "matrix/figures/winners.svg").read_text(encoding="utf-8")
+    (ROOT / MAP).write_text(picture, encoding="utf-8")
+    before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    head = f"![Which method has the shortest round, by network, workers and rate]({MAP})\n\n"
+    text = before + MARKS[0] + head + table(verdicts) + MARKS[1] + after
+    README.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

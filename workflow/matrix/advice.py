@@ -1,0 +1,482 @@
+"""Which method for my cluster? Predicted round times of all of them, ranked, with the reason.
+
+    python -m workflow.matrix.advice --model resnet50 --workers 16 --wan 155M --lan 1G
+
+Nothing need have been run: rounds are timed as in the matrix (:mod:`testbed.matrix`), with its
+methods, batches and latencies from its recipe at desk scale where no others are given. With
+``--target``, rounds are counted in the training runs of the matrix, if they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from testbed.matrix import Cluster, Round, in_lockstep, time_round
+from testbed.results import Scale, coordinates, read
+from testbed.training import device, models
+from testbed.training.device import Device
+from testbed.training.pipeline import Layers, layers
+from testbed.training.recipe import Part
+from testbed.training.summary import arrival
+from workflow import matrix, settings
+from workflow.matrix import systems
+from workflow.matrix.curves import SHOWN
+from workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
+from workflow.matrix.rounds import method_of
+from workflow.matrix.systems import System
+
+if TYPE_CHECKING:
+    from workflow.matrix.experiments import Networks
+
+TRAINED = settings.ROOT / "results" / "desk" / "matrix" / "training"
+
+PARTS = {
+    "compute_s": "computing",
+    "compress_s": "coding",
+    "exchange_s": "exchanging",
+    "wait_s": "waiting for slower workers",
+}
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+STEPS, LEAST = 3600, 1e-7
+"""Numbers in the page are logarithms in three digits: so many steps to a power of ten, from the
+least on; 000 is 0."""
+
+_PLAYED = "sends changes or looks at the clock"
+_ELSEWHERE = f"{_PLAYED}: its rounds hold only where it was trained"
+_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One method on the cluster in question.
+
+    ``rounds``: to the target, in the mean over seeds; None where nobody asks.
+    """
+
+    label: str
+    round: Round
+    rounds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What methods are ranked by: a round, or all rounds to the target."""
+        return self.round.round_s * (1 if self.rounds is None else self.rounds)
+
+
+@cache
+def recipe(scale: Scale = "desk") -> Any:
+    """The matrix's recipe at a scale."""
+    wing = matrix.load()
+    return settings.recipe_of(wing, wing.folder / settings.RECIPE, scale)
+
+
+def predict(
+    systems: Mapping[str, System],
+    tensors: Layers,
+    cluster: Cluster,
+    machine: Device,
+    batch: int,
+    most_played: float = math.inf,
+) -> tuple[dict[str, Round], dict[str, str]]:
+    """Rounds by label, and the reasons of methods that cannot run there. Policies that send changes
+    or look at the clock are not played with more than ``most_played`` workers."""
+    rounds, reasons = {}, {}
+    for label, system in systems.items():
+        try:
+            if cluster.workers > most_played and not in_lockstep(system.synchronization):
+                raise ValueError(f"{_PLAYED}: not played with more than {most_played} workers")
+            rounds[label] = time_round(method_of(label, system), tensors, cluster, machine, batch)
+        except ValueError as error:
+            reasons[label] = str(error)
+    return rounds, reasons
+
+
+def rounds_to(
+    target: float, curves: pd.DataFrame, window: int, within: float = math.inf
+) -> dict[str, float | None]:
+    """Rounds until the mean of ``window`` test accuracies is ``target`` %, by trained label; in the
+    mean over seeds.
+
+    None where a seed does not arrive ``within`` so many rounds, or before it diverges.
+    """
+    points = coordinates(of(curves, "training", "test_accuracy"))
+    found: dict[str, list[float | None]] = {}
+    for (label, _), curve in points.groupby(["method", "seed"]):
+        good = (curve["status"] == "ok") & (curve["round"] <= within)
+        curve = curve[good].sort_values("round")
+        at = arrival(curve["value"].to_numpy(), target, window)
+        rounds = curve["round"].to_numpy()
+        found.setdefault(label, []).append(
+            None if at is None else float(np.interp(at, np.arange(len(rounds)), rounds))
+        )
+    return {
+        label: None if None in seeds else float(np.mean(seeds)) for label, seeds in found.items()
+    }
+
+
+def ranked(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
+    """Offers from the best with their ranks. Those within :data:`TIE` of the first of a rank share
+    it, and the rank after them counts them all."""
+    made: list[tuple[int, Offer]] = []
+    best = 0.0
+    for place, offer in enumerate(sorted(offers, key=lambda o: o.seconds), 1):
+        if not made or offer.seconds > best * (1 + TIE):
+            rank, best = place, offer.seconds
+        made.append((rank, offer))
+    return made
+
+
+def reason(places: Sequence[tuple[int, Offer]]) -> str:
+    """In a sentence, why the first is first: against the first offer that does not tie with it."""
+    first = places[0][1]
+    tied = [offer.label for rank, offer in places[1:] if rank == 1]
+    tie = f", tied with {' and '.join(tied)}" if tied else ""
+    rest = [offer for rank, offer in places if rank > 1]
+    if not rest:
+        return f"{first.label} takes {_s(first.round.round_s)} a round{tie}: nothing sets it apart."
+    second = rest[0]
+    lead = f"{first.label}{tie}, is first" if tied else f"{first.label} is first"
+    gains = {part: getattr(second.round, part) - getattr(first.round, part) for part in PARTS}
+    most = max(gains, key=gains.__getitem__)
+    least = min(gains, key=gains.__getitem__)
+    text = f"{lead}: "
+    if first.rounds is not None:
+        text += (
+            f"{_s(first.seconds)} to the target ({first.rounds:.0f} rounds) against "
+            f"{_s(second.seconds)} ({second.rounds:.0f} rounds) of {second.label}; a round takes "
+        )
+    text += f"{_s(first.round.round_s)} against {_s(second.round.round_s)}"
+    text += f" of {second.label}" if first.rounds is None else ""
+    if gains[most] > 0:
+        here, there = getattr(first.round, most), getattr(second.round, most)
+        text += f", which is {_s(gains[most])} longer {PARTS[most]} ({_s(there)}, not {_s(here)})"
+    if -gains[least] > 0.1 * abs(first.round.round_s - second.round.round_s):
+        text += f"; it is itself {_s(-gains[least])} longer {PARTS[least]}"
+    return text + "."
+
+
+def table(places: Sequence[tuple[int, Offer]]) -> pd.DataFrame:
+    """Offers with the parts of their rounds, seconds, and what a worker sends and receives."""
+    rows = []
+    for rank, offer in places:
+        made = offer.round
+        row = {"rank": rank, "method": offer.label + (" *" if made.guessed else "")}
+        if offer.rounds is not None:
+            row |= {"to target": _s(offer.seconds), "rounds": f"{offer.rounds:.0f}"}
+        row |= {"round": _s(made.round_s)}
+        row |= {part.removesuffix("_s"): _s(getattr(made, part)) for part in PARTS}
+        rows.append(row | {"MB a worker": f"{made.sent_bytes / 1e6:.3g}"})
+    return pd.DataFrame(rows)
+
+
+# The form ---------------------------------------------------------------------------------------
+
+
+def packed(value: float) -> str:
+    """A number in three characters, to 0.03 %."""
+    code = 0 if value <= 0 else max(1, round(STEPS * np.log10(value / LEAST)))
+    if code >= 36**3:
+        raise ValueError(f"{value:g} is too large for the page")
+    return DIGITS[code // 36**2] + DIGITS[code // 36 % 36] + DIGITS[code % 36]
+
+
+def page(results: pd.DataFrame) -> dict[str, Any] | None:
+    """What the page with the form needs, of the matrix's rows; None without those of ``advice``.
+
+    ``data`` is the text of a JSON object. Its ``curves`` has a list a method, with a text for
+    every model, kind of network and number of workers (the last change first): of every point of
+    the curve, each packed: bandwidth (Gbit/s), coding, exchanging, and the rest of the round (s).
+    The text is empty where the method cannot run; ``reasons`` says why, by method and kind.
+    ``rounds`` tells in how many a method that was trained reached the matrix's target;
+    ``to_target`` has their number, of methods that reach it with every seed and whose rounds hold
+    anywhere, and ``late`` why the other trained ones have none.
+    """
+    rows = of(results, "advice")
+    if rows.empty:
+        return None
+    kind = rows["variant"].str.partition("/")[0]
+    done, failed = rows["status"] == "ok", rows["status"] == "failed"
+    keys = ["method", "model", "kind", "workers", "bandwidth"]
+    names = [f"{part}_time" for part in SHOWN]
+    times = rows[done].assign(kind=kind).pivot(index=keys, columns="metric", values="value")[names]
+    curves: dict[tuple, str] = {}
+    for (*key, bandwidth), values in zip(times.index, times.to_numpy(), strict=True):
+        round_s, compress_s, exchange_s = values
+        rest_s = round_s - compress_s - exchange_s
+        text = "".join(map(packed, (bandwidth / 1e9, compress_s, exchange_s, rest_s)))
+        curves[*key] = curves.get((*key,), "") + text
+    models_there = list(dict.fromkeys(rows["model"]))
+    kinds = [name for name in ("flat", "sites") if (kind == name).any()]
+    workers = sorted({int(count) for count in rows["workers"]})
+    spans = rows.loc[done, "bandwidth"]
+    reasons: dict[str, dict[str, str]] = {}
+    for label, network, why in zip(
+        rows.loc[failed, "method"], kind[failed], rows.loc[failed, "reason"], strict=True
+    ):
+        reasons.setdefault(label, {}).setdefault(network, why)
+    given = recipe(rows["scale"].iloc[0])
+    rounds = arrived(results, "rounds_to_target")
+    anywhere = holding(results, "", 0.0)
+    to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
+    data = {
+        "models": models_there,
+        "kinds": kinds,
+        "workers": workers,
+        "span": [float(spans.min()), float(spans.max())],
+        "tie": TIE,
+        "steps": STEPS,
+        "least": LEAST,
+        "curves": {
+            label: [curves.get((label, *key), "") for key in product(models_there, kinds, workers)]
+            for label in dict.fromkeys(rows["method"])
+        },
+        "reasons": reasons,
+        "rounds": {
+            label: str(one) if one.never else f"{one.mean:.0f}" for label, one in rounds.items()
+        },
+        "guessed": sorted(guessed(results)),
+        "target": target(results) if rounds else None,
+        "to_target": to_target,
+        "late": {
+            label: f"{one} reached the target" if one.never else _ELSEWHERE
+            for label, one in rounds.items()
+            if label not in to_target
+        },
+    }
+    networks = given.networks
+    trained = of(results, "arrived")["model"]
+    return {
+        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        "models": {name: given.models.get(name) for name in models_there},
+        "kinds": kinds,
+        "workers": {count: networks.per_site.get(count) for count in workers},
+        "device": device.profile(given.device).title,
+        "trained": ", ".join(dict.fromkeys(trained)),
+        "target": target(results),
+        "guessed": data["guessed"],
+        "ranks_targets": bool(to_target),
+        "networks": networks.model_dump() | {"lan": _rate(networks.lan)},
+        "span": [_rate(value) for value in data["span"]],
+    }
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+def rate(text: str) -> float:
+    """bit/s of ``155M``, ``1G``, ``2.5Gbit/s`` or ``1e9``."""
+    found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([KMGT]?)(?:bit/s|bps)?", text, re.IGNORECASE)
+    try:
+        value = float(found[1]) * _PREFIXES[found[2].upper()] if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate; say 155M or 1G (bit/s)")
+    return value
+
+
+def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; at least {least:g}")
+        return value
+
+    return parse
+
+
+def parser(given: Any) -> argparse.ArgumentParser:
+    networks = given.networks
+    command = "python -m workflow.matrix.advice"
+    made = argparse.ArgumentParser(command, description=__doc__.split("\n")[0])
+    add = made.add_argument
+    count = _number(1, "number of them", int)
+    seconds = _number(0, "number of seconds")
+    add("--model", required=True, choices=sorted(models.MODELS))
+    add("--workers", required=True, type=count)
+    add("--lan", type=rate, help="rate of every worker's card, such as 1G (bit/s)")
+    add("--wan", type=rate, help="rate of every site's or rack's link to the others, such as 155M")
+    grouped = made.add_mutually_exclusive_group()
+    add_group = grouped.add_argument
+    add_group(
+        "--sites", type=count, help="into which workers divide; as in the matrix if not given"
+    )
+    add_group("--racks", type=count, help="the same with a card's latency between them")
+    add("--latency", type=seconds, default=networks.latency, help="s, of each card")
+    add("--wan-latency", type=seconds, default=networks.wan_latency, help="s, between sites")
+    add("--device", default=given.device, choices=["this_cpu", *sorted(device.profiles())])
+    add("--batch", type=count, help="samples of a round, over all workers")
+    add("--uneven", type=_number(1, "ratio"), default=1.0, help="slowest over fastest worker")
+    add("--target", type=_number(0, "percentage"), help="rank by time to this test accuracy, %%")
+    add("--trained", type=Path, default=TRAINED, help="folder of the matrix's training results")
+    return made
+
+
+def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
+    """The cluster that the options describe.
+
+    Raises
+    ------
+    ValueError
+        Options that do not go together.
+    """
+    groups = options.sites or options.racks
+    flat = Cluster(
+        "flat",
+        options.workers,
+        options.lan or options.wan or 0.0,
+        latency=options.latency,
+        uneven=options.uneven,
+        efficiency=networks.efficiency,
+        overhead_s=networks.overhead_s,
+    )
+    if options.wan is None:
+        if groups:
+            raise ValueError("--sites and --racks need --wan, the rate of the links between them")
+        if options.lan is None:
+            raise ValueError("say how fast the links are: --lan, --wan or both, such as --lan 1G")
+        return flat
+    if groups is None:
+        if options.workers not in networks.per_site:
+            raise ValueError(f"into how many do {options.workers} workers divide? say --sites")
+        groups = options.workers // networks.per_site[options.workers]
+    if options.workers % groups:
+        raise ValueError(f"{options.workers} workers do not divide into {groups} equal groups")
+    return replace(
+        flat,
+        kind="sites",
+        bandwidth=options.wan,
+        per_site=options.workers // groups,
+        lan=options.lan or networks.lan,
+        wan_latency=options.latency if options.racks else options.wan_latency,
+    )
+
+
+def _counted(
+    target: float, window: int, within: float, folder: Path, found: Mapping[str, System]
+) -> dict[str, float | None]:
+    """Rounds to the target by label, of methods whose training is there and holds anywhere."""
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        raise ValueError(
+            f"no training results in {folder}, so rounds to {target:g} % are unknown; make them "
+            "with: snakemake --cores 2 matrix"
+        )
+    by_run = rounds_to(target, read(files), window, within)
+    same = systems.trained_as(found)
+    return {
+        label: by_run[same[label]]
+        for label, system in found.items()
+        if same[label] in by_run and in_lockstep(system.synchronization)
+    }
+
+
+def answer(options: argparse.Namespace, given: Any) -> str:
+    """The answer as text."""
+    batch = options.batch or given.models.get(options.model)
+    if batch is None:
+        raise ValueError(f"{options.model}: how many samples has a round? say --batch")
+    found, where = given.found(), cluster(options, given.networks)
+    reasons: dict[str, str] = {}
+    counted: dict[str, float | None] = {}
+    training = given.training
+    if options.target is not None:
+        # Who reached the matrix's target stopped at these rounds; others were trained for longer.
+        above = options.target > training.target
+        within = training.rounds if above else training.most_rounds
+        counted = _counted(options.target, training.window, within, options.trained, found)
+        for label, system in found.items():
+            if not in_lockstep(system.synchronization):
+                reasons[label] = _ELSEWHERE
+            elif label not in counted:
+                reasons[label] = "was not trained"
+            elif counted[label] is None:
+                reasons[label] = f"did not reach {options.target:g} % within {within} rounds"
+        found = {label: system for label, system in found.items() if label not in reasons}
+    tensors, machine = layers(Part(name=options.model)), device.profile(options.device)
+    rounds, failed = predict(found, tensors, where, machine, batch, given.most_played)
+    reasons |= failed
+    said = [_setting(where, options, batch)]
+    if rounds:
+        places = ranked([Offer(label, made, counted.get(label)) for label, made in rounds.items()])
+        said += [reason(places), table(places).to_string(index=False)]
+        said.append(f"Seconds. Times within {TIE:.0%} of the first of a rank share it.")
+        if any(offer.round.guessed for _, offer in places):
+            said[-1] += (
+                f" * What coding costs is a guess for {options.device}, by what the codec does."
+            )
+    else:
+        said.append("No method can run there.")
+    if options.target is not None:
+        said.append(
+            f"Rounds to {options.target:g} % were counted with {training.model.name} on "
+            f"{training.dataset}, {training.workers} workers; elsewhere they are a guess."
+        )
+        if above:
+            said[-1] += (
+                f" Above the matrix's target of {training.target:g} % only the first {within} "
+                "rounds count, which all methods were trained for."
+            )
+    else:
+        said.append("By round time alone: methods that lose information may need more rounds.")
+    if reasons:
+        by_reason: dict[str, list[str]] = {}
+        for label, why in reasons.items():
+            by_reason.setdefault(why, []).append(label)
+        said.append("Not ranked:")
+        said[-1] += "".join(f"\n  {', '.join(found)}: {why}" for why, found in by_reason.items())
+    return "\n\n".join(said)
+
+
+def _setting(where: Cluster, options: argparse.Namespace, batch: int) -> str:
+    links = f"links of {_rate(where.bandwidth)}"
+    if where.kind == "sites":
+        kind = "racks" if options.racks else "sites"
+        links = (
+            f"{where.workers // where.per_site} {kind} of {where.per_site}, {_rate(where.lan)} "
+            f"inside, {_rate(where.bandwidth)} between"
+        )
+    return (
+        f"{options.model}, {batch} samples a round, {where.workers} workers ({options.device}), "
+        f"{links}."
+    )
+
+
+def _rate(value: float) -> str:
+    prefix = max((p for p, unit in _PREFIXES.items() if unit <= value), key=_PREFIXES.get)
+    return f"{value / _PREFIXES[prefix]:g} {prefix}bit/s"
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = recipe()
+    made = parser(given)
+    options = made.parse_args(arguments)
+    try:
+        print(answer(options, given))
+    except ValueError as error:
+        made.exit(2, f"{made.prog}: {error}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,458 @@
+"""The matrix: what a round costs in every cell, and how many rounds training needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from testbed.results import Row
+from testbed.training.recipe import Dataset, Device, How, Level, Link, Model, Part, Recipe, Uneven
+from workflow import experiment as declarations
+from workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
+from workflow.matrix import systems
+from workflow.matrix.systems import Fusions, System
+from workflow.named import kept_momentum, known
+
+if TYPE_CHECKING:
+    from workflow.settings import Check
+
+if not PLANNING:
+    from functools import lru_cache, partial
+
+    import numpy as np
+    import pandas as pd
+
+    from methods import fusion, synchronization
+    from methods.synchronization import Policy
+    from testbed import matrix
+    from testbed.matrix import in_lockstep
+    from testbed.prices import among
+    from testbed.training import device, pipeline
+    from testbed.training.datasets import load_dataset
+    from testbed.training.pipeline import layers
+    from testbed.training.summary import arrival
+    from testbed.training.trainer import train
+    from workflow.matrix.curves import timed_curves
+    from workflow.matrix.ranking import condense
+    from workflow.matrix.rounds import clusters, method_of
+
+PARTS = {
+    "round_time": ("round_s", "s"),
+    "compute_time": ("compute_s", "s"),
+    "compress_time": ("compress_s", "s"),
+    "exchange_time": ("exchange_s", "s"),
+    "wait_time": ("wait_s", "s"),
+    "bytes_per_round": ("sent_bytes", "B"),
+    "wan_bytes": ("wan_bytes", "B"),
+    "scaling_efficiency": ("scaling_efficiency", "1"),
+}
+
+
+class Networks(Section):
+    efficiency: Annotated[float, Field(gt=0, le=1)]
+    overhead_s: NonNegativeFloat
+    latency: NonNegativeFloat
+    wan_latency: NonNegativeFloat
+    lan: PositiveFloat
+    per_site: dict[PositiveInt, PositiveInt]
+
+
+class Training(Section):
+    """Curves that say how many rounds each method needs.
+
+    ``grid``: learning rates, tried for ``tuning_rounds`` with ``tuning_seed``; the best one trains
+    with every seed for ``rounds``, where accuracies are compared; what has not reached ``target``
+    (%) by then goes on, for ``most_rounds`` at most. ``window``: evaluations whose mean is the
+    final accuracy, and is held against the target. ``bandwidth`` (bit/s), ``speeds``: where
+    policies that look at the clock are trained, on a flat cluster.
+    """
+
+    model: Model
+    dataset: Dataset
+    gradients: How
+    workers: PositiveInt
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
+    tuning_rounds: PositiveInt
+    rounds: PositiveInt
+    most_rounds: PositiveInt
+    evaluate_every: PositiveInt
+    test_limit: PositiveInt | None
+    limit: PositiveInt | None
+    seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+    target: PositiveFloat
+    window: PositiveInt
+    tuning_seed: int
+    bandwidth: PositiveFloat
+    speeds: str
+
+    @model_validator(mode="after")
+    def _long_enough(self) -> Training:
+        if self.most_rounds < self.rounds:
+            raise ValueError(f"most_rounds must be at least rounds, {self.rounds}")
+        return self
+
+
+class Matrix(declarations.Settings):
+    """Models, networks and methods. A job gets ``only``, those methods alone that it needs."""
+
+    device: Device
+    accelerator: Literal["auto", "cpu", "cuda"]
+    models: dict[str, PositiveInt]
+    bandwidths: Annotated[list[PositiveFloat], AfterValidator(distinct)]
+    workers: Annotated[list[PositiveInt], AfterValidator(distinct)]
+    networks: Networks
+    speeds: dict[str, Annotated[float, Field(ge=1)]]
+    most_played: PositiveInt
+    labels: list[str] | None = None
+    fusion: Fusions
+    systems: dict[str, System] = {}
+    combinations: dict[str, System] = {}
+    options: dict[str, dict[str, Any]] = {}
+    carriers: dict[str, str] = {}
+    only: dict[str, System] | None = None
+
+    def found(self) -> dict[str, System]:
+        """Every method by its label: the recipe's, and all that the rooms hold."""
+        if self.only is not None:
+            return self.only
+        made = systems.found(
+            self.systems, self.combinations, self.fusion, self.options, self.carriers
+        )
+        return {label: made[label] for label in self.labels or made}
+
+    def trained_as(self) -> dict[str, str]:
+        """By method, the label under which it is trained."""
+        return systems.trained_as(self.found())
+
+    def needed(self) -> dict[str, set[str]]:
+        """By method, of ``labels`` or not: its own name, and those of the files that it needs."""
+        every = self.model_copy(update={"labels": None}).found()
+        return {label: {label, *(p.name for p in one.parts)} for label, one in every.items()}
+
+    def served(self, experiment: Experiment, part: str) -> list[set[str]]:
+        """Of every method that a job's rows are of, what it needs: methods that train alike share
+        the training."""
+        needed, found = self.needed(), self.found()
+        made = (
+            self.trained_as()
+            if experiment.name == "training"
+            else {label: label for label in found}
+        )
+        return [needed[label] for label, under in made.items() if under == part]
+
+    def narrowed(
+        self,
+        plain: dict[str, Any],
+        experiment: Experiment,
+        part: str | None,
+        sections: dict[str, Section],
+    ) -> dict[str, Any]:
+        """One method of those that there are; all of them, as they were found, without a part."""
+        found = self.found()
+        chosen = found if part is None else {part: found[part]}
+        spelt = dict(systems={}, combinations={}, options={}, carriers={}, labels=None)
+        only = {label: one.model_dump(mode="json") for label, one in chosen.items()}
+        return plain | spelt | {"only": only}
+
+    def check(self, check: Check) -> None:
+        how: Training = self.training
+        for name in [*self.models, how.model.name]:
+            check.need("models", name, known("model"))
+        check.need("training.model.name", how.model.name, self.models)
+        check.need("training.workers", how.workers, self.workers)
+        check.need("training.bandwidth", how.bandwidth, self.bandwidths)
+        check.need("training.speeds", how.speeds, self.speeds)
+        for workers in self.workers:
+            check.need("networks.per_site", workers, self.networks.per_site)
+        rooms = ("exchange", "compression", "synchronization", "fusion")
+        names = {name for room in rooms for name in known(room)}
+        for section in ("options", "carriers"):
+            for name in getattr(self, section):
+                check.need(section, name, names)
+        for name, carrier in self.carriers.items():
+            check.need(f"carriers.{name}", carrier, known("exchange"))
+        labels = [label for label, _ in systems.in_rooms(self.options, self.carriers)]
+        labels += [*self.systems, *self.combinations]
+        if len(set(labels)) < len(labels):
+            twice = sorted({label for label in labels if labels.count(label) > 1})
+            check.fail("systems", f"two methods are called {', '.join(twice)}")
+        for label in self.labels or ():
+            check.need("labels", label, labels)
+
+
+Bench = declarations.Bench[Matrix]
+
+
+# What a round costs -------------------------------------------------------------------------------
+
+
+@experiment(parts=lambda recipe: recipe.found(), memory_mb=3000, priority=2)
+def cells(bench: Bench, part: str) -> Iterator[Row]:
+    """What a round of one method costs, for every model on every cluster; failed rows where it
+    cannot run."""
+    settings = bench.settings
+    system = settings.only[part]
+    method, machine = method_of(part, system), device.profile(settings.device)
+    played = not in_lockstep(method.synchronization)
+    tensors = {name: layers(Part(name=name)) for name in settings.models}
+    for where, cluster in clusters(settings):
+        bench.say(f"{part}: {cluster.workers} workers, {where}, {cluster.bandwidth / 1e6:g} Mbit/s")
+        for model, batch in settings.models.items():
+            row = partial(
+                Row,
+                document=bench.document,
+                experiment=bench.experiment,
+                case=part,
+                variant=where,
+                at=dict(method=part),
+                exchange=method.exchange.name,
+                compression=method.levels[-1].up.name,
+                synchronization=method.synchronization.name,
+                fusion=method.fusion.name,
+                model=model,
+                workers=cluster.workers,
+                bandwidth=cluster.bandwidth,
+                scale=bench.scale,
+                device=settings.device,
+                evidence="simulated",
+            )
+            try:
+                if played and cluster.workers > settings.most_played:
+                    raise ValueError(
+                        "what sends changes or looks at the clock is not played with more than "
+                        f"{settings.most_played} workers"
+                    )
+                made = matrix.time_round(method, tensors[model], cluster, machine, batch)
+            except ValueError as error:
+                reason = str(error)
+                yield row(metric="round_time", unit="s", status="failed", reason=reason)
+                continue
+            for metric, (name, unit) in PARTS.items():
+                if metric != "wan_bytes" or cluster.kind == "sites":
+                    yield row(metric=metric, value=getattr(made, name), unit=unit)
+            if made.guessed:
+                yield row(metric="guessed_price", value=1.0, unit="1")
+
+
+# How many rounds it needs -------------------------------------------------------------------------
+
+
+def trained_at(found: Mapping[str, System], training: Training) -> dict[str, str]:
+    """By method, the network where alone the rounds of its training hold; empty of those in
+    lockstep, which hold on all."""
+    return {
+        label: ""
+        if in_lockstep(system.synchronization)
+        else f"{'sites' if len(system.levels) > 1 else 'flat'}/{training.speeds}"
+        for label, system in found.items()
+    }
+
+
+def run(
+    bench: Bench, training: Training, label: str, lr: float, seed: int, rounds: int, experiment: str
+) -> Recipe:
+    """One training run of a method."""
+    settings = bench.settings
+    system, links = settings.found()[label], settings.networks
+    part = system.synchronization
+    policy: Policy = synchronization.load(part.name, **part.parameters)
+    lockstep = in_lockstep(part)
+    several = len(system.levels) > 1
+    workers = (training.workers // 2,) * 2 if several else (training.workers,)
+    batch = max(1, settings.models[training.model.name] // training.workers)
+    levels = [level.model_dump() for level in system.levels]
+    codec, momentum = system.levels[-1].up, training.momentum
+    if policy.travels == "gradient" and "momentum" not in codec.parameters:
+        codec, momentum = kept_momentum(codec, training.momentum)
+    levels[-1]["up"] = among(codec, 2 if several else training.workers)
+    grouping = system.fusion if lockstep and system.coded else Part(name="layer_wise")
+    overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
+    link = Link(
+        lan=links.lan if several else training.bandwidth,
+        wan=training.bandwidth,
+        lan_latency=links.latency,
+        wan_latency=links.wan_latency if several else links.latency,
+        efficiency=links.efficiency,
+    )
+    options: dict[str, Any] = {}
+    if overlap:
+        options = dict(overlap=True, overhead_s=links.overhead_s)
+    if not lockstep:
+        machine, tensors = device.profile(settings.device), pipeline.layers(training.model)
+        options = dict(
+            uneven=Uneven(highest=settings.speeds[training.speeds]),
+            compute_s=pipeline.single_gpu_s(machine, tensors, batch),
+        )
+    if policy.asynchronous and policy.travels == "gradient":
+        options["optimizer_at"] = "server"
+    return Recipe(
+        document=bench.document,
+        experiment=experiment,
+        system=label,
+        at=dict(method=label),
+        exchange=system.exchange,
+        levels=tuple(Level(**level) for level in levels),
+        synchronization=system.synchronization,
+        fusion=grouping,
+        model=training.model,
+        dataset=training.dataset,
+        gradients=training.gradients,
+        limit=training.limit,
+        test_limit=training.test_limit,
+        workers=workers,
+        cluster="sites" if several else "star",
+        batch=batch,
+        lr=lr,
+        momentum=momentum,
+        rounds=rounds,
+        evaluate_every=training.evaluate_every,
+        seed=seed,
+        scale=bench.scale,
+        device=settings.device,
+        networks={label: link},
+        accelerator=settings.accelerator,
+        **options,
+    )
+
+
+@experiment(
+    parts=lambda recipe: sorted(set(recipe.trained_as().values())),
+    makes=("tuning",),
+    memory_mb=3000,
+    priority=2,
+    gpu=True,
+)
+def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
+    """Curves of the best learning rate of the grid, what they arrive at, and the whole grid."""
+    load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
+    tried: dict[float, float] = {}
+    for lr in training.grid:
+        recipe = run(
+            bench, training, part, lr, training.tuning_seed, training.tuning_rounds, "tuning"
+        )
+        curve = list(train(recipe, bench.say, load))
+        (final,) = (
+            row
+            for row in arrivals(curve, training.target, training.tuning_rounds, training.window)
+            if row.metric == "final_accuracy"
+        )
+        tried[lr] = final.value if final.status == "ok" else -math.inf
+        yield final.model_copy(update=dict(at=final.at | dict(lr=lr)))
+    best = max(tried, key=tried.__getitem__)
+    bench.say(f"{part}: learning rate {best:g}")
+    curves: list[Row] = []
+    for seed in training.seeds:
+        recipe = run(bench, training, part, best, seed, training.most_rounds, bench.experiment)
+        curves += until_target(
+            train(recipe, bench.say, load), training.target, training.rounds, training.window
+        )
+    yield from curves
+    chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
+    yield _summary(curves[0], **chosen, status="ok", reason="")
+    yield from arrivals(curves, training.target, training.rounds, training.window)
+
+
+def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
+    """The evaluations of ``run`` until it has had ``rounds`` and reached the target (%)."""
+    seen: list[float] = []
+    for row in run:
+        if row.round < 0 and row.status == "ok":
+            continue
+        yield row
+        if row.metric == "test_accuracy":
+            seen.append(row.value)
+        # The last row of an evaluation: nothing more is trained.
+        enough = row.metric == "bytes_sent" and row.round >= rounds
+        if enough and arrival(np.array(seen), target, window) is not None:
+            return
+
+
+def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
+    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed.
+
+    A policy whose rounds come several at a time is judged at its first evaluation from ``rounds``
+    on. What diverges later keeps what it had reached.
+    """
+    by_seed: dict[int, list[Row]] = {}
+    for row in curves:
+        if row.metric == "test_accuracy":
+            by_seed.setdefault(row.seed, []).append(row)
+    for points in by_seed.values():
+        broken = next((point for point in points if point.status == "failed"), None)
+        points = [point for point in points if point.status == "ok"]
+        values = np.array([point.value for point in points])
+        judged = next((i for i, point in enumerate(points) if point.round >= rounds), None)
+        if judged is None and broken is None:
+            judged = len(points) - 1
+        if judged is None:
+            yield _summary(broken, metric="final_accuracy", unit="%")
+        else:
+            value = float(values[: judged + 1][-window:].mean())
+            done = dict(metric="final_accuracy", value=value, unit="%", round=points[judged].round)
+            yield _summary(points[judged], **done)
+            goal = dict(metric="target_accuracy", value=target, unit="%", evidence="computed")
+            yield _summary(points[judged], **goal)
+        done = dict(metric="rounds_to_target", unit="rounds")
+        at = arrival(values, target, window) if points else None
+        if at is not None:
+            at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
+            yield _summary(points[-1], **done, value=float(at_round))
+        elif broken is not None:
+            yield _summary(broken, **done)
+        else:
+            reason = f"never reached {target:g} % within {points[-1].round} rounds"
+            late = dict(status="late", reason=reason, value=math.nan)
+            yield _summary(points[-1], **done, **late)
+
+
+def _summary(point: Row, **fields) -> Row:
+    return point.model_copy(update=dict(round=-1, time_s=math.nan) | fields)
+
+
+# What pages need of it ----------------------------------------------------------------------------
+
+
+@experiment(
+    after=[cells, training],
+    makes=("round_times", "closeup", "arrived", "tried", "methods", "lengths", "cannot_run"),
+    minutes=15,
+    memory_mb=3000,
+)
+def condensed(bench: Bench, rows: pd.DataFrame, training: Training) -> Iterator[Row]:
+    """The rows that pages, figures and tables are made from, a sixth of all."""
+    found = bench.settings.found()
+    yield from condense(
+        rows,
+        groups={label: system.group for label, system in found.items()},
+        trained_as=bench.settings.trained_as(),
+        trained_at=trained_at(found, training),
+        dense=[label for label, system in found.items() if system.dense],
+        rounds=training.rounds,
+        most_rounds=training.most_rounds,
+        grid=training.grid,
+    )
+
+
+class Advice(Section):
+    """Between two bandwidths of the matrix, a gap is halved (of the logarithm) so many times at
+    most."""
+
+    halvings: NonNegativeInt
+
+
+@experiment(after=[cells], memory_mb=4000, priority=2)
+def advice(bench: Bench, rows: pd.DataFrame, advice: Advice) -> Iterator[Row]:
+    """Round times for the report's form."""
+    yield from timed_curves(bench, rows, advice.halvings)

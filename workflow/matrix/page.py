@@ -1,0 +1,398 @@
+"""The matrix's figures and tables, and their words. No document prints them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from reports.charts import Bars, Figure, Lines, Look, Missing, Rows, Scatter, Style, Tiles, table
+from workflow.experiment import PLANNING
+from workflow.matrix.experiments import condensed
+from workflow.matrix.pictures import (
+    BEHIND,
+    ON_FRONT,
+    close_up,
+    first_close,
+    first_rounds,
+    first_there,
+    parts_of_rounds,
+    places,
+    points,
+    profile_lines,
+    scaling_lines,
+)
+
+if not PLANNING or TYPE_CHECKING:
+    import pandas as pd
+
+    from reports.evidence import Estimate, number
+    from workflow.matrix.ranking import (
+        ROOMS,
+        WHERE,
+        dense,
+        first,
+        guessed,
+        info,
+        model_name,
+        of,
+        ranked,
+        rate,
+        rounds,
+        strongholds,
+    )
+
+STYLE = Style(
+    looks={
+        "compute_time": "sky",
+        "compress_time": "orange",
+        "exchange_time": "blue",
+        "wait_time": "purple",
+        ON_FRONT: Look("blue", "o"),
+        BEHIND: Look("ink", "."),
+    },
+    names={
+        "compute_time": "compute",
+        "compress_time": "compress",
+        "exchange_time": "exchange",
+        "wait_time": "wait",
+        "factor": "times the best of the cell",
+        "time": "time of a round",
+        "bytes": "bytes of a round",
+        "network": "network and speeds of workers",
+    },
+    units={"time": "s", "bytes": "B"},
+    order={"metric": ["compute_time", "compress_time", "exchange_time", "wait_time"]},
+)
+
+_FIXED = "3 ms"
+_QUALIFIED = (
+    "Among methods that bring the trained model to the target accuracy with every seed: a round is "
+    "soon over that teaches little. "
+)
+_FOOTING = (
+    "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
+    f"it; an iteration costs {_FIXED} besides its samples, an assumption. Codecs that Table 1 does "
+    "not print are priced by what they do to memory, which is a guess and marked as one in the "
+    "ranking. Unless a method names its own fusion, LayerFusion groups dense tensors, and codecs "
+    "get one tensor at a time, as they do in training. The global batch is the same on every "
+    "cluster. "
+)
+_POLICIES = (
+    "Policies that send changes or look at the clock send whole models, grouped by no fusion, and "
+    "a round of theirs is as many iterations as there are workers. "
+)
+_TRAINED = (
+    "Every method was trained with the same data order and initial weights, at the best learning "
+    "rate of one grid; methods of the same arithmetic share a run. Accuracies are compared after "
+    "the same number of rounds, or at the first evaluation after it; methods that have not reached "
+    "the target by then train on, up to a most, and may reach it later (both numbers head the "
+    "table of all methods). The rounds that a method in lockstep needs are the same on any "
+    "network. Those of policies that send changes or look at the clock are not, so that they are "
+    "compared only where they were trained. Intervals are 95 % of the mean over seeds. "
+)
+
+
+# Who is first -----------------------------------------------------------------------------------
+
+
+winners = Figure(
+    title="Who has the shortest round",
+    shows=_QUALIFIED
+    + "A number names the fastest; of two within 2 % both are named and the corner "
+    "has the second's colour, + marks further ones. Uneven: the slowest worker takes twice as "
+    "long as the fastest, others in between. What a round teaches still differs; time to "
+    "a target, below, counts that too. " + _FOOTING,
+    of=[condensed],
+    style=STYLE,
+    chart=Tiles(
+        Rows("first", prepare=first_close),
+        x="workers",
+        y="bandwidth",
+        colour="method",
+        panels="panel",
+        columns=2,
+    ),
+)
+
+winners_models = Figure(
+    title="Who has the shortest round, by model",
+    shows="As above with even speeds. " + _QUALIFIED + "A dash marks cells where none can run, as "
+    "with fewer samples a round than workers.",
+    of=[condensed],
+    style=STYLE,
+    chart=Tiles(
+        Rows("first", {"variant": ["flat/even", "sites/even"]}, prepare=first_rounds),
+        x="workers",
+        y="bandwidth",
+        colour="method",
+        panels="panel",
+        columns=2,
+        height=1.9,
+    ),
+)
+
+
+@table(
+    title="All methods",
+    shows="In the order of the score: the share of all cells in which a method's round takes at "
+    "most so many times the shortest, in the mean over 1 to 10 times (evenly on a log scale); "
+    "cells in which it cannot run are lost. Over the cells in which it runs: how often its round "
+    "is the shortest, alone or within 2 % of the best, and how many times the best it takes, in "
+    "the geometric mean and at worst. "
+    + _QUALIFIED
+    + "The others come last, held against the best of those. Bytes are payload, exactly as the "
+    "formats have it: what a worker sends and receives, and what leaves all sites together. "
+    "Accuracies are compared after the same number of rounds for all; what has not reached "
+    "the target by then trains on. " + _FOOTING,
+    of=[condensed],
+)
+def ranking(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """All methods, from the best."""
+    found = ranked(rows)
+    compared, most = rounds(rows)
+    made = {
+        "method": found["method"],
+        "group": found["group"],
+        "cells": found["cells"],
+        "score (%)": [round(100 * one, 1) for one in found["score"]],
+        "fastest alone": found["wins alone"],
+        "tied for fastest": found["ties for first"],
+        "times the best (mean)": found["times the best"].map(_rounded),
+        "times the best (worst)": found["worst"].map(_rounded),
+        f"accuracy after {compared} rounds (%)": [_told(a, "diverged") for a in found["accuracy"]],
+        f"rounds to target (at most {most})": [_told(one) for one in found["rounds"]],
+    }
+    if guesses := guessed(rows):
+        made["price of coding"] = ["guessed" if m in guesses else "" for m in found["method"]]
+    for name, what, where in (
+        ("bytes_per_round", "bytes a round and worker", "flat/even"),
+        ("wan_bytes", "bytes a round between sites", "sites/even"),
+    ):
+        place, sent = _sent(rows, name, where)
+        made[f"{what} ({place})"] = [
+            f"{sent[label]:.0f}" if label in sent else "" for label in found["method"]
+        ]
+    return pd.DataFrame(made)
+
+
+def _sent(rows: pd.DataFrame, name: str, where: str) -> tuple[str, dict[str, float]]:
+    """Bytes by method in one cell, and that in words."""
+    model, workers = close_up(rows)
+    found = of(rows, "closeup", name)
+    here = dict(model=model, variant=where, workers=workers)
+    found = found[(found[list(here)] == pd.Series(here)).all(axis=1)]
+    at = f", {rate(found['bandwidth'].iloc[0])}" if len(found) else ""
+    place = f"{model_name(model)}, {workers} workers, {where.partition('/')[0]}{at}"
+    return place, found.set_index("method")["value"].to_dict()
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _told(one: Estimate | None, lost: str = "never") -> str:
+    """An estimate in words; ``lost`` is what seeds did that have no value."""
+    if not isinstance(one, Estimate):
+        return "not trained"
+    return f"{one.never} of {one.seeds} seeds {lost}" if one.never else str(one)
+
+
+def standing(rows: pd.DataFrame) -> pd.DataFrame:
+    """How each method came out, for its card: its label, its four answers, and where it wins."""
+    found = ranking.make(rows, None).rename(columns={"method": "label"})
+    there = strongholds(rows)
+    answers = info(rows).loc[found["label"], ROOMS].reset_index(drop=True)
+    most = pd.Series([there.get(label, "nowhere") for label in found["label"]])
+    return pd.concat([found, answers, most.rename("most often fastest")], axis=1)
+
+
+winners_target = Figure(
+    title="Who reaches the target accuracy first",
+    shows=_TRAINED
+    + "Methods are tied whose difference, seed by seed, may be zero, or is below 2 %. Colours, "
+    "numbers and corners as above.",
+    of=[condensed],
+    style=STYLE,
+    chart=Tiles(
+        Rows("first", prepare=first_there), x="network", y="bandwidth", colour="method", height=2.8
+    ),
+)
+
+
+@table(
+    title="Time to the target accuracy",
+    shows="Rounds that training needs times the seconds of a round on that network. "
+    + _TRAINED
+    + "Next is the first that is surely later. Methods that did not get there with every seed "
+    "are counted, and come last in the list of all.",
+    of=[condensed],
+)
+def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Who reaches the target first on every network, and when the others do."""
+    _, most = rounds(rows)
+    plain = set(dense(rows))
+    lines = []
+    for (where, bandwidth), times in places(rows).items():
+        ahead = first(times)
+        ordered = sorted(times, key=lambda label: times[label].mean)
+        later = [name for name in ordered if name not in ahead and not times[name].never]
+        whole = min((times[label].mean for label in times if label in plain), default=math.inf)
+        least = min((times[label].mean for label in ahead), default=math.nan)
+        lines.append(
+            {
+                "network": WHERE.get(where, where),
+                "bandwidth": rate(bandwidth),
+                "first": ", ".join(ahead[:4]) + f" and {len(ahead) - 4} more" * (len(ahead) > 4),
+                "seconds": _told(times[ahead[0]]) if ahead else "never",
+                "next": f"{later[0]}: {_told(times[later[0]])}" if later else "",
+                "sending everything takes": f"{number(_rounded(whole / least))} times as long"
+                if math.isfinite(whole / least)
+                else "",
+                f"not by round {most}": sum(one.never > 0 for one in times.values()),
+                "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+# All cells, and one of them -----------------------------------------------------------------------
+
+
+profiles = Figure(
+    title="Performance profiles",
+    shows="The share of all cells in which a method's round takes at most so many times the "
+    "shortest (Dolan and Moré, 2002). Where a line ends below one, the method cannot run in "
+    "the rest of the cells: HiPS needs sites. " + _QUALIFIED,
+    of=[condensed],
+    style=STYLE,
+    chart=Lines(
+        Rows("share of cells", prepare=profile_lines),
+        x="factor",
+        colour="method",
+        panels="panel",
+        columns=2,
+        log="x",
+        limits=(0, 1),
+        steps=True,
+        direct=True,
+        height=2.75,
+    ),
+)
+
+
+pareto = Figure(
+    title="Time, accuracy and bytes",
+    shows="Each point is a method; bars are 95 % intervals of its accuracy. On the front are means "
+    "that no other method equals in all three and betters in one. Bytes between sites are those "
+    "that leave all of them together. " + _TRAINED,
+    of=[condensed],
+    style=STYLE,
+    chart=[
+        [
+            Scatter(
+                Rows("final_accuracy", prepare=points),
+                x=x,
+                y="method",
+                colour="front",
+                panels=panels,
+                named={"front": ON_FRONT},
+                log="x",
+                limits=(0, 103),
+                share="y",
+            )
+        ]
+        for x, panels in (("time", "panel"), ("bytes", "sent"))
+    ],
+)
+
+
+parts = Figure(
+    title="What a round is made of",
+    shows="All systems and combinations and the three fastest of every other group. Compressing "
+    "and exchanging count where they are not hidden behind computing. "
+    + _POLICIES
+    + "An arrow marks bars that are cut off.",
+    of=[condensed],
+    style=STYLE,
+    chart=Bars(
+        Rows(
+            ["compute_time", "compress_time", "exchange_time", "wait_time"], prepare=parts_of_rounds
+        ),
+        y="method",
+        colour="metric",
+        panels="panel",
+        columns=2,
+        order="value",
+        share="",
+        stacked=True,
+        written=True,
+        cut=4,
+        label="time of a round",
+    ),
+)
+
+
+scaling = Figure(
+    title="Scaling efficiency",
+    shows="Speed over that of one worker with the whole batch, times the number of workers. The "
+    f"batch is shared, so that workers compute less, the more they are; the {_FIXED} that an "
+    "iteration costs besides its samples do not shrink with it, so that efficiency falls with "
+    "more workers even where nobody communicates or waits.",
+    of=[condensed],
+    style=STYLE,
+    chart=Lines(
+        Rows("scaling_efficiency", prepare=scaling_lines),
+        x="workers",
+        colour="method",
+        panels="panel",
+        columns=2,
+        log="xy",
+        direct=True,
+    ),
+)
+
+
+# What is behind it --------------------------------------------------------------------------------
+
+
+@table(
+    title="Learning rates",
+    shows="Accuracy after the tuning rounds, one seed, with the rates that all methods were given; "
+    "the best one trains with every seed.",
+    of=[condensed],
+)
+def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Final accuracies of the grid of learning rates, and which was chosen."""
+    tried = of(rows, "tried")
+    if tried.empty:
+        raise Missing("no learning rate of the matrix was tried")
+    told = tried["value"].map("{:.2f}".format).where(tried["status"] == "ok", "diverged")
+    found = tried.assign(told=told).pivot(index="method", columns="lr", values="told")
+    chosen = of(rows, "arrived", "chosen_lr").set_index("method")["value"]
+    shown = found.loc[list(dict.fromkeys(tried["method"]))].fillna("–")
+    made = {"method": shown.index}
+    made |= {f"lr {lr:g}: accuracy (%)": list(shown[lr]) for lr in shown}
+    made["chosen"] = [f"{chosen[label]:g}" if label in chosen else "" for label in shown.index]
+    return pd.DataFrame(made)
+
+
+@table(
+    title="Cells that cannot run",
+    shows="Counted by reason, over models, bandwidths, cluster sizes and speeds. Pairs that can "
+    "run nowhere are not among the methods: RAT and the ring only sum, so that they cannot carry "
+    "a codec whose payloads are gathered, such as EFSignSGD.",
+    of=[condensed],
+)
+def cannot_run(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Cells that cannot run, counted by reason."""
+    made = [
+        {
+            "reason": reason,
+            "methods": ", ".join(dict.fromkeys(some["method"])),
+            "networks": ", ".join(dict.fromkeys(w.partition("/")[0] for w in some["variant"])),
+            "cells": int(some["value"].sum()),
+        }
+        for reason, some in of(rows, "cannot_run").groupby("reason", sort=False)
+    ]
+    found = pd.DataFrame(made, columns=["reason", "methods", "networks", "cells"])
+    return found.sort_values("cells", ascending=False, kind="stable", ignore_index=True)

@@ -1,0 +1,214 @@
+"""The rows that the matrix's figures show, made of what is condensed of its results."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from reports.charts import Missing
+from workflow.experiment import PLANNING
+
+if not PLANNING or TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from reports.evidence import Estimate
+    from workflow.matrix.ranking import (
+        CELL,
+        GROUPS,
+        MODELS,
+        WHERE,
+        arrived,
+        best,
+        close_model,
+        close_workers,
+        closeups,
+        first,
+        front,
+        holding,
+        info,
+        metric,
+        model_name,
+        of,
+        profile,
+        qualified,
+        rate,
+        score,
+        times_to_target,
+    )
+
+ON_FRONT = "on the front of time, accuracy and bytes"
+BEHIND = "another is as good in all three and better in one"
+UNTRAINED = "no method of the matrix was trained"
+MOST = 8
+"""Lines in one panel."""
+
+
+def _computed(lines: list[dict[str, Any]] | pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Lines of coordinates, with or without a value, as rows of a metric."""
+    blank = dict(value=1.0, unit="1", seed=-1, status="ok", reason="", experiment="computed")
+    made = pd.DataFrame(lines)
+    return made.assign(**{k: v for k, v in blank.items() if k not in made}, metric=metric)
+
+
+def _place(model: str, where: str) -> str:
+    return f"{model_name(model)}, {WHERE.get(where, where)}"
+
+
+def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Who has the shortest round: a row a cell and method, by panel."""
+    times = metric(rows, "round_time")[qualified(rows)]
+    models = [*MODELS, *sorted(set(times.index.get_level_values("model")))]
+    lines: list[dict[str, Any]] = []
+    for cell, won in best(times).iterrows():
+        at = dict(zip(times.index.names, cell, strict=True))
+        at["panel"] = _place(at["model"], at["variant"])
+        nobody = dict(method="", status="failed", reason="no method can run there")
+        lines += [at | dict(method=label) for label in won.index[won]] or [at | nobody]
+    lines.sort(key=lambda at: (models.index(at["model"]), at["variant"]))
+    return _computed(lines, "first")
+
+
+def first_close(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same of one model."""
+    made = first_rounds(rows)
+    return made[made["model"] == close_model(of(rows, "round_times"))]
+
+
+def first_there(rows: pd.DataFrame) -> pd.DataFrame:
+    """Who reaches the target accuracy first: a row a network and method."""
+    lines: list[dict[str, Any]] = []
+    nobody = dict(method="", status="late", reason="no method reached the target with every seed")
+    for (where, bandwidth), times in places(rows).items():
+        at = dict(network=WHERE.get(where, where).replace(", ", "\n"), bandwidth=bandwidth)
+        lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
+    return _computed(lines, "first")
+
+
+def places(rows: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
+    """Times to the target by network and bandwidth."""
+    found = times_to_target(rows)
+    if not found:
+        raise Missing(UNTRAINED)
+    return found
+
+
+def profile_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """Profiles of the methods that reach the target over all cells, by group."""
+    times = metric(rows, "round_time")[qualified(rows)]
+    shares = profile(times, np.geomspace(1, 100, 121))
+    lines = [
+        dict(panel=panel, method=label, factor=factor, value=share)
+        for panel, labels in panels(rows, score(times))
+        for label in labels
+        for factor, share in shares[label].items()
+    ]
+    return _computed(lines, "share of cells")
+
+
+def panels(rows: pd.DataFrame, score: pd.Series) -> list[tuple[str, list[str]]]:
+    """Groups of methods, best first, in as many panels as it takes for few lines in each."""
+    groups = info(rows)["group"]
+    made = []
+    for group, title in GROUPS.items():
+        labels = [name for name in groups.index[groups == group] if name in score]
+        labels.sort(key=lambda name: -score[name])
+        pieces = math.ceil(len(labels) / MOST)
+        size = math.ceil(len(labels) / max(pieces, 1))
+        for i in range(pieces):
+            some = f" ({i + 1} of {pieces})" if pieces > 1 else ""
+            made.append((title + some, labels[i * size : (i + 1) * size]))
+    return made
+
+
+def points(rows: pd.DataFrame) -> pd.DataFrame:
+    """Accuracies of every method whose training holds on a network, with the time and the bytes of
+    a round there, and whether they are on the front: on networks of even speeds and where policies
+    were trained. Between sites, bytes are what leaves them."""
+    accuracy = arrived(rows, "final_accuracy")
+    accuracy = {label: one.mean for label, one in accuracy.items() if not one.never}
+    if not accuracy:
+        raise Missing(UNTRAINED)
+    trained = of(rows, "arrived")
+    times = metric(rows, "round_time")
+    made = []
+    for cell in closeups(of(rows, "round_times"), trained):
+        model, where, bandwidth = cell.values()
+        key = (model, where, trained["workers"].iloc[0], bandwidth)
+        named = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
+        if model != trained["model"].iloc[0] or key not in times.index:
+            continue
+        if not where.endswith("/even") and not named.any():
+            continue
+        holds = holding(rows, where, bandwidth)
+        row = times.loc[key].dropna()
+        labels = [label for label in accuracy if label in row and label in holds]
+        kind, sites = WHERE.get(where, where).removesuffix(" speeds"), where.startswith("sites")
+        sent = metric(rows, "wan_bytes" if sites else "bytes_per_round").loc[key]
+        at = pd.DataFrame({"time": row[labels], "bytes": sent.reindex(labels)})
+        lost = at.assign(lost=[-accuracy[label] for label in labels])
+        at["front"] = front(lost).map({True: ON_FRONT, False: BEHIND})
+        at["panel"] = f"{WHERE.get(where, where)}, {rate(bandwidth)}"
+        at["sent"] = f"{kind}: {'between sites' if sites else 'of a worker'}"
+        ends = of(rows, "arrived", "final_accuracy")
+        made.append(ends.merge(at, left_on="method", right_index=True))
+    if not made:
+        raise Missing("no round was timed on as many workers as were trained")
+    return pd.concat(made)
+
+
+def close_up(rows: pd.DataFrame) -> tuple[str, int]:
+    """The model and the number of workers that are shown from near."""
+    cells = of(rows, "round_times")
+    return close_model(cells), close_workers(cells)
+
+
+def _cells(rows: pd.DataFrame) -> dict[tuple, str]:
+    """The cells that figures of one model and size show, with how they are called."""
+    model, workers = close_up(rows)
+    times = metric(rows, "round_time")
+    cells = closeups(of(rows, "round_times"), of(rows, "arrived"))
+    keys = {(model, c["variant"], workers, c["bandwidth"]) for c in cells if c["model"] == model}
+    if not keys & set(times.index):
+        raise Missing(f"no round of {model_name(model)} on {workers} workers could be timed")
+    return {key: f"{_place(*key[:2])}, {rate(key[-1])}" for key in times.index if key in keys}
+
+
+def parts_of_rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """What a round is made of: systems and combinations, and the fastest of the other groups."""
+    times, groups = metric(rows, "round_time"), info(rows)["group"]
+    made = []
+    for key, name in _cells(rows).items():
+        ordered = times.loc[key].dropna().sort_values(kind="stable").index
+        place = groups[ordered].groupby(groups[ordered]).cumcount()
+        ours = groups[ordered].isin(["system", "combination"]) | (place < 3)
+        one = _at(rows, key)
+        one = one[one["method"].isin(ordered[ours])]
+        made.append(one.assign(panel=name.replace(", ", f", {key[2]} workers\n", 1)))
+    return pd.concat(made)
+
+
+def _at(rows: pd.DataFrame, key: tuple) -> pd.DataFrame:
+    """Rows of one cell from near."""
+    close = of(rows, "closeup")
+    return close[(close[CELL] == pd.Series(key, CELL)).all(axis=1)]
+
+
+def scaling_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scaling efficiency: the systems, and the fastest of every other group."""
+    made, groups = metric(rows, "scaling_efficiency"), info(rows)["group"]
+    close = of(rows, "closeup", "scaling_efficiency")
+    found = []
+    for key, name in _cells(rows).items():
+        if not key[1].endswith("/even"):
+            continue
+        ordered = made.loc[key].dropna().sort_values(ascending=False, kind="stable").index
+        systems = [label for label in ordered if groups[label] == "system"][:MOST]
+        others = [label for label in ordered if groups[label] != "system"]
+        others = list(groups[others].drop_duplicates().index)
+        here = close[["model", "variant", "bandwidth"]] == [key[0], key[1], key[3]]
+        here = close[here.all(axis=1)]
+        kind = key[1].partition("/")[0]
+        for panel, labels in ((name, systems), (f"{kind}: fastest of each other group", others)):
+            found += [here[here["method"] == label].assign(panel=panel) for label in labels]
+    return pd.concat(found)

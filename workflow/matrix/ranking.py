@@ -1,0 +1,485 @@
+"""The matrix: who is fastest where, with ties; profiles, fronts and ranks.
+
+A *cell* is a model on a network (``flat`` or ``sites``, with even or uneven speeds), a number of
+workers and a bandwidth; its contenders are the methods that can run there. Round times are
+deterministic, and those within ``TIE`` of each other are a tie. Times to a target are means over
+seeds, and one is before another only where the 95 % interval of their difference, seed by seed,
+does not reach zero and the means are more than ``TIE`` apart.
+
+Results are tables of the rows that :func:`condense` makes, with a column a coordinate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports.charts import Missing
+from reports.evidence import Estimate
+from testbed.results import Row, coordinates, row_of
+
+TIE = 0.02
+FACTORS = np.geomspace(1, 10, 61)
+"""Times the best over which a method's profile is averaged: that is its score."""
+CELL = ["model", "variant", "workers", "bandwidth"]
+PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
+ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target"]
+ROOMS = ["exchange", "compression", "synchronization", "fusion"]
+GROUPS = {
+    "system": "systems of the documents",
+    "combination": "combinations",
+    "codec": "codecs",
+    "exchange": "exchanges",
+    "policy": "policies",
+    "fusion": "fusion",
+}
+MODELS = {
+    "lenet5": "LeNet-5",
+    "cnn3": "3-conv CNN",
+    "resnet20": "ResNet-20",
+    "resnet18_v1": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "vgg16": "VGG-16",
+    "lstm": "LSTM",
+}
+WHERE = {
+    "flat/even": "flat, even speeds",
+    "flat/uneven": "flat, uneven speeds",
+    "sites/even": "sites, even speeds",
+    "sites/uneven": "sites, uneven speeds",
+}
+_CLOSE = {"model": "resnet50", "workers": 16}
+_BANDWIDTH = {"flat": 1e9, "sites": 155e6}
+
+
+# What the pages need of all results --------------------------------------------------------------
+
+
+def condense(
+    rows: pd.DataFrame,
+    groups: Mapping[str, str],
+    trained_as: Mapping[str, str],
+    trained_at: Mapping[str, str],
+    dense: Collection[str],
+    rounds: int,
+    most_rounds: int,
+    grid: Sequence[float],
+) -> Iterator[Row]:
+    """The rows that pages, figures and tables are made from, a sixth of all.
+
+    By experiment. ``round_times``: of every cell. ``closeup``: other metrics, in :func:`closeups`.
+    ``arrived``: what the training of every method arrives at, under its own name, with the network
+    where alone that holds as variant and whose training it is as ``trained_as``. ``tried``: the
+    learning rates. ``methods``: in how many cells each method runs, with its ``group``, and which
+    are dense, or code at a guessed price. ``lengths``: ``rounds`` and ``most_rounds``.
+    ``cannot_run``: how many cells by method, network and reason.
+
+    Parameters
+    ----------
+    rows: results of the experiments ``cells``, ``training`` and ``tuning``.
+    groups: the group of every method.
+    trained_as: by method, the one whose training is its own.
+    trained_at: by method, the network where alone its rounds hold; empty for all.
+    dense: methods that send everything, uncompressed, in every round.
+    rounds, most_rounds: after how many accuracies are compared, and by when the target may come.
+    grid: the learning rates that every method was to be tried with.
+
+    Raises
+    ------
+    ValueError
+        No cell could run, or not all training is of one recipe.
+    """
+    at = coordinates(rows)
+    at = at.assign(lr=at.get("lr", math.nan))
+    _one_recipe(at, {label for label, where in trained_at.items() if not where}, grid)
+    cells = at[at["experiment"] == "cells"]
+    good = cells[cells["status"] == "ok"]
+    guesses = set(good.loc[good["metric"] == "guessed_price", "method"])
+    times = good[good["metric"] == "round_time"]
+    if times.empty:
+        raise ValueError("no cell of the matrix could run")
+    training = at[at["experiment"] == "training"]
+    near = closeups(cells[cells["metric"] == "round_time"], training)
+    close = pd.concat([good[_in(good, cell)] for cell in near])
+    other = ~close["metric"].isin(["round_time", "guessed_price"])
+    close = close[other].drop_duplicates([*CELL, "method", "metric"])
+    yield from _rows(rows.loc[times.index], experiment="round_times")
+    yield from _rows(rows.loc[close.index], experiment="closeup")
+    yield from _rows(rows[rows["experiment"] == "tuning"], experiment="tried")
+
+    answers = times.drop_duplicates("method").set_index("method")[ROOMS]
+    some = row_of(rows.loc[times.index[0]], model="", variant="", workers=0, bandwidth=math.nan)
+    blank = some.model_copy(update=dict.fromkeys(ROOMS, "") | dict(at={}))
+    for label, group in groups.items():
+        told = dict(experiment="methods", unit="1", case=label, at=dict(method=label, group=group))
+        four = answers.loc[label].to_dict() if label in answers.index else {}
+        runs = float((times["method"] == label).sum())
+        yield blank.model_copy(update=told | four | dict(metric="cells", value=runs))
+        if label in guesses:
+            yield blank.model_copy(update=told | dict(metric="guessed", value=1.0))
+        if label in dense:
+            yield blank.model_copy(update=told | dict(metric="dense", value=1.0))
+    for name, value in (("rounds", rounds), ("most_rounds", most_rounds)):
+        told = dict(experiment="lengths", case="training", metric=name, value=value, unit="rounds")
+        yield blank.model_copy(update=told)
+    failed = cells[cells["status"] == "failed"]
+    for (label, where, why), some in failed.groupby(["method", "variant", "reason"], sort=False):
+        told = dict(experiment="cannot_run", metric="cells", unit="1", case=label, variant=where)
+        told |= dict(at=dict(method=label), value=float(len(some)), reason=why)
+        yield blank.model_copy(update=told)
+
+    ends = training[training["metric"].isin(ARRIVED)]
+    for label, trained in trained_as.items():
+        told = dict(experiment="arrived", case=label, variant=trained_at[label])
+        told |= dict(at=dict(method=label, trained_as=trained))
+        yield from _rows(rows.loc[ends.index[ends["method"] == trained]], **told)
+
+
+def _one_recipe(results: pd.DataFrame, lockstep: Collection[str], grid: Sequence[float]) -> None:
+    """Results that were there before may be of another recipe, and do not compare."""
+    again = "make all training again (snakemake matrix), or remove the files of what is old"
+    wanted = ", ".join(f"{lr:g}" for lr in sorted(grid))
+    for label, some in results[results["experiment"] == "tuning"].groupby("method"):
+        tried = ", ".join(f"{lr:g}" for lr in sorted(set(some["lr"])))
+        if tried != wanted:
+            raise ValueError(f"{label} was tried with rates {tried}, not {wanted}: {again}")
+    done = results[(results["experiment"] == "training") & (results["status"] == "ok")]
+    targets = done[done["metric"] == "target_accuracy"].groupby("value")["method"].first()
+    met = done[(done["metric"] == "final_accuracy") & done["method"].isin(lockstep)]
+    for what, found in (
+        ("target (%)", targets),
+        ("rounds", met.groupby("round")["method"].first()),
+    ):
+        if len(found) > 1:
+            told = ", ".join(f"{label}: {value:g}" for value, label in found.items())
+            raise ValueError(f"training differs in its {what} ({told}): {again}")
+
+
+def _rows(table: pd.DataFrame, **changes: Any) -> Iterator[Row]:
+    yield from (row_of(record, **changes) for record in table.to_dict("records"))
+
+
+def _in(table: pd.DataFrame, cell: Mapping[str, Any]) -> pd.Series:
+    """Which rows are of a cell; what it does not name may be anything."""
+    return (table[list(cell)] == pd.Series(cell)).all(axis=1)
+
+
+def closeups(cells: pd.DataFrame, training: pd.DataFrame) -> list[dict[str, Any]]:
+    """The cells that are shown in parts, by model, network and bandwidth, with any workers.
+
+    First those of ResNet-50, or the last of other models; then those of the model trained, if any.
+
+    Parameters
+    ----------
+    cells: rows of round times. training: rows of what was trained.
+    """
+    return [
+        {
+            "model": model,
+            "variant": where,
+            "bandwidth": _nearest(cells["bandwidth"], _BANDWIDTH[where.partition("/")[0]]),
+        }
+        for model in dict.fromkeys([close_model(cells), *training["model"]])
+        for where in sorted(set(cells["variant"]))
+    ]
+
+
+def close_model(cells: pd.DataFrame) -> str:
+    """The model that figures of one model show."""
+    models = list(dict.fromkeys(cells["model"]))
+    return _CLOSE["model"] if _CLOSE["model"] in models else models[-1]
+
+
+def close_workers(cells: pd.DataFrame) -> int:
+    """The cluster size that figures of one size show."""
+    return int(_nearest(cells["workers"], _CLOSE["workers"]))
+
+
+def _nearest(values: pd.Series, wanted: float) -> float:
+    return min(values.dropna().unique(), key=lambda value: abs(math.log(value / wanted)))
+
+
+# Who is how fast ---------------------------------------------------------------------------------
+
+
+def of(results: pd.DataFrame, experiment: str, metric: str = "") -> pd.DataFrame:
+    """The rows of an experiment, of all metrics or of one."""
+    rows = results[results["experiment"] == experiment]
+    return rows[rows["metric"] == metric] if metric else rows
+
+
+def metric(results: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A metric of the cells: a row a cell, a column a method, NaN where it cannot run.
+
+    Raises
+    ------
+    Missing
+        There are no such results.
+    """
+    experiment = "round_times" if name == "round_time" else "closeup"
+    rows = of(results, experiment, name)
+    if rows.empty:
+        raise Missing(f"no {name} of any cell of the matrix")
+    table = rows.pivot(index=CELL, columns="method", values="value")
+    return table[list(dict.fromkeys(rows["method"]))]
+
+
+def ratios(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.DataFrame:
+    """Times over the best of their cell: of all methods, or ``among`` some."""
+    known = times if among is None else times[list(among)]
+    return times.div(known.min(axis=1), axis=0)
+
+
+def best(times: pd.DataFrame) -> pd.DataFrame:
+    """Which methods are first in each cell: within ``TIE`` of the best, which ties them."""
+    return ratios(times) <= 1 + TIE
+
+
+def profile(
+    times: pd.DataFrame, factors: Sequence[float], among: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Performance profiles (Dolan, Moré 2002): by factor, the share of all cells in which a method
+    takes at most so many times the best (``among`` some). A cell in which it cannot run counts as
+    one it loses."""
+    over = ratios(times, among).to_numpy()
+    shares = [(over <= factor).mean(axis=0) for factor in factors]
+    return pd.DataFrame(shares, index=list(factors), columns=times.columns)
+
+
+def score(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.Series:
+    """The mean of a profile from 1 to 10 times the best: all methods are judged on all cells, which
+    ratios over those that a method can run in would not do."""
+    return profile(times, FACTORS, among).mean()
+
+
+def front(points: pd.DataFrame) -> pd.Series:
+    """Which rows are on the Pareto front: no other is as small in all columns and smaller in one.
+
+    Rows that lack a value are not.
+    """
+    values = points.to_numpy(dtype=float)
+    below = (values[:, None] <= values[None]).all(axis=2) & (values[:, None] < values[None]).any(
+        axis=2
+    )
+    return pd.Series(~below.any(axis=0) & np.isfinite(values).all(axis=1), index=points.index)
+
+
+def first(times: Mapping[str, Estimate]) -> list[str]:
+    """The methods than which none is surely faster, of the least mean first; several are a tie.
+
+    What a seed never reached has no mean, and is not first.
+    """
+    ordered = sorted((one.mean, label) for label, one in times.items() if not one.never)
+
+    def beaten(mean: float, label: str) -> bool:
+        mine = times[label]
+        faster = (times[other] for least, other in ordered if least < mean)
+        return any(one.below(mine) and not one.near(mine, TIE) for one in faster)
+
+    return [label for mean, label in ordered if not beaten(mean, label)]
+
+
+# What training says ------------------------------------------------------------------------------
+
+
+def rounds(results: pd.DataFrame) -> tuple[int, int]:
+    """Rounds after which accuracies are compared, and by which the target may be reached."""
+    told = of(results, "lengths").set_index("metric")["value"]
+    return int(told["rounds"]), int(told["most_rounds"])
+
+
+def arrived(results: pd.DataFrame, name: str) -> dict[str, Estimate]:
+    """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained. Runs that
+    diverged have no accuracy, those that never reached the target no rounds: infinite."""
+    return {
+        label: Estimate.of(some.set_index("seed")["value"].fillna(math.inf))
+        for label, some in of(results, "arrived", name).groupby("method", sort=False)
+    }
+
+
+def target(results: pd.DataFrame) -> float:
+    """Accuracy (%) that counts as trained; NaN without training."""
+    rows = of(results, "arrived", "target_accuracy")
+    return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def qualified(results: pd.DataFrame) -> list[str]:
+    """Methods that reached the target with every seed.
+
+    Only these are compared by the times of rounds alone, for a round is soon over that teaches
+    little. Where none reached it, as in runs of a few rounds, all methods there are.
+    """
+    rounds = arrived(results, "rounds_to_target")
+    made = [label for label, estimate in rounds.items() if not estimate.never]
+    run = list(metric(results, "round_time"))
+    return [label for label in run if label in made] or run
+
+
+def holding(results: pd.DataFrame, where: str, bandwidth: float) -> set[str]:
+    """Methods whose training holds on a network. Training that names its network as variant, as of
+    policies that send changes or look at the clock, holds there and at that bandwidth alone."""
+    trained = of(results, "arrived").drop_duplicates("method")
+    there = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
+    return set(trained.loc[there | (trained["variant"] == ""), "method"])
+
+
+def times_to_target(results: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
+    """By network and bandwidth, the seconds (at the trained number of workers) of every method
+    whose training holds there and that can run there; infinite for seeds that never reached the
+    target."""
+    rounds = arrived(results, "rounds_to_target")
+    trained = of(results, "arrived")
+    if trained.empty:
+        return {}
+    model, workers = trained[["model", "workers"]].iloc[0]
+    times = metric(results, "round_time").query("model == @model and workers == @workers")
+    made = {}
+    for (_, where, _, bandwidth), row in times.iterrows():
+        holds = holding(results, where, bandwidth)
+        made[where, bandwidth] = {
+            label: Estimate.of(rounds[label].by_seed * row[label])
+            for label in times
+            if label in holds and label in rounds and math.isfinite(row[label])
+        }
+    return made
+
+
+# Everything of a method in one row ---------------------------------------------------------------
+
+
+def info(results: pd.DataFrame) -> pd.DataFrame:
+    """A row a method: its group, its four answers, in how many cells it runs."""
+    return of(results, "methods", "cells").set_index("method")
+
+
+def ranked(results: pd.DataFrame) -> pd.DataFrame:
+    """All methods, those first that reach the target and have the highest :func:`score`.
+
+    Wins, ratios and scores are among the :func:`qualified` methods; a method that is not qualified
+    is held against the best of those that are. Ratios are over the cells in which a method runs,
+    scores over all. A win that others share is a tie.
+    """
+    times = metric(results, "round_time")
+    known = qualified(results)
+    over = ratios(times, known)
+    scores = score(times, known)
+    won = best(times[known]).reindex(columns=times.columns, fill_value=False)
+    shared = won.sum(axis=1) > 1
+    groups = info(results)["group"]
+    accuracy = arrived(results, "final_accuracy")
+    needed = arrived(results, "rounds_to_target")
+    rows = []
+    for label, group in groups.items():
+        mine = over[label].dropna() if label in over else pd.Series(dtype=float)
+        rows.append(
+            {
+                "method": label,
+                "group": group,
+                "cells": len(mine),
+                "score": scores.get(label, 0.0),
+                "wins alone": int((won[label] & ~shared).sum()) if label in won else 0,
+                "ties for first": int((won[label] & shared).sum()) if label in won else 0,
+                "times the best": float(np.exp(np.log(mine).mean())) if len(mine) else math.nan,
+                "worst": float(mine.max()) if len(mine) else math.nan,
+                "qualified": label in known,
+                "accuracy": accuracy.get(label),
+                "rounds": needed.get(label),
+            }
+        )
+    table = pd.DataFrame(rows)
+    order = ["qualified", "score"]
+    return table.sort_values(order, ascending=False, kind="stable", ignore_index=True)
+
+
+def strongholds(results: pd.DataFrame) -> dict[str, str]:
+    """Where each method that is ever first, alone or tied, most often is: network and bandwidth,
+    with how many of the cells there."""
+    won = best(metric(results, "round_time")[qualified(results)])
+    places = won.groupby(level=["variant", "bandwidth"], sort=False)
+    wins, cells = places.sum(), places.size()
+    made = {}
+    for label in wins:
+        (where, bandwidth), most = wins[label].idxmax(), wins[label].max()
+        if most:
+            place = f"{WHERE.get(where, where)}, {rate(bandwidth)}"
+            made[label] = f"{place}: {most} of {cells[where, bandwidth]} cells"
+    return made
+
+
+def dense(results: pd.DataFrame) -> list[str]:
+    """Methods that send everything, uncompressed, in every round."""
+    return list(of(results, "methods", "dense")["method"])
+
+
+def guessed(results: pd.DataFrame) -> set[str]:
+    """Methods for which some price of coding is a guess by what a codec does."""
+    return set(of(results, "methods", "guessed")["method"])
+
+
+def headline(results: pd.DataFrame) -> str:
+    """The main finding in words, computed."""
+    times = metric(results, "round_time")[qualified(results)]
+    reached = any(not one.never for one in arrived(results, "rounds_to_target").values())
+    compared, most = rounds(results)
+    aim = ""
+    if reached:
+        trained = of(results, "arrived")["model"].iloc[0]
+        aim = f" that bring {model_name(trained)} to {target(results):g} % with every seed"
+        aim += f" within {most} rounds"
+    always = best(times)[times.notna().any(axis=1)].all().any()
+    text = f"Of {times.shape[1]} methods{aim}, {'one' if always else 'none'} is fastest everywhere."
+    for kind, name in (("flat", "On flat clusters"), ("sites", "Between sites")):
+        here = times[times.index.get_level_values("variant").str.startswith(kind)]
+        here = here.dropna(how="all")
+        if len(here):
+            names, wins = _leaders(best(here).sum())
+            text += (
+                f" {name}, {_listed(names)} {'each have' if names[1:] else 'has'} the shortest "
+                f"round in {wins / len(here):.0%} of {len(here)} cells, alone or tied."
+            )
+    plain = [label for label in dense(results) if label in times]
+    if plain:
+        gain = (times[plain].min(axis=1) / times.min(axis=1)).groupby(level="bandwidth").median()
+        text += (
+            " Not to send everything in every round pays most at "
+            f"{rate(gain.idxmax())}, where the fastest round takes 1/{gain.max():.3g} of the best "
+            f"that does, in the median cell, and least at {rate(gain.idxmin())} "
+            f"(1/{gain.min():.3g})."
+        )
+    places = times_to_target(results)
+    firsts = [label for place in places.values() for label in first(place)]
+    if firsts:
+        names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
+        text += (
+            f" To that accuracy, {_listed(names)} {'are each' if names[1:] else 'is'} first or "
+            f"tied for first on {count} of {len(places)} networks."
+        )
+    if reached:
+        text += f" Accuracies are compared after {compared} rounds."
+    return text
+
+
+def _leaders(counts: pd.Series) -> tuple[list[str], int]:
+    """All that have the highest count, and that."""
+    return list(counts.index[counts == counts.max()]), int(counts.max())
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    *others, last = [*names[:most], *more]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def model_name(model: str) -> str:
+    """A model as documents write it."""
+    return MODELS.get(model, model)
+
+
+def rate(bandwidth: float) -> str:
+    """A bandwidth with its unit."""
+    giga = bandwidth >= 1e9
+    return f"{bandwidth / (1e9 if giga else 1e6):g} {'Gbit/s' if giga else 'Mbit/s'}"

@@ -1,0 +1,48 @@
+"""Methods and clusters of the matrix's recipe as they are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from testbed.matrix import Cluster, Method
+
+if TYPE_CHECKING:
+    from workflow.matrix.experiments import Matrix
+    from workflow.matrix.systems import System
+
+
+def method_of(label: str, system: System) -> Method:
+    """A system as it is timed."""
+    return Method(
+        label,
+        system.exchange,
+        tuple(system.levels),
+        system.synchronization,
+        system.fusion,
+        system.group,
+    )
+
+
+def clusters(settings: Matrix) -> Iterator[tuple[str, Cluster]]:
+    """Every network with every size, bandwidth and speeds, and its name: ``sites/uneven``."""
+    networks = settings.networks
+    for kind in ("flat", "sites"):
+        for speeds, highest in settings.speeds.items():
+            for workers in settings.workers:
+                for bandwidth in settings.bandwidths:
+                    yield (
+                        f"{kind}/{speeds}",
+                        Cluster(
+                            kind,
+                            workers,
+                            bandwidth,
+                            per_site=networks.per_site[workers],
+                            lan=networks.lan,
+                            latency=networks.latency,
+                            wan_latency=networks.wan_latency,
+                            uneven=highest,
+                            efficiency=networks.efficiency,
+                            overhead_s=networks.overhead_s,
+                        ),
+                    )
