@@ -16,7 +16,10 @@ localrules:
     dataset,
     figure,
     table,
+    judge,
     verdicts,
+    page,
+    cards,
     html,
     costs,
 

@@ -15,10 +15,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +31,8 @@ _HERE = Path(__file__).parent
 _ROOT = _HERE.parent
 _TEMPLATES = _HERE / "templates"
 MATRIX = "matrix"
+PART = "part.pickle"
+"""The file of a part, among those that its page links."""
 
 MEANING = {
     "holds": "our result agrees",
@@ -107,43 +106,112 @@ class Matrix:
     advice: Mapping[str, Any] | None = None
 
 
-def build(
-    chapters: Sequence[Chapter],
-    matrix: Matrix,
+@dataclass(frozen=True)
+class Part:
+    """What the report shows of one chapter, whose files lie in a folder of its own.
+
+    Attributes
+    ----------
+    items: its figures and tables, as :func:`artifacts.entry` gives them.
+    document: everything that pages show of a document; None of the matrix.
+    judged: the verdicts of a document.
+    failed: the rows of results that failed.
+    datasets, seeds: what its results come from.
+    """
+
+    name: str
+    items: list[dict[str, Any]]
+    document: dict[str, Any] | None
+    judged: pd.DataFrame | None
+    matrix: Matrix | None
+    failed: list[dict[str, Any]]
+    datasets: set[str]
+    seeds: set[int]
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What a report still lacks: labels of chapters, and about how long they take, in words."""
+
+    labels: Sequence[str] = ()
+    left: str = ""
+
+
+def part(
+    chapter: Chapter,
     results: pd.DataFrame,
-    verdict_table: pd.DataFrame,
-    recipe: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    out_dir: str | Path,
-    processes: int = 1,
-) -> Path:
-    """Write the report and return the path of its first page, ``out_dir/index.html``.
+    judged: pd.DataFrame | None,
+    matrix: Matrix | None,
+    folder: Path,
+) -> Part:
+    """What the report shows of a chapter; the files that its page links go to ``folder``.
 
     Parameters
     ----------
-    chapters: the documents, and the matrix if there is one.
-    results: tidy table of all results of one scale.
-    verdict_table: from ``reports.verdicts.judge``, of all documents.
-    recipe: the recipes as run: chapter -> mapping.
-    provenance: what is shown under Provenance (``scale``, ``versions``, ``machine``, ``seeds``,
-        ``durations``, ...); values are texts, numbers, lists or mappings.
-    out_dir: the folder; what was in it is replaced once everything new is written.
-    processes: that make the documents' parts and the methods' cards; several are forked, so this
-        one should not have used threads of torch before.
+    results: its tidy rows, of one scale.
+    judged: of a document, from ``reports.verdicts.judge``.
 
     Raises
     ------
     ValueError
         The verdicts lack a column of ``reports.verdicts.DETAILS``.
     """
-    missing = [column for column in verdicts.DETAILS if column not in verdict_table]
-    if missing:
-        raise ValueError(f"verdicts lack {', '.join(missing)}: make them with verdicts.judge")
+    if judged is not None:
+        missing = [column for column in verdicts.DETAILS if column not in judged]
+        if missing:
+            raise ValueError(f"verdicts lack {', '.join(missing)}: make them with verdicts.judge")
+    items = [
+        artifacts.entry(chapter.name, name, item, results, chapter.made, folder)
+        for name, item in chapter.items.items()
+    ]
+    failed = results[(results["status"] == "failed") & (chapter.name != MATRIX)]
+    return Part(
+        name=chapter.name,
+        items=items,
+        document=None if judged is None else _document(chapter, items, judged),
+        judged=judged,
+        matrix=matrix,
+        failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
+        datasets=set(results["dataset"]) - {""},
+        seeds=set(results["seed"].astype(int)) - {-1},
+    )
+
+
+def label(name: str, file: Path | None) -> str:
+    """How pages call a chapter."""
+    return claims.about(file).label if file else "Matrix"
+
+
+def build(
+    parts: Mapping[Path, Part],
+    cards: Sequence[methods.Card],
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    out_dir: str | Path,
+    waits: Waits = Waits(),
+) -> Path:
+    """Write the report and return the path of its first page, ``out_dir/index.html``.
+
+    Parameters
+    ----------
+    parts: what :func:`part` made, by the folder of its files.
+    recipe: the recipes as run: chapter -> mapping.
+    provenance: what is shown under Provenance (``scale``, ``versions``, ``machine``, ``seeds``,
+        ``durations``, ...); values are texts, numbers, lists or mappings.
+    out_dir: the folder; what was in it is replaced once everything new is written.
+    waits: what is missing, of a report that is written while its run goes on. Its first page is
+        dated as old as can be, so that whoever compares dates knows that it is not the last.
+    """
     out_dir = Path(out_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
     try:
-        _write(fresh, chapters, matrix, results, verdict_table, recipe, provenance, processes)
+        for files in (_HERE / "assets", *parts):
+            target = fresh / "assets" if files == _HERE / "assets" else fresh
+            shutil.copytree(files, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PART))
+        _write(fresh, list(parts.values()), cards, recipe, provenance, waits)
+        if waits.labels:
+            os.utime(fresh / "index.html", (0, 0))
         fresh.chmod(0o755)
         if out_dir.exists():
             shutil.rmtree(out_dir)
@@ -156,37 +224,25 @@ def build(
 
 def _write(
     folder: Path,
-    chapters: Sequence[Chapter],
-    matrix: Matrix,
-    results: pd.DataFrame,
-    verdict_table: pd.DataFrame,
+    parts: Sequence[Part],
+    cards: Sequence[methods.Card],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
-    processes: int,
+    waits: Waits,
 ) -> None:
-    shutil.copytree(_HERE / "assets", folder / "assets")
+    documents = {one.name: one.document for one in parts if one.document}
+    judged = [one.judged for one in parts if one.judged is not None]
+    verdict_table = pd.concat(judged) if judged else pd.DataFrame(columns=verdicts.DETAILS)
     verdict_table[verdicts.COLUMNS].to_csv(folder / "verdicts.csv", index=False)
-    mine, none = dict(iter(results.groupby("document"))), results[:0]
-    judged = dict(iter(verdict_table.groupby("document", sort=False)))
-    parts = [partial(_items, one, mine.get(one.name, none), folder) for one in chapters]
-    parts += [partial(methods.card, room, name) for room, name in methods.names()]
-    made = _all(parts, processes)
-    items = dict(zip((one.name for one in chapters), made, strict=False))
-    cards = made[len(chapters) :]
-    documents = {
-        one.name: _document(one, items[one.name], judged[one.name])
-        for one in chapters
-        if one.name in judged
-    }
-    shown_matrix = _matrix(matrix, items[MATRIX]) if MATRIX in items else None
+    matrix = next((one.matrix for one in parts if one.matrix), Matrix())
+    shown_matrix = next((_matrix(matrix, one.items) for one in parts if one.name == MATRIX), None)
     every = [claim for document in documents.values() for claim in document["claims"]]
     counts = tables.scoreboard(verdict_table)
-    failed = results[(results["status"] == "failed") & (results["document"] != MATRIX)]
     menu = {
         "index.html": "Overview",
         **{f"documents/{name}.html": document["label"] for name, document in documents.items()},
         **({"matrix.html": "Matrix"} if shown_matrix else {}),
-        "methods.html": "Methods",
+        **({"methods.html": "Methods"} if cards else {}),
         **({"advice.html": "Advice"} if matrix.advice is not None else {}),
         "claims.html": "Claims",
         "data.html": "Data",
@@ -207,12 +263,13 @@ def _write(
         "totals": counts.sum().to_dict(),
     }
     page = _renderer(folder, common)
-    page("index.html", found=_findings(documents), abstracts=_ABSTRACTS)
+    page("index.html", found=_findings(documents), abstracts=_ABSTRACTS, waits=waits)
     for name, document in documents.items():
         page(f"documents/{name}.html", "document.html", document=document)
     if shown_matrix:
         page("matrix.html")
-    page("methods.html", rooms=methods.ROOMS, cards=cards)
+    if cards:
+        page("methods.html", rooms=methods.ROOMS, cards=cards)
     for card in cards:
         ours = [claim for claim in every if card.file in claim["reason"]]
         page(card.page, "method.html", card=card, ranked=_ranked(card, matrix.standing), about=ours)
@@ -223,29 +280,12 @@ def _write(
         "data.html",
         recipe=flat(recipe),
         sources=_sources(),
-        used_data=sorted(set(results["dataset"]) - {""}),
-        failed=failed[["experiment", "case", "metric", "seed", "reason"]].to_dict("records"),
+        used_data=sorted(set().union(*(one.datasets for one in parts))),
+        failed=[row for one in parts for row in one.failed],
     )
     found = json.dumps(_search(documents, shown_matrix, cards), ensure_ascii=False)
     text = f"window.searchIndex = {found};\n"
     (folder / "assets" / "search.js").write_text(text, encoding="utf-8")
-
-
-def _all(tasks: Sequence[Callable[[], Any]], processes: int) -> list[Any]:
-    """What each of them returns."""
-    if processes == 1:
-        return [task() for task in tasks]
-    # Declarations cannot be sent to a process, but one that is forked has them already.
-    _tasks[:] = tasks
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        return list(pool.map(_run, range(len(tasks))))
-
-
-_tasks: list[Callable[[], Any]] = []
-
-
-def _run(number: int) -> Any:
-    return _tasks[number]()
 
 
 def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
@@ -269,14 +309,6 @@ def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
         (folder / path).write_text(text, encoding="utf-8")
 
     return page
-
-
-def _items(chapter: Chapter, results: pd.DataFrame, folder: Path) -> list[dict[str, Any]]:
-    """The figures and tables of a chapter; their files go to ``folder``."""
-    return [
-        artifacts.entry(chapter.name, name, item, results, chapter.made, folder)
-        for name, item in chapter.items.items()
-    ]
 
 
 def _document(chapter: Chapter, made: list[dict[str, Any]], judged: pd.DataFrame) -> dict[str, Any]:

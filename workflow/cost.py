@@ -139,14 +139,14 @@ def write(lines: Iterable[Cost], path: str | Path) -> None:
 
 
 def timed(folder: Path, jobs: Iterable[Job]) -> dict[str, float]:
-    """Core-seconds of a job that does not train, in the mean by wing, from Snakemake's benchmark
-    files of these jobs."""
+    """Core-seconds of a job that does not train, in the mean by wing, from the files
+    beside their logs."""
     found: dict[str, list[float]] = {}
     for job in jobs:
         file = folder / job.wing.name / f"{job.name}.tsv"
         counted = job.experiment not in (matrix.cells, matrix.training)
         if counted and not job.runs and file.is_file():
-            took = pd.read_csv(file, sep="\t")["cpu_time"].mean()
+            took = pd.read_csv(file, sep="\t")["cpu_s"].mean()
             found.setdefault(job.wing.name, []).append(float(took))
     return {name: sum(times) / len(times) for name, times in found.items()}
 
@@ -198,7 +198,7 @@ def _flops(model: str, dataset: str, steps: int) -> float:
 def of_scale(scale: str) -> list[Cost]:
     """The estimate of a scale, with what jobs took at desk scale where that is known."""
     jobs = Jobs(settings.load({"scale": scale}, names=False), settings.wings())
-    return estimate(jobs, timed(settings.ROOT / "results/desk/jobs", jobs.all.values()))
+    return estimate(jobs, timed(settings.ROOT / "logs/desk", jobs.all.values()))
 
 
 def main() -> None:

@@ -39,7 +39,8 @@ def table(verdicts: pd.DataFrame) -> str:
 
 def main(results: Path) -> None:
     """Write the map and the table. Raises FileNotFoundError if the run has not made them."""
-    verdicts = pd.read_parquet(results / "verdicts.parquet")
+    files = [results / name / "verdicts.parquet" for name in documents.names()]
+    verdicts = pd.concat(map(pd.read_parquet, files))
     picture = (results / "matrix/figures/winners.svg").read_text(encoding="utf-8")
     (ROOT / MAP).write_text(picture, encoding="utf-8")
     before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])

@@ -14,12 +14,13 @@ import pandas as pd
 PACKAGES = ("torch", "torchvision", "snakemake", "numpy", "numba", "pandas", "seaborn")
 
 
-def provenance(scale: str, rows: pd.DataFrame, datasets: Sequence[str], jobs: str) -> dict:
-    """What the report shows under Provenance; times of jobs are their cost, not results."""
+def provenance(scale: str, seeds: Sequence[int], datasets: Sequence[str], logs: str) -> dict:
+    """What the report shows under Provenance; times of jobs, beside their logs, are their cost, not
+    results."""
     fetched = [json.loads(Path(file).read_text()) for file in datasets]
     return {
         "scale": scale,
-        "seeds": sorted(int(seed) for seed in set(rows["seed"]) - {-1}),
+        "seeds": list(seeds),
         "versions": {"python": platform.python_version()}
         | {name: metadata.version(name) for name in PACKAGES},
         "machine": {
@@ -28,7 +29,7 @@ def provenance(scale: str, rows: pd.DataFrame, datasets: Sequence[str], jobs: st
             "system": f"{platform.system()} {platform.machine()}",
         },
         "data": {entry["dataset"]: f"from {entry['source']}" for entry in fetched},
-        "durations": _durations(Path(jobs)),
+        "durations": _durations(Path(logs)),
     }
 
 
@@ -43,10 +44,10 @@ def processor() -> str:
 
 
 def _durations(folder: Path) -> dict[str, str]:
-    """Jobs and seconds by rule."""
+    """Jobs and seconds by document."""
     found = {}
-    for rule in sorted(path for path in folder.glob("*") if path.is_dir()):
-        seconds = [pd.read_csv(file, sep="\t")["s"].iloc[0] for file in rule.glob("*.tsv")]
+    for wing in sorted(path for path in folder.glob("*") if path.is_dir()):
+        seconds = [pd.read_csv(file, sep="\t")["s"].iloc[0] for file in wing.rglob("*.tsv")]
         if seconds:
-            found[rule.name] = f"{len(seconds)} jobs, {sum(seconds):.0f} s in all"
+            found[wing.name] = f"{len(seconds)} jobs, {sum(seconds):.0f} s in all"
     return found

@@ -19,7 +19,6 @@ from tests.matrix.matrix_results import METHODS, PLACES, condensed, made, wan_by
 from tests.reports import report_site
 from workflow import settings
 from workflow.matrix import page, pictures, ranking
-from workflow.scripts import html as html_script
 
 SHOWN = charts.items(page)
 FIGURES = {name: one for name, one in SHOWN.items() if one.kind == "figure"}
@@ -33,16 +32,14 @@ def told(rows):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """The pages of a report of RAT and the matrix, by path."""
-    rat, ours = report_site.world("rat").results(), matrix_results.results()
-    rows = pd.concat([rat, ours, matrix_results.form()], ignore_index=True)
+    rat = report_site.world("rat").results()
+    ours = pd.concat([matrix_results.results(), matrix_results.form()], ignore_index=True)
     judged, made = report_site.judged("rat", rat), tmp_path_factory.mktemp("made")
-    chapters = [
-        report_site.chapter(name, rows[rows["document"] == name], judged, made / name)
-        for name in ("rat", "matrix")
+    parts = [
+        report_site.part(report_site.chapter(name, rows, table, made / name), rows, table)
+        for name, rows, table in (("rat", rat, judged), ("matrix", ours, None))
     ]
-    said = html_script.matrix(rows[rows["document"] == "matrix"])
-    folder = tmp_path_factory.mktemp("site") / "desk"
-    folder = report_site.write(folder, chapters, rows, judged, said)
+    folder = report_site.write(tmp_path_factory.mktemp("site") / "desk", parts)
     files = folder.glob("**/*.html")
     return {str(file.relative_to(folder)): file.read_text(encoding="utf-8") for file in files}
 

@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report_site
 
 from workflow import documents
-from workflow.scripts import html as html_script
 from workflow.verdicts import claims_of
 
 
@@ -68,12 +67,14 @@ def made(tmp_path_factory):
 def built_site(worlds, made, tmp_path_factory):
     """The folder of a report of every document and the matrix, and the verdicts."""
     verdicts = {name: report_site.judged(name, worlds[name]) for name in documents.names()}
-    chapters = [
-        report_site.chapter(name, rows, verdicts.get(name), made / name)
+    parts = [
+        report_site.part(
+            report_site.chapter(name, rows, verdicts.get(name), made / name),
+            rows,
+            verdicts.get(name),
+        )
         for name, rows in worlds.items()
     ]
-    judged = pd.concat(verdicts.values(), ignore_index=True)
-    results = pd.concat(worlds.values(), ignore_index=True)
     folder = tmp_path_factory.mktemp("site") / "desk"
-    said = html_script.matrix(worlds["matrix"])
-    return report_site.write(folder, chapters, results, judged, said), judged
+    judged = pd.concat(verdicts.values(), ignore_index=True)
+    return report_site.write(folder, parts), judged

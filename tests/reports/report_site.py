@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 
-from reports import artifacts, html, verdicts
+from reports import artifacts, html, methods, verdicts
 from workflow import settings
+from workflow.scripts.page import matrix_of
 from workflow.verdicts import claims_of
 
 TESTS = Path(__file__).parents[1]
@@ -58,17 +61,32 @@ def chapter(
     return html.Chapter(name, wing.shown, made, wing.claims)
 
 
+def part(
+    chapter: html.Chapter, rows: pd.DataFrame, verdict_table: pd.DataFrame | None
+) -> tuple[Path, html.Part]:
+    """A chapter's part of the report, by the folder of its files."""
+    folder = chapter.made.with_name(f"{chapter.made.name}-page")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    matrix = matrix_of(rows) if chapter.name == html.MATRIX else None
+    return folder, html.part(chapter, rows, verdict_table, matrix, folder)
+
+
 def write(
     folder: Path,
-    chapters: Sequence[html.Chapter],
-    rows: pd.DataFrame,
-    verdict_table: pd.DataFrame,
-    matrix: html.Matrix = html.Matrix(),  # noqa: B008 it is frozen
+    parts: Iterable[tuple[Path, html.Part]],
+    waits: html.Waits = html.Waits(),  # noqa: B008
 ) -> Path:
     """The pages; the path of their folder."""
-    recipes = {one.name: world(one.name).RECIPE for one in chapters}
-    html.build(chapters, matrix, rows, verdict_table, recipes, PROVENANCE, folder)
+    parts = dict(parts)
+    recipes = {one.name: world(one.name).RECIPE for one in parts.values()}
+    html.build(parts, cards(), recipes, PROVENANCE, folder, waits)
     return folder
+
+
+@cache
+def cards() -> list[methods.Card]:
+    return [methods.card(room, name) for room, name in methods.names()]
 
 
 # As a browser reads it ----------------------------------------------------------------------------

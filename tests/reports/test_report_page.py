@@ -287,7 +287,7 @@ def test_failed_runs_and_missing_experiments_are_shown(rat, tmp_path):
     broken = few.copy()
     told = ["failed", "diverged at round 7", float("nan")]
     broken.loc[few["experiment"] == "latency", ["status", "reason", "value"]] = told
-    folder = report_site.write(tmp_path / "r", [chapter], broken, judged)
+    folder = report_site.write(tmp_path / "r", [report_site.part(chapter, broken, judged)])
     data = (folder / "data.html").read_text()
     assert "diverged at round 7" in data and "No run failed" not in data
     text = (folder / "documents" / "rat.html").read_text()
@@ -316,10 +316,10 @@ def test_a_report_replaces_the_old_one_whole(rat, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(html, "_search", stumble)
         with pytest.raises(RuntimeError, match="killed"):
-            report_site.write(folder, [chapter], few, judged)
+            report_site.write(folder, [report_site.part(chapter, few, judged)])
     assert (folder / "index.html").read_text() == "old page"
     assert [p.name for p in tmp_path.iterdir()] == ["report"]
-    report_site.write(folder, [chapter], few, judged)
+    report_site.write(folder, [report_site.part(chapter, few, judged)])
     assert not (folder / "stale.txt").exists()
     assert (folder / "index.html").read_text().startswith("<!doctype html>")
 
@@ -327,13 +327,26 @@ def test_a_report_replaces_the_old_one_whole(rat, tmp_path, monkeypatch):
 def test_verdicts_without_details_are_refused(rat, tmp_path):
     judged, few, chapter = rat
     with pytest.raises(ValueError, match="verdicts lack .*bound"):
-        report_site.write(tmp_path / "r", [chapter], few, judged[COLUMNS])
+        report_site.write(tmp_path / "r", [report_site.part(chapter, few, judged[COLUMNS])])
+
+
+def test_a_report_of_a_run_that_goes_on_says_what_it_waits_for(rat, tmp_path):
+    judged, few, chapter = rat
+    waits = html.Waits(["GeoMX", "Matrix"], "12 min")
+    folder = report_site.write(tmp_path / "r", [report_site.part(chapter, few, judged)], waits)
+    front = folder / "index.html"
+    assert "GeoMX and Matrix" in front.read_text() and "12 min" in front.read_text()
+    assert front.stat().st_mtime == 0  # so that Snakemake knows it is not the last
+    check_links(folder)
+    nothing = report_site.write(tmp_path / "s", [], waits)
+    assert "12 min" in (nothing / "index.html").read_text()
+    check_links(nothing)
 
 
 def test_a_document_without_figures_or_tables_keeps_its_claims(rat, tmp_path):
     judged, few, chapter = rat
     bare = html.Chapter("rat", {}, tmp_path, chapter.claims)
-    folder = report_site.write(tmp_path / "r", [bare], few, judged)
+    folder = report_site.write(tmp_path / "r", [report_site.part(bare, few, judged)])
     text = (folder / "documents" / "rat.html").read_text()
     assert "<svg" not in text and text.count('id="row-RAT-') == len(judged)
     check_links(folder)

@@ -11,9 +11,12 @@ from workflow import experiment
 
 experiment.PLANNING = True
 
-from workflow import closure, settings
-from workflow.job import only_run
+from snakemake.logging import logger
+
+from workflow import closure, pool, settings
 from workflow.jobs import Jobs
+from workflow.lock import only_run
+from workflow.progress import Progress, duration
 
 # A run that was killed must not lock out the next one.
 RUNNING = only_run(Path(".snakemake"))
@@ -31,7 +34,14 @@ RESULTS = f"results/{SCALE}"
 REPORT = f"reports/html/{SCALE}/index.html"
 
 
+PROGRESS = None
+
+
 onstart:
+    global PROGRESS
+    if RUNNING is not None:
+        PROGRESS = Progress(workflow.dag.needrun_jobs(), workflow.cores)
+        PROGRESS.filter_terminal(logger)
     # What only a method itself can judge is judged before the first job, not in the middle.
     try:
         settings.make_all_apart(SCALE)

@@ -27,5 +27,5 @@ rule costs:
         said=lambda wildcards: cost_said(),
     message:
         "estimated costs at scale {SCALE}, not measured:\n{params.said}"
-    script:
-        "../scripts/costs.py"
+    run:
+        pool.run("workflow.scripts.costs", log[0], scale=SCALE, output=output[0])

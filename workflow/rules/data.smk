@@ -13,8 +13,8 @@ rule dataset:
         runtime=minutes(30),
     message:
         "fetching and checking {wildcards.dataset}"
-    script:
-        "../scripts/dataset.py"
+    run:
+        pool.run("workflow.scripts.dataset", log[0], name=wildcards.dataset, output=output[0])
 
 
 rule data:

@@ -10,8 +10,6 @@ rule experiment:
         f"{RESULTS}/{{wing}}/{{job}}.parquet",
     log:
         f"logs/{SCALE}/{{wing}}/{{job}}.log",
-    benchmark:
-        f"{RESULTS}/jobs/{{wing}}/{{job}}.tsv"
     wildcard_constraints:
         job="|".join({job for _, job in JOBS.all}),
     priority: lambda wildcards: job_of(wildcards).experiment.priority
@@ -24,5 +22,12 @@ rule experiment:
         job=lambda wildcards: job_of(wildcards).params,
     message:
         "{wildcards.wing}: {wildcards.job}"
-    script:
-        "../scripts/experiment.py"
+    run:
+        pool.run(
+            "workflow.scripts.experiment",
+            log[0],
+            threads,
+            job=params.job,
+            files=list(input.rows),
+            output=output[0],
+        )

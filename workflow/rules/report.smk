@@ -48,8 +48,15 @@ rule figure:
         code=source_of,
     message:
         "{wildcards.wing}: drawing {wildcards.name}"
-    script:
-        "../scripts/figure.py"
+    run:
+        pool.run(
+            "workflow.scripts.figure",
+            log[0],
+            wing=wildcards.wing,
+            name=wildcards.name,
+            files=list(input.rows),
+            output=output[0],
+        )
 
 
 rule table:
@@ -76,38 +83,71 @@ rule table:
         scale=SCALE,
     message:
         "{wildcards.wing}: table {wildcards.name}"
-    script:
-        "../scripts/table.py"
+    run:
+        pool.run(
+            "workflow.scripts.table",
+            log[0],
+            wing=wildcards.wing,
+            name=wildcards.name,
+            files=list(input.rows),
+            recipe=params.recipe,
+            scale=SCALE,
+            output=output[0],
+        )
 
 
 RECIPES = {name: recipe.model_dump(mode="json") for name, recipe in SETTINGS.recipes.items()}
 
 
+rule judge:
+    input:
+        rows=lambda wildcards: JOBS.every(wildcards.wing),
+        claims=words_of,
+        sources=sources_of("reports/verdicts.py", "reports/tables.py"),
+    output:
+        f"{RESULTS}/{{wing}}/verdicts.parquet",
+    log:
+        f"logs/{SCALE}/{{wing}}/verdicts.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=minutes(10),
+    params:
+        recipe=lambda wildcards: RECIPES[wildcards.wing],
+        scale=SCALE,
+    message:
+        "{wildcards.wing}: a verdict for every claim"
+    run:
+        pool.run(
+            "workflow.scripts.judge",
+            log[0],
+            wing=wildcards.wing,
+            files=list(input.rows),
+            recipe=params.recipe,
+            scale=SCALE,
+            output=output[0],
+        )
+
+
 rule verdicts:
     input:
-        rows=[file for name in DOCUMENTS for file in JOBS.every(name)],
-        claims=[f"workflow/documents/{name}/claims.yaml" for name in DOCUMENTS],
-        sources=sources_of("reports/verdicts.py", "reports/tables.py"),
+        [f"{RESULTS}/{name}/verdicts.parquet" for name in DOCUMENTS],
     output:
         report(
             f"{RESULTS}/verdicts.csv",
             category="All documents",
             labels={"table": "verdicts"},
         ),
-        details=f"{RESULTS}/verdicts.parquet",
     log:
         f"logs/{SCALE}/verdicts.log",
     threads: 1
     resources:
         mem_mb=1000,
-        runtime=minutes(10),
-    params:
-        recipes={name: RECIPES[name] for name in DOCUMENTS},
-        scale=SCALE,
+        runtime=minutes(5),
     message:
-        "a verdict for every claim"
-    script:
-        "../scripts/verdicts.py"
+        "the verdicts of all documents"
+    run:
+        pool.run("workflow.scripts.verdicts", log[0], files=list(input), output=output[0])
 
 
 def shown_by(wing):
@@ -118,42 +158,117 @@ def shown_by(wing):
     ]
 
 
-def read_by_pages(wing):
+def read_by_page(wing):
     """All results of a document; of the matrix what is condensed, a sixth, and the form's."""
     if wing in DOCUMENTS:
         return JOBS.every(wing)
     return JOBS.behind(wing, [WINGS[wing].experiments[name] for name in ("condensed", "advice")])
 
 
+def judged_for(wildcards):
+    return [f"{RESULTS}/{wildcards.wing}/verdicts.parquet"] * (wildcards.wing in DOCUMENTS)
+
+
+PAGES = {name: f"{RESULTS}/{name}/page" for name in WINGS}
+CARDS = f"{RESULTS}/cards.pickle"
+
+
+def write_report(log, **more):
+    """The report of all parts that are there, those that are not named on its first page."""
+    pool.run(
+        "workflow.scripts.html",
+        log,
+        parts=list(PAGES.values()),
+        cards=CARDS,
+        datasets=[file for file in DATASETS if Path(file).is_file()],
+        recipes=RECIPES,
+        scale=SCALE,
+        logs=f"logs/{SCALE}",
+        output=REPORT,
+        **more,
+    )
+
+
+DATASETS = sorted({file for job in JOBS.all.values() for file in job.inputs["data"]})
+
+
+# The part of the report that is a document's or the matrix's. As soon as one is there, a report of
+# those that are is written, where the rest is worth waiting for.
+rule page:
+    input:
+        rows=lambda wildcards: read_by_page(wildcards.wing),
+        shown=lambda wildcards: shown_by(wildcards.wing),
+        judged=judged_for,
+        sources=sources_of("reports/html.py"),
+    output:
+        directory(f"{RESULTS}/{{wing}}/page"),
+    log:
+        f"logs/{SCALE}/{{wing}}/page.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=minutes(10),
+    message:
+        "{wildcards.wing}: its page"
+    run:
+        pool.run(
+            "workflow.scripts.page",
+            log[0],
+            wing=wildcards.wing,
+            files=list(input.rows),
+            judged=list(input.judged),
+            output=output[0],
+        )
+        if PROGRESS and PROGRESS.left_s > WORTH_WAITING_S:
+            write_report(
+                log[0].replace("page.log", "report.log"), left=duration(PROGRESS.left_s)
+            )
+
+
+WORTH_WAITING_S = 60
+
+
+rule cards:
+    input:
+        sources=sources_of("reports/methods.py"),
+        methods=[str(file) for file in Path("methods").glob("*/*.py")],
+        data=["data/bibliography.bib"],
+    output:
+        CARDS,
+    log:
+        f"logs/{SCALE}/cards.log",
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=minutes(10),
+    message:
+        "a card for every method"
+    run:
+        pool.run("workflow.scripts.cards", log[0], output=output[0])
+
+
 rule html:
     input:
-        rows=[file for name in WINGS for file in read_by_pages(name)],
-        shown=[file for name in WINGS for file in shown_by(name)],
-        details=f"{RESULTS}/verdicts.parquet",
-        datasets=lambda wildcards: sorted(
-            {f for job in JOBS.all.values() for f in job.inputs["data"]}
-        ),
+        PAGES.values(),
+        CARDS,
+        datasets=DATASETS,
         sources=sources_of("reports/html.py", "workflow/provenance.py"),
         templates=[str(file) for file in Path("reports").glob("[ta]*s/*")],
-        # Cards of methods are computed with the page.
-        methods=[str(file) for file in Path("methods").glob("*/*.py")],
         data=["data/bibliography.bib", "data/sources.yaml"],
     output:
         REPORT,
     log:
         f"logs/{SCALE}/html.log",
-    threads: workflow.cores
+    threads: 1
     resources:
         mem_mb=1000,
         runtime=minutes(10),
     params:
         recipes=RECIPES,
-        scale=SCALE,
-        jobs=f"{RESULTS}/jobs",
     message:
         "writing the report"
-    script:
-        "../scripts/html.py"
+    run:
+        write_report(log[0])
 
 
 # A target for every document, table and figure: rat, rat_figure6, geomx_table2, …; and for every

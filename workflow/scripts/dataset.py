@@ -4,16 +4,11 @@ import json
 
 from testbed.files import whole
 from testbed.training.fetch import obtain
-from workflow.job import job
+from workflow.experiment import Say
 
 
-def main(name: str, output: str, log: str) -> None:
-    with job(log) as say:
-        fetched = obtain(name)
-        say(f"{name}: {fetched.source}")
-        with whole(output) as path:
-            path.write_text(json.dumps({"dataset": name, "source": fetched.source}) + "\n")
-
-
-if "snakemake" in globals():
-    main(snakemake.wildcards.dataset, snakemake.output[0], snakemake.log[0])  # noqa: F821
+def main(say: Say, name: str, output: str) -> None:
+    fetched = obtain(name)
+    say(f"{name}: {fetched.source}")
+    with whole(output) as path:
+        path.write_text(json.dumps({"dataset": name, "source": fetched.source}) + "\n")

@@ -1,11 +1,64 @@
-"""One job of an experiment: from its settings to its rows."""
+"""From the settings of a job to its rows."""
 
-from workflow.run import main
+from __future__ import annotations
 
-if "snakemake" in globals():
-    main(
-        snakemake.params.job,  # noqa: F821
-        list(snakemake.input.rows),  # noqa: F821
-        snakemake.output[0],  # noqa: F821
-        snakemake.log[0],  # noqa: F821
-    )
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from testbed import results
+from testbed.results import Row
+from workflow.experiment import Bench, Say
+
+
+def main(say: Say, job: dict[str, Any], files: Sequence[str], output: str) -> None:
+    """Make the rows of a job.
+
+    Parameters
+    ----------
+    job: what :attr:`workflow.jobs.Job.params` gives.
+    files: the results that it comes after.
+    """
+    made = trained(job["runs"], say) if "runs" in job else rows(job, files, say)
+    results.write(made, output)
+
+
+def trained(runs: list[dict], say: Say) -> Iterator[Row]:
+    """Curves of runs, given as plain data."""
+    from testbed.training.recipe import Recipe
+    from testbed.training.trainer import train_all
+
+    yield from train_all([Recipe(**run) for run in runs], say)
+
+
+def rows(params: dict[str, Any], files: Sequence[str], say: Say = print) -> Iterator[Row]:
+    """Rows of an experiment, or of the summary of its curves.
+
+    Raises
+    ------
+    RuntimeError
+        A row of another experiment than those that the declaration names.
+    """
+    from workflow.settings import wing_of
+
+    wing = wing_of(params["wing"])
+    one = wing.experiments[params["experiment"]]
+    settings = dict(params["settings"])
+    sections = {
+        key: schema(**settings.pop(key)) for key, schema in wing.sections.items() if key in settings
+    }
+    if "summary" in params:
+        recipe = wing.schema(**params["settings"])
+        yield from one.summarise(results.read(files), recipe)
+        return
+    bench = Bench(wing.name, one.name, wing.settings(**settings), params["scale"], say)
+    given: dict[str, Any] = {}
+    if one.takes("part"):
+        given["part"] = params["part"]
+    if one.takes("rows"):
+        given["rows"] = results.read(files)
+    for row in one(bench, **sections, **given):
+        if row.experiment not in (one.name, *one.makes):
+            raise RuntimeError(
+                f"{wing.name}: {one.name} made a row of {row.experiment!r}; name it under makes"
+            )
+        yield row

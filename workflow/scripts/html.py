@@ -1,60 +1,36 @@
-"""The HTML report of a scale."""
+"""The HTML report of a scale, of all its parts or of those that are there."""
 
+import fcntl
+import pickle
 from pathlib import Path
 
-import pandas as pd
-
 from reports import html
-from reports.html import Chapter
-from testbed import results as rows
-from workflow import settings
-from workflow.job import job
+from workflow.experiment import Say
 from workflow.provenance import provenance
+from workflow.settings import wing_of
 
 
 def main(
-    files: list[str],
-    details: str,
+    say: Say,
+    parts: list[str],
+    cards: str,
     datasets: list[str],
     recipes: dict,
     scale: str,
-    jobs: str,
-    processes: int,
+    logs: str,
     output: str,
-    log: str,
+    left: str = "",
 ) -> None:
-    with job(log):
-        table = rows.read(files)
-        origin = provenance(scale, table, datasets, jobs)
-        chapters = [
-            Chapter(name, wing.shown, Path("results") / scale / name, wing.claims)
-            for name, wing in settings.wings().items()
-        ]
-        judged = pd.read_parquet(details)
-        folder = Path(output).parent
-        ours = matrix(table[table["document"] == html.MATRIX])
-        html.build(chapters, ours, table, judged, recipes, origin, folder, processes)
-
-
-def matrix(table: pd.DataFrame) -> html.Matrix:
-    """What the report says of the matrix, from its rows."""
-    if table.empty:
-        return html.Matrix()
-    from workflow.matrix import advice, page, ranking
-
-    told = rows.coordinates(table)
-    return html.Matrix(ranking.headline(told), page.standing(told), advice.page(told))
-
-
-if "snakemake" in globals():
-    main(
-        list(snakemake.input.rows),  # noqa: F821
-        snakemake.input.details,  # noqa: F821
-        list(snakemake.input.datasets),  # noqa: F821
-        snakemake.params.recipes,  # noqa: F821
-        snakemake.params.scale,  # noqa: F821
-        snakemake.params.jobs,  # noqa: F821
-        snakemake.threads,  # noqa: F821
-        snakemake.output[0],  # noqa: F821
-        snakemake.log[0],  # noqa: F821
-    )
+    """Parts that are not there are named on the first page; ``left`` is how long they take."""
+    folder = Path(output).parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f".{scale}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        there = [Path(one) for one in parts if (Path(one) / html.PART).is_file()]
+        missing = [wing_of(Path(one).parent.name) for one in parts if Path(one) not in there]
+        read = {one: pickle.loads((one / html.PART).read_bytes()) for one in there}
+        made = pickle.loads(Path(cards).read_bytes()) if Path(cards).is_file() else []
+        seeds = sorted({seed for part in read.values() for seed in part.seeds})
+        origin = provenance(scale, seeds, datasets, logs)
+        waits = html.Waits([html.label(one.name, one.claims) for one in missing], left)
+        html.build(read, made, recipes, origin, folder, waits)

@@ -20,7 +20,7 @@ from workflow import documents
 from workflow.documents.dds import data_parallel as ddp_experiments
 from workflow.documents.dds import federated as federated_experiments
 from workflow.experiment import Bench
-from workflow.run import rows
+from workflow.scripts.experiment import rows
 from workflow.settings import load
 
 MODEL = {"name": "mlp", "hidden": 4}

@@ -7,10 +7,10 @@ import pytest
 
 from testbed import results
 from testbed.network import packet
-from workflow import run as script
 from workflow.documents.rat import experiments
 from workflow.experiment import Bench
 from workflow.jobs import Jobs
+from workflow.scripts import experiment as script
 from workflow.settings import load, wings
 
 

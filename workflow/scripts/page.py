@@ -1,0 +1,31 @@
+"""What the report shows of a document or of the matrix, with the files that its page links."""
+
+import pickle
+from pathlib import Path
+
+import pandas as pd
+
+from reports import html
+from testbed import results as rows
+from workflow import settings
+from workflow.experiment import Say
+
+
+def main(say: Say, wing: str, files: list[str], judged: list[str], output: str) -> None:
+    made = settings.wing_of(wing)
+    folder = Path(output)
+    chapter = html.Chapter(wing, made.shown, folder.parent, made.claims)
+    table = rows.read(files)
+    verdicts = pd.read_parquet(judged[0]) if judged else None
+    matrix = matrix_of(table) if wing == html.MATRIX else None
+    folder.mkdir(parents=True)
+    part = html.part(chapter, table, verdicts, matrix, folder)
+    (folder / html.PART).write_bytes(pickle.dumps(part))
+
+
+def matrix_of(table: pd.DataFrame) -> html.Matrix:
+    """What the report says of the matrix, from its rows."""
+    from workflow.matrix import advice, page, ranking
+
+    told = rows.coordinates(table)
+    return html.Matrix(ranking.headline(told), page.standing(told), advice.page(told))
