@@ -12,9 +12,12 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
+from glob import glob
 from pathlib import Path
 from typing import Any
+
+from testbed.cache import cached, sources
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("methods", "testbed", "reports", "workflow")
@@ -157,13 +160,31 @@ def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
 
 @cache
 def _imported(file: str) -> tuple[str, ...]:
-    """Files that a file leads to directly."""
+    """Files that a file leads to directly; not parsed again while it and the files there are stay
+    what they were."""
+    name = f"imports of {file} {sources(ROOT / file)} among {_tree()}"
+    return tuple(cached(name, partial(_led_to, file)))
+
+
+def _led_to(file: str) -> list[str]:
     nodes = _telling(_parsed(file))
     found = {one for package in _packages(file) for one in package}
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {one for _, files in _bound(node, file) for one in files}
-    return tuple(sorted(found | set(_constants(nodes, file))))
+    return sorted(found | set(_constants(nodes, file)))
+
+
+@cache
+def _tree() -> str:
+    """A digest of the names of all files that code may lead to, and of this one's content."""
+    names = [
+        path
+        for place in (*PACKAGES, "data")
+        for path in glob(f"{place}/**", root_dir=ROOT, recursive=True)
+    ]
+    told = "\n".join(sorted(name for name in names if "__pycache__" not in name))
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest() + sources(Path(__file__))
 
 
 def _telling(tree: ast.AST) -> list[ast.AST]:

@@ -173,6 +173,10 @@ PAGES = {name: f"{RESULTS}/{name}/page" for name in WINGS}
 CARDS = f"{RESULTS}/cards.pickle"
 
 
+def datasets(wildcards=None):
+    return sorted({file for job in JOBS.all.values() for file in job.inputs["data"]})
+
+
 def write_report(log, **more):
     """The report of all parts that are there, those that are not named on its first page."""
     pool.run(
@@ -180,16 +184,13 @@ def write_report(log, **more):
         log,
         parts=list(PAGES.values()),
         cards=CARDS,
-        datasets=[file for file in DATASETS if Path(file).is_file()],
+        datasets=[file for file in datasets() if Path(file).is_file()],
         recipes=RECIPES,
         scale=SCALE,
         logs=f"logs/{SCALE}",
         output=REPORT,
         **more,
     )
-
-
-DATASETS = sorted({file for job in JOBS.all.values() for file in job.inputs["data"]})
 
 
 # The part of the report that is a document's or the matrix's. As soon as one is there, a report of
@@ -251,7 +252,7 @@ rule html:
     input:
         PAGES.values(),
         CARDS,
-        datasets=DATASETS,
+        datasets=datasets,
         sources=sources_of("reports/html.py", "workflow/provenance.py"),
         templates=[str(file) for file in Path("reports").glob("[ta]*s/*")],
         data=["data/bibliography.bib", "data/sources.yaml"],
