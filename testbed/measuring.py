@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
 from methods import compression
 from methods.compression import Compressor, Payload
 
-FEW, MANY = 2**4, 2**9
-"""Rows of the square matrices on which :func:`done` times codecs."""
+FEW, MANY = 2**4, 2**10
+"""Rows of the square matrices on which :func:`done` times codecs: no cache of one core's own holds
+the larger, so that machines with larger and smaller ones agree."""
 
 KERNEL_S = 4e-6
 """Seconds of a kernel where the codecs of this project were timed."""
@@ -47,24 +49,26 @@ def coding(
     kernels compiled. The party is alone, so what it sent is what comes back; combining payloads is
     not timed.
     """
-    codec = make()
-    runs = [_once(codec, tensors) for _ in range(repeats + 1)][1:]
+    codec, clock = make(), time.perf_counter
+    runs = [_once(codec, tensors, clock) for _ in range(repeats + 1)][1:]
     return CodingTimes(*(statistics.median(column) for column in zip(*runs, strict=True)))
 
 
-def _once(codec: Compressor, tensors: Sequence[torch.Tensor]) -> tuple[float, float, float]:
+def _once(
+    codec: Compressor, tensors: Sequence[torch.Tensor], clock: Callable[[], float]
+) -> tuple[float, float, float]:
     first = further = decode = 0.0
     for key, tensor in enumerate(tensors):
         encoding = codec.encode(tensor, key)
-        start = time.perf_counter()
+        start = clock()
         asked = next(encoding)
-        now = time.perf_counter()
+        now = clock()
         first += now - start
         while asked is not None:
             payload, how = asked
-            start = time.perf_counter()
+            start = clock()
             asked = _send(encoding, [payload] if how == "gather" else payload)
-            spent = time.perf_counter() - start
+            spent = clock() - start
             if asked is None:
                 decode += spent
             else:
@@ -81,40 +85,49 @@ def _send(encoding, answer: Payload | list[Payload]):
 
 @dataclass(frozen=True)
 class Done:
-    """What coding a tensor takes: ``few_s`` seconds whatever its size, and so many ``copies``."""
+    """Seconds of coding a tensor of FEW rows and one of MANY, and of copying the latter."""
 
     few_s: float
-    copies: float
+    many_s: float
+    copy_s: float
+
+    @property
+    def copies(self) -> float:
+        """What grows with the tensor, in copies of it."""
+        return (self.many_s - self.few_s) / self.copy_s
+
+    def least(self, other: Done) -> Done:
+        """The least of each, of two measurements of one codec."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Done(*map(min, pairs))
 
 
 def done(make: Callable[[], Compressor], repeats: int = 15) -> tuple[Done, Done]:
     """What encoding and decoding take beside copying, to be held against what a codec declares.
 
-    The least of ``repeats`` runs, on one thread, of square matrices of FEW values and of MANY.
+    The least of ``repeats`` runs on one thread, sizes and copies by turns. The clock is this
+    thread's processor time, which stands still while others have the processor.
     """
-    threads = torch.get_num_threads()
+    clock, threads = time.thread_time, torch.get_num_threads()
     torch.set_num_threads(1)
     # Freed once, a large block lets the C library take later ones from memory that it has.
     torch.empty(31 << 20, dtype=torch.uint8).fill_(1)
     seeded = torch.Generator().manual_seed(0)
+    few, many = (torch.randn(n, n, generator=seeded) for n in (FEW, MANY))
+    target, found = many.clone(), []
+    small, large = make(), make()
     try:
-        few, many = (
-            _least(make, torch.randn(n, n, generator=seeded), repeats) for n in (FEW, MANY)
-        )
-        matrix = torch.randn(MANY, MANY)
-        target = matrix.clone()
-        copy_s = min(_seconds(partial(target.copy_, matrix)) for _ in range(3 * repeats))
+        for _ in range(repeats + 3):
+            parts = [_once(small, [few], clock), _once(large, [many], clock)]
+            start = clock()
+            target.copy_(many)
+            copy_s = clock() - start
+            ways = zip(*((first + further, last) for first, further, last in parts), strict=True)
+            found.append([Done(*both, copy_s) for both in ways])
     finally:
         torch.set_num_threads(threads)
-    return tuple(
-        Done(small, (large - small) / copy_s) for small, large in zip(few, many, strict=True)
-    )
-
-
-def _least(make: Callable[[], Compressor], tensor: torch.Tensor, repeats: int) -> list[float]:
-    codec = make()
-    runs = [_once(codec, [tensor]) for _ in range(repeats + 3)][3:]
-    return [min(first + further for first, further, _ in runs), min(last for *_, last in runs)]
+    encoding, decoding = zip(*found[3:], strict=True)  # the first runs fill caches
+    return reduce(Done.least, encoding), reduce(Done.least, decoding)
 
 
 def _seconds(function: Callable[[], object]) -> float:

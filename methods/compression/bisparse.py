@@ -56,7 +56,7 @@ class BiSparse(Compressor):
     summary: ClassVar[str] = "largest values both ways over a sampled threshold"
     source: ClassVar[str] = "GeoMX §4; INET-RC/GeoMX gradient_compression.cc"
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=3, kernels=45, selections=1)
+    encode_work: ClassVar[Work] = Work(passes=6, kernels=45, selections=1)
     decode_work: ClassVar[Work] = Work(passes=1.3, kernels=14)
 
     ratio: float = 0.01

@@ -106,15 +106,15 @@ class CountSketch(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes = 16 + 3.3 * self.rows + 4 * self.error_feedback + 1.5 * bool(self.momentum)
-        passes += 22 * (self.selection == "top_pk")
+        passes = 11 + 1.2 * self.rows + 4 * self.error_feedback + 1.5 * bool(self.momentum)
+        passes += 4 * (self.selection == "top_pk")
         return Work(passes=passes, kernels=80, selections=1)
 
     @property
     def decode_work(self) -> Work:
         if self.selection == "top_pk":
-            return Work(passes=8.5, kernels=31)
-        return Work(passes=2.5 if self.error_feedback else 1.4, kernels=11)
+            return Work(passes=5, kernels=31)
+        return Work(passes=2.5, kernels=11)
 
     def layout(self, n: int) -> tuple[int, int, int]:
         """k, the columns c, and how many exact values round 2 carries (0: no such round)."""

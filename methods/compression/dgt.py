@@ -79,11 +79,11 @@ class Dgt(Compressor):
     def encode_work(self) -> Work:
         if self.lossy == "drop":
             return Work(passes=5.8, kernels=57)
-        return Work(passes=24, kernels=61) if self.error_feedback else Work(passes=17.4, kernels=51)
+        return Work(passes=16, kernels=61) if self.error_feedback else Work(passes=8.5, kernels=51)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=7.8 if self.lossy == "drop" else 9.6, kernels=49)
+        return Work(passes=7.8 if self.lossy == "drop" else 6, kernels=49)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         n, size = math.prod(shape), self.block_size

@@ -48,7 +48,7 @@ class Int8Blocks(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        return Work(passes=7, kernels=13) if self.error_feedback else Work(passes=4.1, kernels=9)
+        return Work(passes=10, kernels=13) if self.error_feedback else Work(passes=4.1, kernels=9)
 
     @property
     def decode_work(self) -> Work:
