@@ -30,7 +30,13 @@ import torch
 
 from methods import room
 from methods.compression.pieces.frame import ADDABLE, Frame, Payload
-from methods.compression.pieces.packing import check_finite, check_length, from_bytes, to_bytes
+from methods.compression.pieces.packing import (
+    check_finite,
+    check_length,
+    from_bytes,
+    to_bytes,
+    write_halves,
+)
 
 __all__ = [
     "Combine",
@@ -185,12 +191,19 @@ class Compressor:
 
     def _flat(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
         """``tensor`` as a checked flat float32 tensor; shares memory where it already is one."""
-        what = f"{self.name}: tensor {key!r}"
+        return check_finite(self._unchecked(tensor, key), self._what(key))
+
+    def _unchecked(self, tensor: torch.Tensor, key: Key) -> torch.Tensor:
+        """:meth:`_flat` without a pass to find what is not finite, for who finds it in another."""
+        what = self._what(key)
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
             raise ValueError(f"{what} must be a floating-point torch tensor")
         if tensor.numel() > MAX_VALUES:
             raise ValueError(f"{what} has {tensor.numel()} values, at most {MAX_VALUES} fit; split")
-        return check_finite(tensor.detach().to(torch.float32).reshape(-1), what)
+        return tensor.detach().to(torch.float32).reshape(-1)
+
+    def _what(self, key: Key) -> str:
+        return f"{self.name}: tensor {key!r}"
 
     def _memory(self, key: Key, flat: torch.Tensor, *names: str) -> dict[str, Any]:
         """This key's state: a ``step`` counter and zero-initialised buffers like ``flat``."""
@@ -213,13 +226,14 @@ class Compressor:
     def _dense(self, flat: torch.Tensor, shape: Sequence[int], dtype: str = "float32") -> Payload:
         """A payload of plain values; what float16 cannot hold saturates at ±65504."""
         if dtype == "float16":
-            flat = flat.clamp(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+            body, _ = write_halves(flat, self.name, LARGEST_HALF)
+            return self._payload(body, shape, "dense", dtype)
         return self._payload(to_bytes(flat, dtype), shape, "dense", dtype)
 
     def _read_dense(self, payload: Payload, device: torch.device | str) -> torch.Tensor:
         """The flat float32 values of a :meth:`_dense` payload."""
         what = f"{self.name} {payload.form}"
-        return from_bytes(payload.body, payload.dtype, payload.numel, what, device).float()
+        return from_bytes(payload.body, payload.dtype, payload.numel, what, device)
 
     def _expect(self, payload: Payload, forms: dict[str, tuple[str, ...]]) -> int:
         """Check codec, form with its dtypes, and shape; return the number of values."""

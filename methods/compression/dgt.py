@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 
 from methods.compression import Combine, Compressor, Key, Payload, Work, alike
-from methods.compression.pieces import memory, packing, sampling
+from methods.compression.pieces import buffers, memory, packing, sampling
 from methods.compression.pieces.threads import BLOCK
 
 RELIABLE, ARRIVED, LOST, INT4 = range(4)
@@ -144,7 +144,7 @@ class Dgt(Compressor):
         steps = packing.unpack_levels(codes, 4, LEVELS.to(device), n_rough * size, what)
         if ((scales < 0) | (scales > LARGEST_SCALE)).any():
             raise ValueError(f"{what}: a scale is negative or too large")
-        flat = packing.empty(n, "float32", device)
+        flat = buffers.empty(n, "float32", device)
         rows = flat[:whole].view(-1, size)
         rows[~rough] = exact[: whole - n_rough * size].view(-1, size)
         rows[rough] = steps.view(-1, size) * scales[:, None]

@@ -28,20 +28,16 @@ class Fp16(Compressor):
     decode_work: ClassVar[Work] = Work(passes=2.9, kernels=4)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
-        half = packing.empty(flat.numel(), "float16", flat.device).copy_(flat)
-        if flat.numel() and max(map(abs, flat.aminmax())) > LARGEST_HALF:
+        flat = self._unchecked(tensor, key)
+        body, beyond = packing.write_halves(flat, self._what(key), LARGEST_HALF)
+        if beyond:
             state = self._memory(key, flat)
-            beyond = int((flat.abs() > LARGEST_HALF).sum())
             state["saturated"] = state.get("saturated", 0) + beyond
-            half.clamp_(-LARGEST_HALF, LARGEST_HALF)
-        return self._payload(packing.to_bytes(half, "float16"), tensor.shape, "dense", "float16")
+        return self._payload(body, tensor.shape, "dense", "float16")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         self._expect(payload, {"dense": ("float16",)})
-        n = payload.numel
-        half = packing.from_bytes(payload.body, "float16", n, "fp16 dense", device)
-        return packing.empty(n, "float32", device).copy_(half).view(payload.shape)
+        return self._read_dense(payload, device).view(payload.shape)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (2 * math.prod(shape),)

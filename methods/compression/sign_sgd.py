@@ -35,8 +35,8 @@ class SignSgd(Compressor):
     adds: ClassVar[bool] = False
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        negative = (self._flat(tensor, key) < 0).view(torch.uint8)
-        return self._signs(packing.to_bytes(packing.pack(negative, 1), "uint8"), tensor.shape)
+        flat = self._unchecked(tensor, key)
+        return self._signs(packing.write_signs(flat, self._what(key)), tensor.shape)
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         n, what = self._expect(payload, {"signs": ("",)}), "sign_sgd signs"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Sequence
 from functools import reduce
 
@@ -15,6 +16,7 @@ import numba
 import numpy as np
 import torch
 
+from methods.compression.pieces import buffers, vectors
 from methods.compression.pieces.threads import BLOCK, each_block
 
 PAD_VALUE, PAD_INDEX = -65530.0, -1
@@ -26,16 +28,21 @@ FLOAT_INDEX_LIMIT = 2**24
 
 def to_bytes(tensor: torch.Tensor, dtype: str) -> bytes:
     """The elements of ``tensor`` as little-endian ``dtype`` (cast where it differs)."""
-    return tensor.cpu().numpy().astype(_wire(dtype), copy=False).tobytes()
+    return join((tensor, dtype))
 
 
-def join(*parts: tuple[torch.Tensor, str], head: bytes = b"") -> bytes:
-    """``head``, then the :func:`to_bytes` of flat tensors, without a copy of each between."""
-    arrays = [
-        tensor.cpu().contiguous().numpy().astype(_wire(dtype), copy=False)
-        for tensor, dtype in parts
-    ]
-    return b"".join([head, *arrays])
+def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> bytes:
+    """``head``, then the elements of each part as little-endian ``dtype``, copied once."""
+    sizes = [np.dtype(dtype).itemsize * math.prod(part.shape) for part, dtype in parts]
+    made, memory = buffers.body(len(head) + sum(sizes))
+    memory[: len(head)] = np.frombuffer(head, np.uint8)
+    at = len(head)
+    for (part, dtype), size in zip(parts, sizes, strict=True):
+        array = part.cpu().numpy() if isinstance(part, torch.Tensor) else part
+        into = np.ndarray(array.shape, _wire(dtype), memory[at : at + size])
+        np.copyto(into, array, casting="unsafe")
+        at += size
+    return made
 
 
 def read_head(layout: struct.Struct, body: bytes, magic: bytes, what: str) -> tuple[int, ...]:
@@ -48,10 +55,21 @@ def read_head(layout: struct.Struct, body: bytes, magic: bytes, what: str) -> tu
 def from_bytes(
     body: bytes | memoryview, dtype: str, count: int, what: str, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """(count,) tensor read from exactly its bytes; floats must be finite."""
-    array = np.frombuffer(check_length(body, count * np.dtype(dtype).itemsize, what), _wire(dtype))
-    tensor = torch.from_numpy(array.astype(np.dtype(dtype))).to(device)
-    return check_finite(tensor, what)
+    """(count,) tensor read from exactly its bytes; floats must be finite. Halves become float32."""
+    source = np.frombuffer(check_length(body, count * np.dtype(dtype).itemsize, what), _wire(dtype))
+    if dtype not in ("float16", "float32") or sys.byteorder != "little":
+        wide = source.astype("float32" if dtype == "float16" else dtype)
+        return check_finite(torch.from_numpy(wide).to(device), what)
+    values = buffers.empty(count, "float32")
+    given, bits = torch.from_numpy(buffers.alias(body).view(dtype)), bits_of(values)
+
+    def read(start: int, stop: int) -> np.int32:
+        values[start:stop].copy_(given[start:stop])
+        return vectors.largest(bits[start:stop])
+
+    if max(each_block(count, read), default=0) >= vectors.INFINITE:
+        refuse(values, what)
+    return values.to(device)
 
 
 def check_length(body: bytes | memoryview, expected: int, what: str) -> bytes | memoryview:
@@ -63,20 +81,66 @@ def check_length(body: bytes | memoryview, expected: int, what: str) -> bytes | 
 
 def check_finite(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """``tensor`` if all of it is finite, else ValueError."""
-    # The extremes take one fast pass, and are NaN wherever a value is.
-    extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
-    if not all(math.isfinite(float(value)) for value in extremes):
-        bad = int((~tensor.isfinite()).sum())
-        raise ValueError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")
+    if tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous():
+        bits = bits_of(tensor)
+        worst = each_block(len(bits), lambda i, j: vectors.largest(bits[i:j]))
+        finite = max(worst, default=0) < vectors.INFINITE
+    else:
+        # The extremes take one fast pass, and are NaN wherever a value is.
+        extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
+        finite = all(math.isfinite(float(value)) for value in extremes)
+    if not finite:
+        refuse(tensor, what)
     return tensor
 
 
-def empty(n: int, dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """(n,) uninitialised tensor."""
-    if torch.device(device).type != "cpu":
-        return torch.empty(n, dtype=getattr(torch, dtype), device=device)
-    # Large ones cost less from numpy, which asks the system for huge pages.
-    return torch.from_numpy(np.empty(n, dtype))
+def refuse(tensor: torch.Tensor, what: str) -> None:
+    """ValueError that says how many of the values are not finite."""
+    bad = int((~tensor.isfinite()).sum())
+    raise ValueError(f"{what}: {bad} of {tensor.numel()} values are NaN or infinite")
+
+
+def bits_of(tensor: torch.Tensor) -> np.ndarray:
+    """The (n,) int32 bits of a contiguous float32 CPU tensor, in its own memory."""
+    return tensor.detach().view(-1).numpy().view(np.int32)
+
+
+def write_signs(values: torch.Tensor, what: str, head: bytes = b"") -> bytes:
+    """``head``, then a bit a value, 1 where it is negative, the first highest; all are finite."""
+    if values.device.type != "cpu":
+        negative = (check_finite(values, what) < 0).view(torch.uint8)
+        return join((pack(negative, 1), "uint8"), head=head)
+    bits = bits_of(values.contiguous())
+    made, memory = buffers.body(len(head) + -(-len(bits) // 8))
+    memory[: len(head)] = np.frombuffer(head, np.uint8)
+    packed = memory[len(head) :]
+    worst = each_block(len(bits), lambda i, j: pack_signs(bits[i:j], packed[i // 8 : -(-j // 8)]))
+    if max(worst, default=0) >= vectors.INFINITE:
+        refuse(values, what)
+    return made
+
+
+def write_halves(values: torch.Tensor, what: str, most: float) -> tuple[bytes, int]:
+    """The values as float16, those beyond ±``most`` as that; and how many they are."""
+    if values.device.type != "cpu" or sys.byteorder != "little":
+        beyond = int((check_finite(values, what).abs() > most).sum())
+        return to_bytes(values.clamp(-most, most).to(torch.float16), "float16"), beyond
+    flat = values.contiguous()
+    made, memory = buffers.body(2 * flat.numel())
+    halves, bits = torch.from_numpy(memory.view(np.float16)), bits_of(flat)
+
+    def write(start: int, stop: int) -> np.int32:
+        largest = vectors.largest(bits[start:stop])
+        halves[start:stop].copy_(flat[start:stop])
+        return largest
+
+    largest = max(each_block(len(bits), write), default=0)
+    if largest >= vectors.INFINITE:
+        refuse(values, what)
+    if largest <= np.float32(most).view(np.int32):
+        return made, 0
+    halves.clamp_(-most, most)
+    return made, int((flat.abs() > most).sum())
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -118,10 +182,27 @@ def unpack_levels(
 ) -> torch.Tensor:
     """(n,) float32 ``levels[code]`` of :func:`pack`'s codes; a NaN level is a forbidden code."""
     values = _look_up(packed, bits, levels, n, what)
-    # One sum is much faster than isnan, and NaN wherever a term is.
-    if levels.isnan().any() and values.sum().isnan() and values.isnan().any():
-        raise ValueError(f"{what}: a {bits}-bit code stands for nothing")
+    if levels.isnan().any() and values.numel():
+        if packed.device.type == "cpu" and bits in OCTET:
+            # Bits beyond the last code are 0, and code 0 may stand for nothing.
+            whole = packed.numpy()[: n * bits // 8]
+            suspect = _any(whole, octets_of(levels.isnan().numpy(), bits).any(1))
+            suspect = suspect or bool(values[8 * len(whole) // bits :].isnan().any())
+        else:
+            suspect = bool(values.sum().isnan())  # faster than isnan, and NaN wherever a term is
+        if suspect and values.isnan().any():
+            raise ValueError(f"{what}: a {bits}-bit code stands for nothing")
     return values
+
+
+OCTET = (1, 2, 4)
+"""Bits of codes that fill octets, and less than one each."""
+
+
+def octets_of(levels: np.ndarray, bits: int) -> np.ndarray:
+    """(256, 8/bits) what the codes of each octet stand for; ``bits`` divides 8."""
+    shifts = np.arange(8 - bits, -1, -bits)
+    return levels[(np.arange(256)[:, None] >> shifts) & (2**bits - 1)]
 
 
 def unpack_torch(packed: torch.Tensor, bits: int, table: torch.Tensor, n: int) -> torch.Tensor:
@@ -147,7 +228,20 @@ def _look_up(
     if packed.device.type != "cpu":
         return unpack_torch(packed, bits, table, n)
     source, entries, groups = packed.contiguous().numpy(), table.numpy(), n // 8
-    values = np.empty(n, entries.dtype)
+    result = buffers.empty(n, entries.dtype.name)
+    values = result.numpy()
+    if bits in OCTET and entries.dtype == np.float32:
+        each, full = octets_of(entries, bits), 8 * whole // bits
+        words, into = each.view(np.uint64), values[:full].view(np.uint64)
+        wide = words.shape[1]
+
+        def look_up(i: int, j: int) -> None:
+            spread(source[i:j], words, into[wide * i : wide * j])
+
+        each_block(whole, look_up, BLOCK * bits // 8)
+        if full < n:
+            values[full:] = each[source[whole], : n - full]
+        return result
     each_block(
         groups,
         lambda i, j: _unpack(source[bits * i : bits * j], bits, entries, values[8 * i : 8 * j]),
@@ -159,11 +253,36 @@ def _look_up(
         last[: len(octets)] = octets
         _unpack(last, bits, entries, found)
         values[8 * groups :] = found[: n % 8]
-    return torch.from_numpy(values)
+    return result
 
 
 GROUPS = BLOCK // 8
 """Groups of eight codes handled at once."""
+
+NEAR = 2**12
+"""Values that several passes in a row take from the nearest cache."""
+
+
+@numba.njit(nogil=True, cache=True)
+def pack_signs(bits: np.ndarray, packed: np.ndarray) -> np.int32:
+    """The signs of the values whose ``bits`` these are; returns the largest magnitude's bits."""
+    worst, words = np.int32(0), bits.size // vectors.LANES
+    for word in range(words):
+        if word % (NEAR // vectors.LANES) == 0:
+            at = word * vectors.LANES
+            worst = max(worst, vectors.largest(bits[at : at + NEAR]))
+        signs = vectors.first_highest(vectors.negative(bits, word * vectors.LANES))
+        for octet in range(8):
+            packed[8 * word + octet] = np.uint8(signs >> np.uint64(8 * octet))
+    rest = bits[words * vectors.LANES :]
+    for octet in range(8 * words, packed.size):
+        signs = np.uint64(0)
+        first = 8 * octet - vectors.LANES * words
+        for i in range(first, min(first + 8, rest.size)):
+            below = rest[i] < 0 and rest[i] != np.int32(-(2**31))
+            signs |= np.uint64(below) << np.uint64(7 - i % 8)
+        packed[octet] = np.uint8(signs)
+    return max(worst, vectors.largest(rest))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -188,6 +307,30 @@ def _unpack(packed: np.ndarray, bits: int, table: np.ndarray, values: np.ndarray
             values[8 * group + code] = table[(word >> (wide * np.uint64(7 - code))) & mask]
 
 
+@numba.njit(nogil=True, cache=True)
+def spread(packed: np.ndarray, words: np.ndarray, values: np.ndarray) -> None:
+    """What each octet stands for, (256, 1, 2 or 4) ``words`` of two float32, side by side."""
+    if words.shape[1] == 4:
+        for octet in range(packed.size):
+            for word in range(4):
+                values[4 * octet + word] = words[packed[octet], word]
+    elif words.shape[1] == 2:
+        for octet in range(packed.size):
+            for word in range(2):
+                values[2 * octet + word] = words[packed[octet], word]
+    else:
+        for octet in range(packed.size):
+            values[octet] = words[packed[octet], 0]
+
+
+@numba.njit(nogil=True, cache=True)
+def _any(packed: np.ndarray, flagged: np.ndarray) -> bool:
+    found = False
+    for octet in range(packed.size):
+        found |= flagged[packed[octet]]
+    return found
+
+
 Pairs = tuple[np.ndarray, np.ndarray]
 """(m,) float32 values and (m,) int64 indices, ascending without repeats."""
 
@@ -199,7 +342,7 @@ def write_pairs(values: np.ndarray, indices: np.ndarray, padded_to: int | None =
     float32, which is GeoMX's form; otherwise indices are int32 and there is no padding.
     """
     if padded_to is None:
-        return values.astype("<f4").tobytes() + indices.astype("<i4").tobytes()
+        return join((values, "float32"), (indices, "int32"))
     if len(values) > padded_to:
         raise ValueError(f"{len(values)} pairs do not fit into a body of {padded_to}")
     body = np.empty(2 * padded_to, "<f4")
@@ -247,9 +390,9 @@ def _check_indices(indices: np.ndarray, n: int, what: str) -> np.ndarray:
 def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """(n,) float32 tensor that holds the pairs, 0 elsewhere."""
     values, indices = pairs
-    dense = np.zeros(n, np.float32)  # fresh zeros cost numpy far less than torch
-    dense[indices] = values
-    return torch.from_numpy(dense).to(device)
+    dense = buffers.zeros(n)
+    dense.numpy()[indices] = values
+    return dense.to(device)
 
 
 def union_sum(parties: Sequence[Pairs]) -> Pairs:
