@@ -16,7 +16,7 @@ def normalise(images: Tensor) -> Tensor:
     """uint8 images scaled to float32 in [0, 1]."""
     if images.dtype != torch.uint8:
         raise ValueError(f"images must be uint8, not {images.dtype}")
-    return images.float() / 255
+    return images.float().div_(255)
 
 
 def standardise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -24,10 +24,10 @@ def standardise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
     ``mean`` and ``std`` are (channels,), of images scaled to [0, 1].
     """
-    mean, std = (value.to(images.device).view(-1, 1, 1) for value in (mean, std))
-    if not bool((std > 0).all()):
+    if not min(std.tolist()) > 0:
         raise ValueError("std must be positive in every channel; are the images all alike?")
-    return (normalise(images) - mean) / std
+    mean, std = (value.to(images.device).view(-1, 1, 1) for value in (mean, std))
+    return normalise(images).sub_(mean).div_(std)
 
 
 def flip(images: Tensor, generator: Generator, probability: float = 0.5) -> Tensor:

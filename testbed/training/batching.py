@@ -1,9 +1,12 @@
 """Gradients of several workers, each at its own parameters and batch, in one call.
 
 Three ways to the same numbers, up to rounding: ``one_by_one`` is a forward and a backward pass a
-worker; ``channels_last`` is the same with the images' channels innermost in memory, which torch's
-kernels for processors pool much faster; ``vmap`` is one forward and one backward pass through a
-model whose parameters have a dimension of workers.
+worker; ``channels_last`` is the same with the images' channels innermost in memory; ``vmap`` is one
+forward and one backward pass through a model whose parameters have a dimension of workers.
+
+Workers that hold the very same parameters, as between meetings of all, go through plain stacks of
+convolutions and linear layers together; only the gradients of the weights are taken apart. That is
+twice as fast where layers are small.
 """
 
 from __future__ import annotations
@@ -51,15 +54,16 @@ def gradients(
         ``how`` is unknown or cannot do it, with the reason; something is missing for a worker.
     """
     _check(model, leaves, parameters, images, labels, how, buffers)
-    buffers = [()] * len(parameters) if buffers is None else buffers
-    if how == "channels_last":
-        images = [channels_last(batch) for batch in images]
-    return (_stacked if how == "vmap" else _looped)(
-        model, leaves, parameters, images, labels, buffers
-    )
+    given = (model, leaves, parameters, images, labels)
+    if how == "vmap":
+        return _stacked(*given)
+    lay = channels_last if how == "channels_last" else lambda batch: batch
+    if _alike(model, leaves, parameters, images):
+        return _together(*given, lay)
+    return _looped(*given, lay, [()] * len(parameters) if buffers is None else buffers)
 
 
-def _looped(model, leaves, parameters, images, labels, buffers):
+def _looped(model, leaves, parameters, images, labels, lay, buffers):
     found, losses = [], []
     for own, batch, wanted, state in zip(parameters, images, labels, buffers, strict=True):
         for leaf, value in zip(leaves, own, strict=True):
@@ -67,7 +71,7 @@ def _looped(model, leaves, parameters, images, labels, buffers):
         for inside, held in zip(model.buffers(), state, strict=True):
             inside.copy_(held)
         model.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch), wanted)
+        loss = nn.functional.cross_entropy(model(lay(batch)), wanted)
         loss.backward()  # autograd.grad would not call the hooks by which a live run sends
         found.append([leaf.grad for leaf in leaves])
         losses.append(loss.detach())
@@ -77,7 +81,7 @@ def _looped(model, leaves, parameters, images, labels, buffers):
     return found, torch.stack(losses)
 
 
-def _stacked(model, leaves, parameters, images, labels, buffers):
+def _stacked(model, leaves, parameters, images, labels):
     known = {parameter: name for name, parameter in model.named_parameters()}
     names = [known[leaf] for leaf in leaves]
     by_tensor = zip(*parameters, strict=True)
@@ -91,6 +95,99 @@ def _stacked(model, leaves, parameters, images, labels, buffers):
     # A worker's loss depends on its own parameters alone: the sum's gradient is everyone's own.
     found = torch.autograd.grad(losses.sum(), stacked)
     return [list(own) for own in zip(*found, strict=True)], losses.detach()
+
+
+TOGETHER = 256
+"""Samples that pass at once: their values stay in cache between layers."""
+
+
+def _alike(model, leaves, parameters, images) -> bool:
+    """Whether all workers hold the same parameters, of a model that :func:`_together` takes."""
+    plain = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)
+    return (
+        len(parameters) > 1
+        and all(own is parameters[0] for own in parameters)
+        and len({len(batch) for batch in images}) == 1
+        and type(model) is nn.Sequential
+        and all(isinstance(layer, plain) for layer in model)
+        and all(getattr(layer, "padding_mode", "zeros") == "zeros" for layer in model)
+        and len(leaves) == len(list(model.parameters()))
+    )
+
+
+def _together(model, leaves, parameters, images, labels, lay):
+    of = dict(zip(leaves, parameters[0], strict=True))
+    at_once = max(1, TOGETHER // len(images[0]))
+    found, losses = [], []
+    for first in range(0, len(images), at_once):
+        batches, wanted = images[first : first + at_once], labels[first : first + at_once]
+        everyone = {
+            leaf: value.detach().expand(len(batches), *value.shape).requires_grad_()
+            for leaf, value in of.items()
+        }
+        values = lay(torch.cat(batches))
+        for layer in model:
+            if isinstance(layer, nn.Conv2d):
+                values = _Convolution.apply(values, *_own(layer, everyone), layer)
+            elif isinstance(layer, nn.Linear):
+                values = _Product.apply(values, *_own(layer, everyone))
+            else:
+                values = layer(values)
+        each = nn.functional.cross_entropy(values, torch.cat(wanted), reduction="none")
+        loss = each.view(len(batches), -1).mean(1)
+        by_tensor = torch.autograd.grad(loss.sum(), list(everyone.values()))
+        found += [list(own) for own in zip(*by_tensor, strict=True)]
+        losses.append(loss.detach())
+    return found, torch.cat(losses)
+
+
+def _own(layer, everyone):
+    return everyone[layer.weight], None if layer.bias is None else everyone[layer.bias]
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution by weights that all workers share, (workers, …) in name; gradients of each."""
+
+    @staticmethod
+    def forward(ctx, x, weights, biases, layer):
+        ctx.save_for_backward(x, weights)
+        ctx.biased = biases is not None
+        ctx.shape = layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups
+        bias = biases[0] if ctx.biased else None
+        return nn.functional.conv2d(x, weights[0], bias, *ctx.shape[:3], layer.groups)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weights = ctx.saved_tensors
+        given = weights[0], [len(weights[0])] if ctx.biased else None, *ctx.shape
+        back = torch.ops.aten.convolution_backward
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x, _, _ = back(gradient, x, *given, (True, False, False))
+        wanted = (False, True, ctx.biased)
+        workers = len(weights)
+        pairs = zip(gradient.chunk(workers), x.chunk(workers), strict=True)
+        _, of_weights, of_biases = zip(
+            *(back(*pair, *given, wanted) for pair in pairs), strict=True
+        )
+        return of_x, torch.stack(of_weights), torch.stack(of_biases) if ctx.biased else None, None
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer likewise."""
+
+    @staticmethod
+    def forward(ctx, x, weights, biases):
+        ctx.save_for_backward(x, weights)
+        return nn.functional.linear(x, weights[0], None if biases is None else biases[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weights = ctx.saved_tensors
+        of_x = gradient @ weights[0] if ctx.needs_input_grad[0] else None
+        by_worker = gradient.view(len(weights), -1, gradient.shape[1])
+        of_weights = by_worker.mT @ x.view(len(weights), -1, x.shape[1])
+        return of_x, of_weights, by_worker.sum(1) if ctx.needs_input_grad[2] else None
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,14 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import nn
 
 from methods import compression, fusion
 from methods.compression import Compressor
+from methods.compression.pieces.packing import check_finite
 from methods.exchange import Exchange, Topology
 from methods.fusion import Costs
 from testbed.prices import Groups, check_pair, default_down
@@ -153,7 +155,7 @@ class Learner:
 
     def gradients(self, workers: Sequence[int]) -> dict[int, list[torch.Tensor]]:
         """By worker, the mean gradient of its next batch at its replica, one tensor a parameter."""
-        images, labels = zip(*map(self._batch, workers), strict=True)
+        images, labels = self._batches(workers)
         replicas = [self.replicas[worker] for worker in workers]
         self.model.train()
         found, losses = batching.gradients(
@@ -176,13 +178,18 @@ class Learner:
         """:meth:`gradients` of one worker."""
         return self.gradients([worker])[worker]
 
-    def _batch(self, worker: int) -> tuple[torch.Tensor, torch.Tensor]:
-        index = next(self._streams[worker])
-        images = self.data.train_x[index]
+    def _batches(self, workers: Sequence[int]) -> tuple[Sequence[torch.Tensor], ...]:
+        """Images or windows, and labels, of each worker's next batch."""
+        index = [next(self._streams[worker]) for worker in workers]
+        sizes, every = [len(one) for one in index], torch.cat(index)
+        images, labels = self.data.train_x[every], self.data.train_y[every].split(sizes)
         if self.recipe.augment:
-            images = augment(images, self._augmenters[worker], self.recipe.colour)
+            pairs = zip(workers, images.split(sizes), strict=True)
+            images = torch.cat(
+                [augment(own, self._augmenters[rank], self.recipe.colour) for rank, own in pairs]
+            )
         # A language model scores every token, so its labels are flat.
-        return self._prepare(images), self.data.train_y[index].flatten()
+        return self._prepare(images).split(sizes), [own.flatten() for own in labels]
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Standardised images, grey ones repeated for a model that takes colours; text as it is."""
@@ -200,19 +207,20 @@ class Learner:
 
     def update(self, replica: Replica, gradient: Sequence[torch.Tensor]) -> Replica:
         """SGD with momentum and weight decay (torch's form); returns a new replica."""
-        recipe = self.recipe
+        recipe, step, velocity = self.recipe, list(gradient), replica.velocity
+        if recipe.weight_decay:
+            step = torch._foreach_add(step, replica.parameters, alpha=recipe.weight_decay)
+        if recipe.momentum:
+            if velocity is None:
+                velocity = [part.clone() for part in step]
+            else:
+                velocity = list(torch._foreach_mul(velocity, recipe.momentum))
+                torch._foreach_add_(velocity, step)
+            step = velocity
         lr = recipe.lr_at(replica.version)
-        parameters, velocity = [], []
-        held = replica.velocity or [None] * len(replica.parameters)
-        for value, step, speed in zip(replica.parameters, gradient, held, strict=True):
-            if recipe.weight_decay:
-                step = step.add(value, alpha=recipe.weight_decay)
-            if recipe.momentum:
-                step = step.clone() if speed is None else speed.mul(recipe.momentum).add_(step)
-                velocity.append(step)
-            parameters.append(value.sub(step, alpha=lr))
+        parameters = torch._foreach_sub(replica.parameters, step, alpha=lr)
         buffers = [buffer.clone() for buffer in replica.buffers]
-        return Replica(parameters, buffers, velocity or None, replica.version + 1)
+        return Replica(list(parameters), buffers, velocity, replica.version + 1)
 
     def adopt(self, worker: int, received: Replica) -> None:
         """``worker`` goes on from ``received``, with its own momentum and count of updates."""
@@ -221,8 +229,8 @@ class Learner:
 
     def moved(self, replica: Replica, change: Sequence[torch.Tensor]) -> Replica:
         """``replica`` with ``change`` added; a new one."""
-        parameters = [old + by for old, by in zip(replica.parameters, change, strict=True)]
-        return replace(replica, parameters=parameters, version=replica.version + 1)
+        parameters = torch._foreach_add(replica.parameters, change)
+        return replace(replica, parameters=list(parameters), version=replica.version + 1)
 
     # Aggregation ---------------------------------------------------------------------------------
 
@@ -239,28 +247,86 @@ class Learner:
         weights = weights or [1 / len(members)] * len(members)
         nodes = [self.nodes[rank] for rank in members]
         levels = self.exchange.groups(self.topology, nodes)
-        traffic = Traffic(groups=levels)
-        out: list[torch.Tensor | None] = [None] * len(gradients[members[0]])
+        brought = {
+            node: (gradients[rank], weight)
+            for node, rank, weight in zip(nodes, members, weights, strict=True)
+        }
+        sizes = [sum(self.sizes[i] for i in group) for group in self.groups]
+        traffic = Traffic(values=sizes, groups=levels)
+        above, held = self._sums(levels, brought, traffic)
+        if above == len(levels):
+            (out,) = held.values()
+            self._pulled_as_it_is(above, traffic)
+            return out, traffic
+        out: list[torch.Tensor | None] = [None] * len(self.sizes)
         for number, group in enumerate(self.groups):
             tensors = {}
-            for rank, node, weight in zip(members, nodes, weights, strict=True):
-                parts = [gradients[rank][i] for i in group]
+            for node, own in held.items():
+                parts = [own[i] for i in group]
                 one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
-                tensors[node] = one * weight
-            traffic.values.append(tensors[nodes[0]].numel())
-            total = self._aggregate_group(levels, tensors, number, traffic)
-            if len(group) == 1:
-                out[group[0]] = total.view_as(gradients[members[0]][group[0]])
-                continue
-            shapes = [gradients[members[0]][i].shape for i in group]
-            pieces = total.split([shape.numel() for shape in shapes])
+                tensors[node] = one if above else one * brought[node][1]
+            total = self._aggregate_group(levels, above, tensors, number, traffic)
+            shapes = [self.parameters[i].shape for i in group]
+            pieces = total.flatten().split([shape.numel() for shape in shapes])
             for index, shape, piece in zip(group, shapes, pieces, strict=True):
                 out[index] = piece.view(shape)
+        self._pulled_as_it_is(above, traffic)
         return out, traffic
 
-    def _aggregate_group(self, levels, tensors, key, traffic: Traffic) -> torch.Tensor:
+    def _pulled_as_it_is(self, above: int, traffic: Traffic) -> None:
+        for level in range(above):
+            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, self._dense_bytes)
+
+    def _sums(self, levels: Groups, brought, traffic: Traffic):
+        """Add up, without bytes, what travels as it is from the innermost level on.
+
+        Returns
+        -------
+        the first level with a codec that has something to do, and by node what meets there: as it
+        was ``brought`` if that is the innermost level, else sums of it times its weights.
+        """
+        above, held = 0, {node: own for node, (own, _) in brought.items()}
+        while above < len(levels) and self._as_it_is(above):
+            outermost = above == len(levels) - 1
+            senders, parents = levels[above], [-1]
+            if outermost:
+                senders = [[node for group in senders for node in group]]
+            else:
+                parents = [node for group in levels[above + 1] for node in group]
+            for node in (node for group in senders for node in group):
+                _add(traffic, 0, f"push/{above}", node, self._dense_bytes)
+            sums = {}
+            for group, parent in zip(senders, parents, strict=True):
+                for node in group:
+                    own = held[node]
+                    if not above:
+                        own = torch._foreach_mul(own, brought[node][1])
+                    if parent in sums:
+                        torch._foreach_add_(sums[parent], own)
+                    else:
+                        sums[parent] = list(own)
+            above, held = above + 1, sums
+        if above == len(levels):
+            for number, part in enumerate(held[-1]):
+                check_finite(part, f"the sum of tensor {number}")
+        return above, held
+
+    def _as_it_is(self, level: int) -> bool:
+        """Whether values travel unchanged through ``level``, both ways."""
+        spec = self.recipe.levels[level]
+        up = self.codec("up", level, -1, spec.up)
+        down = up
+        if level < len(self.recipe.levels) - 1:
+            down = self.codec("down", level, -1, spec.down or default_down(spec))
+        return _untouched(up) and _untouched(down)
+
+    @cached_property
+    def _dense_bytes(self) -> float:
+        return 4.0 * sum(self.sizes)
+
+    def _aggregate_group(self, levels, above: int, tensors, key, traffic: Traffic) -> torch.Tensor:
         outermost = len(levels) - 1
-        for level in range(outermost):
+        for level in range(above, outermost):
             parents = [node for group in levels[level + 1] for node in group]
             spec = self.recipe.levels[level]
             sums = {}
@@ -290,7 +356,7 @@ class Learner:
         for number, nbytes in enumerate(down):
             _add(traffic, number, f"pull/{outermost}", None, nbytes)
 
-        for level in reversed(range(outermost)):
+        for level in reversed(range(above, outermost)):
             spec = self.recipe.levels[level]
             codec = self.codec("down", level, -1, spec.down or default_down(spec))
             payload = codec.compress(total, key)
@@ -305,6 +371,9 @@ class Learner:
         for level in reversed(range(len(self.recipe.levels))):
             spec = self.recipe.levels[level].down or Part(name="identity")
             codec = self.codec("weights", level, -1, spec)
+            if _untouched(codec):
+                sizes[f"pull/{level}"] = self._dense_bytes
+                continue
             payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
             sizes[f"pull/{level}"] = float(sum(p.nbytes for p in payloads))
             parameters = [codec.decompress(p, self.device) for p in payloads]
@@ -330,6 +399,15 @@ class Learner:
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
+
+
+def _untouched(codec: Compressor) -> bool:
+    """Whether a codec sends values from where they lie, so that they need not become bytes. What
+    only stands for a codec, to keep its bytes, is none."""
+    kind = type(codec)
+    if not issubclass(kind, Compressor) or codec.encode_work or codec.decode_work:
+        return False
+    return kind.encode is Compressor.encode and codec.combine == "sum"
 
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:

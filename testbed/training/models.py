@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from testbed.training.pooling import MaxPool
+
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 _drawing = Lock()  # layers draw from torch's global generator, which all threads share
 
@@ -54,10 +56,10 @@ def lenet5(
     side = (side - 4) // 2
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=2 if image == 28 else 0),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(16 * side * side, hidden[0]),
@@ -95,7 +97,7 @@ def mnist_cnn() -> nn.Module:
         nn.Conv2d(1, 32, 3),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),
-        nn.MaxPool2d(2),
+        MaxPool(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * 12 * 12, 128),
@@ -123,7 +125,7 @@ def cnn3(width: int = 32, in_channels: int = 3, classes: int = 10) -> nn.Module:
     layers: list[nn.Module] = []
     into = in_channels
     for out in (width, 2 * width, 2 * width):
-        layers += [nn.Conv2d(into, out, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [nn.Conv2d(into, out, 3, padding=1), MaxPool(), nn.ReLU()]
         into = out
     head = [nn.Linear(into * 4 * 4, 64), nn.ReLU(), nn.Linear(64, classes)]
     return nn.Sequential(*layers, nn.Flatten(), *head)
@@ -229,7 +231,7 @@ def vgg16(batch_norm: bool = True, in_channels: int = 3, classes: int = 10) -> n
             layers += [nn.BatchNorm2d(out)] if batch_norm else []
             layers.append(nn.ReLU())
             into = out
-        layers.append(nn.MaxPool2d(2))
+        layers.append(MaxPool())
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(into, classes))
 
 

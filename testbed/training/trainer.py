@@ -24,6 +24,7 @@ from testbed.network import Network, geo_sites, star
 from testbed.prices import Step, coding_s, exchange_s, load_system
 from testbed.results import Row
 from testbed.training import models, pipeline
+from testbed.training.allocator import keep_freed_memory
 from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.device import Device, profile
 from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
@@ -67,6 +68,7 @@ def train(
     ``mean_round_time`` (s), and ``staleness`` (updates) for policies that look at the clock. A run
     that diverges ends with a failed row a network.
     """
+    keep_freed_memory()
     torch.set_num_threads(recipe.torch_threads)
     torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
     session = _Session(recipe, progress or (lambda message: None), load or load_dataset)

@@ -461,8 +461,8 @@ def test_samplers_and_augmentation_reach_training(changes):
 def test_a_batch_is_augmented_by_the_workers_own_generator(small_data):
     spec = recipe(augment=True, colour=0.3)
     same = recipe()
-    images, labels = make_learner(spec, small_data)._batch(1)
-    plain, unchanged = make_learner(same, small_data)._batch(1)
+    (images,), (labels,) = make_learner(spec, small_data)._batches([1])
+    (plain,), (unchanged,) = make_learner(same, small_data)._batches([1])
     generator = torch.Generator().manual_seed(learner.fan_out(spec.seed, "augment 1"))
     raw = (plain * 0.25 + 0.5).mul(255).round().to(torch.uint8)
     expected = augmentation.augment(raw, generator, 0.3)

@@ -172,7 +172,7 @@ class Party(Learner):
         self._streams[rank] = self._make_streams()[rank]
         self._augmenters[rank] = self._generator(f"augment {rank}")
         for _ in range(batches):
-            self._batch(rank)
+            self._batches([rank])
 
     # State ---------------------------------------------------------------------------------------
 
