@@ -5,18 +5,28 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env reproduce front reproduce-ray record-links test lint clean
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
 
 env: $(VENV)/.installed  ## the environment, in .venv
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slowlink needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable .
+	$(BIN)/python .ci/install.py
 	touch $@
+
+# $(VENV)/.installed-test and others: what an extra of pyproject.toml adds.
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(BIN)/python .ci/install.py $(subst -, ,$*)
+	touch $@
+
+ns3: $(VENV)/.installed-ns3  ## ns-3 for RAT's packet check; builds bindings (1 min, a C++ compiler)
+
+lock: $(VENV)/.installed-install  ## requirements.lock anew from pyproject.toml
+	$(BIN)/python .ci/lock.py
 
 reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the report is
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
@@ -25,12 +35,8 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 front: reproduce  ## the picture and the table at the head of the README, from a whole run
 	$(BIN)/python -m workflow.front results/$(SCALE)
 
-reproduce-ray: $(VENV)/.installed-extras  ## the policies on real workers, Ray actors; installs extras
+reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
-
-$(VENV)/.installed-extras: $(VENV)/.installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[ray,browser]'
-	touch $@
 
 LINKS := results/paper/geomx/emulated.parquet
 RECORD := data/recorded/geomx_emulated.json
@@ -38,15 +44,20 @@ record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), k
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
 
-lint: env  ## formatters, linter and the one-way arrows
+lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/lint-imports --no-cache
 
-test: lint $(VENV)/.installed-extras  ## checks and tests, those on Ray and in a browser too
+# The packet check is tested where a C++ compiler works.
+COMPILES = $(shell echo 'int main() {}' | $(CXX) -x c++ -o /dev/null - 2>/dev/null && echo yes)
+test: lint $(VENV)/.installed-test-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray and in a browser too
 	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 -m "not alone"
 	$(BIN)/python -m pytest -m alone
+
+test-fast: $(VENV)/.installed-test  ## tests for the inner loop
+	$(BIN)/python -m pytest -n auto -m "not alone and not slow"
 
 clean:  ## results and reports, not the data
 	rm -rf results logs reports/html .snakemake

@@ -118,7 +118,7 @@ def available() -> str:
     """Why packet simulation cannot run here; empty if it can."""
     for module in ("ns3", "cppyy"):
         if importlib.util.find_spec(module) is None:
-            return f"no module {module}; install ns3 (PyPI, Linux on x86-64)"
+            return f"no module {module}: `make ns3` installs it (Linux on x86-64, a C++ compiler)"
     return ""
 
 

@@ -152,7 +152,7 @@ def test_what_ns3_prints_is_in_the_error(monkeypatch, tmp_path):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(packet.importlib.util, "find_spec", lambda name: None)
-    assert available().startswith("no module ns3; install ns3")
+    assert available().startswith("no module ns3: `make ns3` installs it")
     with pytest.raises(RuntimeError, match="packet simulation: no module ns3"):
         packet_simulate(plan_of([(0, 1, ())]), rack(2), 1.0)
 
