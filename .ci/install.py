@@ -3,9 +3,9 @@
 
     python .ci/install.py [--pip] [extra ...]
 
-Nothing is resolved, and every file is checked against its hash. pip gets torch, since it knows where
-this machine has its build of torch from, and uv, which installs the rest in seconds. pip installs
-that, too, with --pip or where uv cannot.
+Nothing is resolved, and every file is checked against its hash. pip gets torch, since it knows
+where this machine has its build of torch from, and uv, which installs the rest in seconds. pip
+installs that, too, with --pip or where uv cannot.
 """
 
 import argparse

@@ -15,10 +15,10 @@ LOCK = ROOT / "requirements.lock"
 COMPILE = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"]
 COMPILE += ["--python-version=3.11", "--no-annotate", "--no-header", "pyproject.toml"]
 HEAD = """\
-# Every package that slowlink uses, for all systems, with the hashes of its files: `make lock` writes it
-# from pyproject.toml, and .ci/install.py installs it. What is marked as an extra's is left out by
-# `pip install --no-deps --require-hashes -r requirements.lock`. "cuda" is what torch's builds for CUDA
-# ask for; the last hash of torch is that of its build for CPUs.
+# Every package that slowlink uses, for all systems, with the hashes of its files. `make lock`
+# writes it from pyproject.toml, and .ci/install.py installs it. What is marked as an extra's is
+# left out by `pip install --no-deps --require-hashes -r requirements.lock`. "cuda" is what torch's
+# builds for CUDA ask for; the last hash of torch is that of its build for CPUs.
 """
 # Of torch 2.13.0+cpu for Python 3.11 on Linux, x86-64; it is on no package index that uv looks at.
 CPU_BUILD = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"

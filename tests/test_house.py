@@ -46,7 +46,7 @@ def test_every_locked_file_is_checked():
 
 @pytest.mark.parametrize("extra", PINS)
 def test_the_lock_has_what_an_extra_needs_and_no_more(extra):
-    """By what the installed packages say that they need themselves, those not installed left out."""
+    """By what installed packages say that they need; those not installed are left out."""
     versions = locked(extra)
     needed = [Requirement(pin) for pin in {*PINS[""], *PINS[extra]}]
     assert all(re.search("==|>=", str(one.specifier)) for one in needed)
