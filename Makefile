@@ -50,14 +50,17 @@ lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/lint-imports --no-cache
 
+# Tests beside each other in the order that tests/conftest.py gives them.
+BESIDE := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # The packet check is tested where a C++ compiler works.
 COMPILES = $(shell echo 'int main() {}' | $(CXX) -x c++ -o /dev/null - 2>/dev/null && echo yes)
+
 test: lint $(VENV)/.installed-test-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray and in a browser too
-	$(BIN)/python -m pytest -n auto --dist loadfile --max-worker-restart 0 -m "not alone"
+	$(BESIDE) -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-test-fast: $(VENV)/.installed-test  ## tests for the inner loop
-	$(BIN)/python -m pytest -n auto -m "not alone and not slow"
+test-fast: $(VENV)/.installed-test  ## the tests that start nothing and take no time, for the inner loop
+	$(BESIDE) -m "not alone and not slow"
 
 clean:  ## results and reports, not the data
 	rm -rf results logs reports/html .snakemake

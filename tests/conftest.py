@@ -1,26 +1,52 @@
-"""Which tests run beside others, and which want the machine to themselves."""
+"""Which tests run beside others, which want the machine to themselves, and which come first."""
 
+import os
+import re
 import signal
-from pathlib import Path
+from collections import Counter
 
-import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ALONE = (
-    "bench",
-    "contract/test_work.py",
-    "live",
-    "network/test_emulated.py",
-    "workflow/test_smoke.py",
-)
-"""What times, starts many processes or fills all cores."""
+ALONE = re.compile(r"mark\.alone\b|\bbenchmark\b")
+"""In the text of every file with a test that is marked so or takes pytest-benchmark's fixture."""
+
+BY_FIXTURE = {"benchmark": "alone", "built_site": "slow", "checkout": "slow"}
+"""Marks of tests that take such a fixture, themselves or through another."""
+
+DDS = re.compile(r"test_(dds|federated)")
+"""Files that draw DDS domains at random: two of them at a time might meet in one."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Of ``-m alone``, only files that have such tests are imported."""
+    if config.option.markexpr == "alone" and collection_path.suffix == ".py":
+        return None if ALONE.search(collection_path.read_text(encoding="utf-8")) else True
 
 
 def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
+    """Files with many slow tests come first, so that no core waits for one of them at the end."""
     for item in items:
-        place = item.path.relative_to(here).as_posix()
-        if place.startswith(ALONE):
-            item.add_marker(pytest.mark.alone)
+        for fixture in BY_FIXTURE.keys() & set(item.fixturenames):
+            item.add_marker(BY_FIXTURE[fixture])
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+class Scheduling(LoadFileScheduling):
+    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return "DDS" if DDS.search(file) else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
+
+
+def pytest_xdist_auto_num_workers():
+    """One more than cores, for many tests wait for processes, links and deadlines."""
+    return min(os.cpu_count() or 1, 8) + 1

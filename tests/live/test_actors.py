@@ -17,6 +17,8 @@ from testbed.live.replay import Record, again, summary
 from testbed.training.datasets import Dataset, channel_statistics
 from testbed.training.learner import Diverged
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray", reason="workers as Ray actors: pip install --editable '.[ray]'")
 
 load = synchronization.load

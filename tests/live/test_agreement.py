@@ -10,6 +10,8 @@ from testbed.live.agreement import Comparison
 from testbed.network import geo_sites, tcp_efficiency
 from testbed.network.emulated import Measured
 
+pytestmark = pytest.mark.slow
+
 SITES = geo_sites([2, 2], lan=2e8, wan=5e7)
 
 

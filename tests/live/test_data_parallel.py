@@ -16,6 +16,8 @@ from testbed.training import learner, models, trainer
 from testbed.training.datasets import Dataset
 from testbed.training.recipe import Level, Link, Part, Recipe
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 CODECS = {
     "identity": {},

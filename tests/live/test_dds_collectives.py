@@ -15,6 +15,8 @@ from testbed.live.processes import run_ranks
 sys.path.insert(0, str(Path(__file__).parent))
 import dds_peers  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 TIMEOUT_S = 120.0
 

@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import launch_peers  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 CODECS = {
     "identity": {},

@@ -14,6 +14,8 @@ import pytest
 
 from testbed.network import emulated, star
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 ADDRESSES = "10.77.0.1", "10.77.0.2"
 

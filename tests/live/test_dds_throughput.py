@@ -7,6 +7,8 @@ from cyclonedds.core import DDSException
 
 from testbed.live.dds import throughput
 
+pytestmark = pytest.mark.slow
+
 
 def test_all_ways_take_turns():
     took = throughput.measure(ranks=2, nbytes=3_000_000, rounds=2, timeout_s=60.0)

@@ -38,6 +38,8 @@ from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.live import SHARED
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, parse
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 90.0
 
 

@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,6 +18,8 @@ from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.live import SHARED
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, Data, Task
 from testbed.training.recipe import Part
+
+pytestmark = pytest.mark.slow
 
 
 def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811

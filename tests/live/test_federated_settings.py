@@ -261,6 +261,7 @@ def test_command_refuses_bad_files(tmp_path, capsys):
         read(tmp_path / "none.json", ClientSettings)
 
 
+@pytest.mark.slow
 def test_secret_is_never_on_the_command_line():
     help_text = subprocess.run(
         [sys.executable, "-m", "testbed.live.dds.federated", "--help"],

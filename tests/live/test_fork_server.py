@@ -14,6 +14,8 @@ from testbed.live import fork_server as fork_server_module
 from testbed.live.fork_server import ForkServer
 from testbed.live.hips.launch import COMMAND, ROLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fork_server():

@@ -19,6 +19,8 @@ from testbed.training.datasets import Dataset
 from testbed.training.device import FREE, Device
 from testbed.training.recipe import Level, Link, Part, Recipe
 
+pytestmark = pytest.mark.slow
+
 SITES = {"site1": 2, "site2": 2}
 
 

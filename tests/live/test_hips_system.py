@@ -19,6 +19,8 @@ from testbed.training import trainer
 from testbed.training.device import FREE, Device
 from testbed.training.fetch import DataUnavailable, fetch
 
+pytestmark = pytest.mark.slow
+
 ENOUGH_S = 280
 """Far more than a run takes; where it hangs, the test fails by this."""
 

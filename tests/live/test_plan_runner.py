@@ -123,6 +123,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "topology", "parameters"), PLANS, ids=[p[0] for p in PLANS])
 def test_processes_do_what_the_plan_says(started, name, topology, parameters):
     plan = exchange.load(name, **parameters)(topology)
@@ -159,6 +160,7 @@ def assert_in_order(plan, transfers):
             assert np.all(transfers["end_s"][earlier] <= transfers["start_s"][t])
 
 
+@pytest.mark.slow
 def test_given_values_and_bodies(started):
     plan = exchange.load("hips")(SITES)
     random = np.random.default_rng(2)
@@ -177,6 +179,7 @@ def test_given_values_and_bodies(started):
             assert row["nbytes"] == len(bodies[plan.slots[plan.slot[t]]][int(plan.src[t])])
 
 
+@pytest.mark.slow
 def test_sizes_that_differ_move_bytes(started):
     """In pieces, over two connections a pair."""
     plan = dataclasses.replace(exchange.load("ring", chunks=2)(FLAT), window=2)
@@ -208,6 +211,7 @@ def test_what_arrives_changed_is_found():
                 server.check(expected)
 
 
+@pytest.mark.slow
 def test_a_wrong_sum_is_found(started, monkeypatch):
     plan = exchange.load("k_nomial_tree")(FLAT)
     monkeypatch.setattr(plan_runner, "_shares", spoilt := _Spoilt(plan_runner._shares))
@@ -231,6 +235,7 @@ class _Spoilt:
         return shares
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_named(started):
     plan = exchange.load("ring")(FLAT)
     runs = []
@@ -245,6 +250,7 @@ def test_a_killed_node_is_named(started):
         run_plan(plan, FLAT, 4e7, None, repeats=500, timeout_s=30, say=kill)
 
 
+@pytest.mark.slow
 def test_a_silent_node_is_named(started):
     plan = exchange.load("ring")(FLAT)
     stopped = []
@@ -292,6 +298,7 @@ def linked():
 SLOW = star(3, 20e6)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "topology", "nbytes", "parameters"),
     [
@@ -326,6 +333,7 @@ with Emulated(topology) as links:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
 def test_nothing_is_left_of_a_run_that_is_ended(linked, end):
     """Neither nodes nor links, which end when the process that holds them does."""

@@ -18,6 +18,8 @@ from testbed.live.processes import RankFailed, run_ranks
 sys.path.insert(0, str(Path(__file__).parent))
 import peers  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):

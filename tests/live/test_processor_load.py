@@ -9,6 +9,8 @@ import pytest
 from testbed.live import processor_load
 from testbed.live.processor_load import LoadMonitor
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):

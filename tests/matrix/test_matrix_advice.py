@@ -118,6 +118,7 @@ def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
     assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
 
 
+@pytest.mark.slow
 def test_the_short_name_of_the_command_is_the_command():
     command = [sys.executable, "-m", "reports.advise", "--model", "lenet5", "--workers", "4"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

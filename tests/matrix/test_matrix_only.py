@@ -105,13 +105,14 @@ def test_only_one_method_is_made_and_what_is_there_of_others_stays(edit, pretend
             path.write_text("pretended")
 
 
-def test_only_must_name_a_method(checkout):
+def test_only_must_name_a_method():
     with pytest.raises(SettingsError, match="--config: only='topk' is no method.*top_k"):
         load({"scale": "smoke", "only": "topk"})
     assert "dgc" in load({"scale": "smoke", "only": "dgc"}).recipes["matrix"].found()
     assert load({"scale": "desk", "only": "GeoMX"}).only == "GeoMX"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     checkout = Checkout(tmp_path / "slowlink")

@@ -18,6 +18,8 @@ from testbed.network.emulated import Emulated, available
 from testbed.network.fluid import tcp_efficiency
 from testbed.network.topology import bcube, geo_sites, leaf_spine, star, tree, without
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 SERVER, SWITCH = 2, 3  # of a star of two workers
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from methods.exchange import COPY, REDUCE, PlanBuilder, Topology
 from testbed.network import Faults, Network, route
 
+pytestmark = pytest.mark.slow
+
 FUZZ = settings(
     deadline=None,
     derandomize=True,

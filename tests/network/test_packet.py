@@ -19,6 +19,8 @@ from testbed.network import (
 )
 from testbed.network.packet import Tcp, available, packet_simulate
 
+pytestmark = pytest.mark.slow
+
 RATE = 1e10
 LATENCY = 5e-6
 FRAME_S = 8 * 9038 / RATE

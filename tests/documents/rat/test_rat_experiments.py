@@ -127,6 +127,7 @@ def test_joint_finds_the_cell_that_fits_and_the_share_that_does(recipe):
     assert value(found, "share_joint") == pytest.approx(100 / cells)
 
 
+@pytest.mark.slow
 def test_weights_never_raise_the_bound(jobs, recipe):
     table = run(jobs, "asymmetric")
     for name in recipe.asymmetric.scenarios:
