@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
 
 # Kills the whole process group, as a power cut would, just before a file whose path contains
-# KILL_AT takes its name.
+# KILL_AT takes its name; adds to the file NAMED every name that a file or folder takes.
 SITECUSTOMIZE = """
 import os, signal
 _replace, _at = os.replace, os.environ.get("KILL_AT")
@@ -23,6 +23,8 @@ _replace, _at = os.replace, os.environ.get("KILL_AT")
 def replace(src, dst, **kwargs):
     if _at and _at in str(dst):
         os.killpg(0, signal.SIGKILL)
+    with open(os.environ["NAMED"], "a") as file:
+        file.write(os.path.abspath(dst) + "\\n")
     return _replace(src, dst, **kwargs)
 
 os.replace = replace
@@ -46,6 +48,7 @@ class Checkout:
         self.environment = os.environ | {
             "PYTHONPATH": f"{hooks}{os.pathsep}{path}",
             "SLOWLINK_DATA": str(data),
+            "NAMED": str(hooks / "named"),
         }
 
     def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
@@ -63,6 +66,12 @@ class Checkout:
         process = self.start(*arguments, kill_at=kill_at)
         output, _ = process.communicate(timeout=600)
         return process.returncode, output
+
+    def named(self) -> set[Path]:
+        """What took its name when it was whole, from this folder."""
+        lines = (self.path / ".hooks" / "named").read_text().splitlines()
+        paths = {Path(line) for line in lines}
+        return {path.relative_to(self.path) for path in paths if path.is_relative_to(self.path)}
 
     def planned(self, *targets: str) -> str:
         code, output = self.run("-n", *targets)

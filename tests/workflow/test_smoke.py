@@ -1,4 +1,4 @@
-"""The whole workflow at smoke scale, killed inside every rule and at random, then completed."""
+"""The whole workflow at smoke scale, killed twice, then completed."""
 
 import os
 import random
@@ -12,52 +12,42 @@ import pytest
 
 from testbed import results
 from tests.workflow.checkout import SNAKEMAKE, Checkout
-from workflow import documents
-
-# For every rule, and for every kind of job of the rule for experiments: what it writes, soon.
-WRITTEN = {
-    "dataset": "results/data/fashion_mnist.json",
-    "experiment": "results/smoke/rat/table1.parquet",
-    "training": "results/smoke/dds/ddp_seeds/all.parquet",
-    "summary": "results/smoke/dds/ddp_seeds/summary.parquet",
-    "figure": "results/smoke/rat/figures/figure7.svg",
-    "table": "results/smoke/rat/tables/table1.csv",
-    "verdicts": "results/smoke/verdicts.csv",
-    "html": "reports/html/smoke",
-}
-
+from workflow import documents, settings
+from workflow.jobs import Jobs
 
 TARGETS = [*documents.names(), "matrix"]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A checkout in which the workflow was killed inside every rule, then ran to its end."""
+    """A checkout in which the workflow was killed as a result took its name, and once more some
+    time after it began again, and then ran to its end."""
     checkout = Checkout(tmp_path_factory.mktemp("smoke") / "slowlink")
-    chance = random.Random(20)
-    for rule, output in WRITTEN.items():
-        targets = [] if rule == "html" else [output]  # what ran beside it would be lost, too
-        written = checkout.path / output
-        if written.is_file():  # made while another rule's turn to be killed came
-            written.unlink()
-        code, said = checkout.run(*targets, kill_at=output)
-        assert code == -signal.SIGKILL, f"{rule} was not killed:\n{said[-3000:]}"
-        assert not written.exists(), f"{rule} left a result when it was killed"
-        if rule in ("experiment", "training"):
-            process = checkout.start()
-            time.sleep(chance.uniform(5, 12))
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    for targets in (TARGETS, []):
-        code, said = checkout.run(*targets)
-        assert code == 0, said[-3000:]
+    output = "results/smoke/rat/table1.parquet"
+    code, said = checkout.run(output, kill_at=output)
+    assert code == -signal.SIGKILL, f"it was not killed:\n{said[-3000:]}"
+    assert not (checkout.path / output).exists()
+    process = checkout.start()
+    time.sleep(random.Random(20).uniform(10, 20))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    code, said = checkout.run(*TARGETS, "all")
+    assert code == 0, said[-3000:]
     return checkout
 
 
 @pytest.mark.timeout(1500)
-def test_killed_in_every_rule_it_completes(checkout):
+def test_killed_twice_it_completes(checkout):
     assert (checkout.path / "reports/html/smoke/index.html").stat().st_size > 50_000
-    assert "Nothing to be done" in checkout.planned()
+
+
+def test_what_every_rule_writes_takes_its_name_when_it_is_whole(checkout):
+    """So that one kill shows for all rules that nothing is left of what was not finished."""
+    made = [*checkout.path.glob("results/*/**/*"), *checkout.path.glob("reports/html/**/*")]
+    files = {path.relative_to(checkout.path) for path in made if path.is_file()}
+    assert {file.suffix for file in files} >= {".json", ".parquet", ".svg", ".csv", ".html"}
+    named = checkout.named()
+    assert not {file for file in files if named.isdisjoint([file, *file.parents])}
 
 
 def test_no_half_written_file_is_left_under_a_result_name(checkout):
@@ -86,38 +76,64 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
         assert row["verdict"] == "holds" and row["evidence"] == "computed"
 
 
-@pytest.mark.parametrize(
-    ("method", "redone"),
-    [
-        ("exchange/plink", {"rat: exchanges", "rat: survival", "rat: table1"}),
-        (
-            "compression/bisparse",
-            {"geomx: figure6/all", "matrix: cells/GeoMX", "sketch_fusion: compression"},
-        ),
-        ("synchronization/gssp", {"lpsp: mnist/all", "lpsp: cifar10/all", "lpsp: waiting/8"}),
-    ],
-)
-def test_editing_a_method_redoes_what_used_it_and_nothing_else(checkout, method, redone):
-    source = checkout.path / f"methods/{method}.py"
-    before, content = source.stat(), source.read_text()
-    try:
-        source.write_text(content + "\n# edited\n")
-        plan = checkout.planned()
-    finally:
-        source.write_text(content)
-        os.utime(source, (before.st_atime, before.st_mtime))
-    jobs = set(re.findall(r"^Job \d+: (\w+: [\w/-]+)$", plan, flags=re.MULTILINE))
-    wings = {job.partition(":")[0] for job in redone}
-    assert redone <= jobs and {job.partition(":")[0] for job in jobs} == wings
+METHODS = {
+    "exchange/plink": {"rat: exchanges", "rat: survival", "rat: table1"},
+    "compression/bisparse": {
+        "geomx: figure6/all",
+        "matrix: cells/GeoMX",
+        "sketch_fusion: compression",
+    },
+    "synchronization/gssp": {"lpsp: mnist/all", "lpsp: cifar10/all", "lpsp: waiting/8"},
+}
+"""Some of the jobs that use a method; of the first, all."""
+
+
+@pytest.fixture(scope="module")
+def users():
+    """By method, the jobs that use its file, and those that come after them."""
+    jobs = Jobs(settings.load({"scale": "smoke"}), settings.wings()).all.values()
+    found = {}
+    for method in METHODS:
+        files, size = {f"methods/{method}.py"}, 0
+        while len(files) > size:
+            size = len(files)
+            files |= {job.output for job in jobs if files & {*sum(job.inputs.values(), [])}}
+        used = [job for job in jobs if job.output in files]
+        found[method] = {f"{job.wing.name}: {job.name}" for job in used}
+    return found
+
+
+def wings_of(jobs):
+    return {job.partition(":")[0] for job in jobs}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_jobs_that_use_a_method_are_those_of_documents_that_name_it(users, method):
+    jobs, some = users[method], METHODS[method]
+    assert some <= jobs and wings_of(jobs) == wings_of(some)
     if method == "exchange/plink":
-        assert jobs == redone
-    assert "Nothing to be done" in checkout.planned()
+        assert jobs == some
 
 
-def test_named_targets_are_there(checkout):
+def test_editing_methods_redoes_what_used_them_and_nothing_else(checkout, users):
+    sources = [checkout.path / f"methods/{method}.py" for method in METHODS]
+    before = [(source, source.stat(), source.read_text()) for source in sources]
+    try:
+        for source, _, content in before:
+            source.write_text(content + "\n# edited\n")
+        plan = checkout.planned("all", *TARGETS)
+    finally:
+        for source, times, content in before:
+            source.write_text(content)
+            os.utime(source, (times.st_atime, times.st_mtime))
+    jobs = set(re.findall(r"^Job \d+: (\w+: [\w/-]+)$", plan, flags=re.MULTILINE))
+    assert jobs == set.union(*users.values())
+
+
+def test_nothing_is_to_be_done_then_and_named_targets_are_there(checkout):
     wings = {name: documents.load(name) for name in documents.names()}
     targets = [f"{name}_{target}" for name, wing in wings.items() for target in wing.targets]
-    assert "Nothing to be done" in checkout.planned(*targets)
+    assert "Nothing to be done" in checkout.planned("all", *TARGETS, *targets)
 
 
 def test_snakemakes_own_report_works(checkout):
