@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ALONE = re.compile(r"mark\.alone\b|\bbenchmark\b")
 """In the text of every file with a test that is marked so or takes pytest-benchmark's fixture."""
 
-BY_FIXTURE = {"benchmark": "alone", "built_site": "slow", "checkout": "slow"}
+BY_FIXTURE = {"benchmark": "alone", "checkout": "slow", "pages": "slow", "built_site": "slow"}
 """Marks of tests that take such a fixture, themselves or through another."""
 
 DDS = re.compile(r"test_(dds|federated)")

@@ -33,6 +33,8 @@ VARIANTS = [
 SPARSE = {"ratio": 0.01, "lower_bound": 0}
 """Parameters, of those codecs that have them, with which matrices of any size are sparse."""
 
+pytestmark = pytest.mark.alone
+
 TOLERANCE = 2.0
 """What machines may honestly differ by."""
 

@@ -44,7 +44,6 @@ def pages(tmp_path_factory):
     return {str(file.relative_to(folder)): file.read_text(encoding="utf-8") for file in files}
 
 
-@pytest.mark.slow
 def test_the_front_page_has_the_map_of_winners_and_the_finding(pages):
     front = pages["index.html"]
     assert "matrix-winners" in front and "none is fastest everywhere" in front

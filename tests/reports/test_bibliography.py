@@ -39,6 +39,7 @@ def test_a_text_names_its_references_by_label():
         cited("[@nobody]")
 
 
+@pytest.mark.slow
 def test_cards_have_the_references_of_their_source():
     card = methods.card("synchronization", "asp")
     assert card.source == "LPSP §1 (ASP [8], [Dean 2012])"

@@ -282,6 +282,7 @@ def rat(rat_rows, tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_failed_runs_and_missing_experiments_are_shown(rat, tmp_path):
     judged, few, chapter = rat
     broken = few.copy()

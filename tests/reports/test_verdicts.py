@@ -153,6 +153,7 @@ def test_a_world_as_printed_bears_out_what_does_not_contradict_itself(
     assert saved["verdict"] == "direction only" and saved["ours"].startswith("-32.56")
 
 
+@pytest.mark.slow
 def test_perturbed_results_flip_every_verdict_that_depends_on_them(
     geomx_claims, paper_results, recipe
 ):

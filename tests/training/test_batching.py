@@ -8,6 +8,8 @@ from torch import nn
 
 from testbed.training import batching, models
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "lenet5": {},
     "strided_cnn": {},

@@ -365,6 +365,7 @@ def real(name: str, **options):
         pytest.skip(str(error).splitlines()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "sizes", "mean", "std"),
     [

@@ -24,6 +24,8 @@ from testbed.training.virtual_time import (
     play,
 )
 
+pytestmark = pytest.mark.slow
+
 LINK = Link(lan=1e7, wan=1e7, lan_latency=1e-3)
 POLICIES = {
     "bsp": dict(local_iterations=3),

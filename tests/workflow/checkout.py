@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.training.fetch import fetch
@@ -64,7 +66,11 @@ class Checkout:
 
     def run(self, *arguments: str, kill_at: str = "") -> tuple[int, str]:
         process = self.start(*arguments, kill_at=kill_at)
-        output, _ = process.communicate(timeout=600)
+        try:
+            output, _ = process.communicate(timeout=1200)
+        finally:
+            with suppress(ProcessLookupError):  # nothing of it is left, most often
+                os.killpg(process.pid, signal.SIGKILL)
         return process.returncode, output
 
     def named(self) -> set[Path]:

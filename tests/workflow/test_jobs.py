@@ -70,6 +70,7 @@ def loaded(sets):
         yield {file for file in found if file.partition("/")[0] in closure.PACKAGES}
 
 
+@pytest.mark.slow
 def test_what_importing_loads_is_among_the_inputs_of_every_job(jobs):
     made = functions(jobs)
     direct = {key: tuple(sorted(closure.used_by(*key))) for key in made}

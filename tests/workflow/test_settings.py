@@ -9,6 +9,7 @@ from workflow import settings
 from workflow.settings import SettingsError, at_scale, load, make_all, merge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", settings.SCALES)
 def test_every_scale_is_valid_and_can_be_made(scale):
     loaded = load({"scale": scale})

@@ -101,6 +101,7 @@ def test_data_parallel_runs_are_the_documents():
     assert sum(alone.workers) * alone.batch == sum(two.workers) * two.batch == 256
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formulas(recipe):
     """And with its own model, the document's to the byte (formulas of its code and its logs)."""
     n, k = VALUES, VALUES // 10

@@ -92,6 +92,7 @@ def test_a_drawn_meeting_has_workers_that_there_are(recipe):
         experiments.Example(**recipe.example.model_dump() | {"drawn": [{0: 1}, {4: 2}]})
 
 
+@pytest.mark.slow
 def test_every_policy_under_every_circumstance(recipe, waiting):
     table = waiting[waiting["experiment"] == "waiting"]
     methods = [*recipe.methods, "s=10", "soon"]
@@ -123,6 +124,7 @@ def test_bsp_waits_for_the_slowest(waiting, recipe):
             assert value(waiting, metric, seed=draw, **free) == pytest.approx(known)
 
 
+@pytest.mark.slow
 def test_asp_has_all_there_is_to_gain_and_ssp_nearly_nothing(recipe):
     """Within the iteration a worker that the window of the count may cut off at either end."""
     changed = small(recipe, iterations=90).model_dump(mode="json")

@@ -45,6 +45,7 @@ def marked(ax, marker: str) -> list[tuple[str, float]]:
     return sorted(found, key=lambda one: (names.index(one[0]), one[1]))
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn(wing, skf_claims, skf_rows):
     for name in wing.figures:
         fig = drawn(wing, name, skf_rows, skf_claims)
@@ -77,6 +78,7 @@ def test_scaling_factors_stand_beside_printed_ones(wing, skf_claims, skf_rows):
     assert not any(marked(ax, "D") for ax in drawn(wing, "figure3", skf_rows, skf_claims).axes)
 
 
+@pytest.mark.slow
 def test_gains_stand_beside_table_4_and_the_text(wing, skf_claims, skf_rows):
     left, _, last = drawn(wing, "gains", skf_rows, skf_claims).axes
     printed = dict(marked(left, "D"))
