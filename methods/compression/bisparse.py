@@ -134,7 +134,7 @@ class BiSparse(Compressor):
         sent = sampling.indices_at_least(position, threshold, update)
         k = self.most(n)
         sent = sent[:k] if self.selection == "first" else sampling.largest_of(position, sent, k)
-        values = position[sent]
+        values = memory.take(position, sent)
         memory.mask(sent, velocity, position)
         state["step"] += 1
         return self._sparse(values.cpu().numpy(), sent.cpu().numpy(), tensor.shape, k)
@@ -164,8 +164,9 @@ class BiSparse(Compressor):
         n = flat.numel()
         random = sampling.generator(self.seed, key, state["step"])
         at = sampling.scattered_positions(n, self.sample_size(n), random).to(flat.device)
-        velocity, position = state["velocity"][at], state["position"][at]
-        memory.momentum_correct(flat[at], velocity, position, self.momentum)
+        of_sample = (memory.take(x, at) for x in (flat, state["velocity"], state["position"]))
+        gradient, velocity, position = of_sample
+        memory.momentum_correct(gradient, velocity, position, self.momentum)
         return sampling.kth_largest(position.abs_(), self.least(n))
 
     def _sparse(

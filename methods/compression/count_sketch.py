@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 
 from methods.compression import Compressor, Encoding, Key, Payload, Work
@@ -160,7 +161,7 @@ class CountSketch(Compressor):
             return _spread(estimates[at], at, n).view(shape)
 
         form = f"values_{draw}"
-        combined = yield self._floats(values[at], shape, form), "sum"
+        combined = yield self._floats(memory.take(values, at), shape, form), "sum"
         total = self._read(combined, form, at.numel(), device)
         if self.selection == "top_pk":
             kept = _largest(total, k)
@@ -221,7 +222,10 @@ def heavymix(estimates: torch.Tensor, norm: float, k: int, random: torch.Generat
     # The heavy position j (from 0) has h_j - j others before it.
     before = heavy - torch.arange(heavy.numel(), device=heavy.device)
     filled = rank + torch.searchsorted(before, rank, right=True)
-    return torch.cat((heavy, filled)).sort().values
+    chosen = torch.cat((heavy, filled))
+    if chosen.device.type != "cpu":
+        return chosen.sort().values
+    return torch.from_numpy(np.sort(chosen.numpy(), kind="stable"))  # merges what ascends already
 
 
 def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
@@ -232,6 +236,8 @@ def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, at: torch.Tensor, n: int) -> torch.Tensor:
+    if values.device.type == "cpu":
+        return packing.scatter((values.numpy(), at.numpy()), n)
     result = values.new_zeros(n)
     result[at] = values
     return result

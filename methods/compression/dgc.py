@@ -130,7 +130,7 @@ class Dgc(Compressor):
         state = self._memory(key, flat, "velocity", "accumulated")
         velocity, accumulated = state["velocity"], state["accumulated"]
         sent = self._select(flat, key, state)
-        values = accumulated[sent]
+        values = memory.take(accumulated, sent)
         memory.mask(sent, accumulated, *([velocity] if self.masking else []))
         state["step"] += 1
         return self._sparse((values.cpu().numpy(), sent.cpu().numpy()), tensor.shape)
@@ -166,8 +166,8 @@ class Dgc(Compressor):
 
         # The sample's values, before all the others become what they will be.
         at = self._sampled(n, ratio, key, state["step"]).to(flat.device)
-        sample = accumulated[at]
-        memory.momentum_correct(flat[at], velocity[at], sample, self.momentum, self.nesterov)
+        gradient, fast, sample = (memory.take(x, at) for x in (flat, velocity, accumulated))
+        memory.momentum_correct(gradient, fast, sample, self.momentum, self.nesterov)
         rank = sampling.ceil_share(sample.numel(), ratio)
         threshold = sampling.kth_largest(sample.abs_(), rank)
         kept = sampling.indices_at_least(accumulated, threshold, update)

@@ -33,12 +33,10 @@ class EfSignSgd(Compressor):
     decode_work: ClassVar[Work] = Work(passes=5.6, kernels=19)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
+        flat = self._unchecked(tensor, key)
         residual = self._memory(key, flat, "residual")["residual"]
-        total = quantising.accumulate_magnitude(flat, residual)
-        scale = min(total / max(flat.numel(), 1), quantising.LARGEST)
-        codes = quantising.scaled_signs(residual, scale)
-        return self._payload(quantising.write_scaled(scale, codes, 1), tensor.shape, "scaled")
+        body = quantising.scaled_signs(flat, residual, self._what(key))
+        return self._payload(body, tensor.shape, "scaled")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         n = self._expect(payload, {"scaled": ("",)})

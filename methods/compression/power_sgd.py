@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from methods.compression import Compressor, Encoding, Key, Payload, Work
-from methods.compression.pieces import packing, sampling
+from methods.compression.pieces import buffers, packing, sampling
 
 
 @dataclass
@@ -92,7 +92,8 @@ class PowerSgd(Compressor):
         matrix.view(-1)[n:] = 0
         state["q"] = total
         state["step"] += 1
-        return (p.T @ total).view(-1)[:n].view(shape)
+        result = buffers.empty(rows * columns, "float32", device).view(rows, columns)
+        return torch.mm(p.T, total, out=result).view(-1)[:n].view(shape)
 
     def _remember(self, key: Key, flat: torch.Tensor, factors: tuple[int, int, int]) -> dict:
         """This key's state: ``residual`` (rows, columns) and ``q`` (rank, columns)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -69,15 +70,21 @@ class Qsgd(Compressor):
         return Work(passes=7.3, kernels=23)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
+        flat = self._unchecked(tensor, key)
+        bucket = self._bucket(flat.numel())
+        at_once = flat.device.type == "cpu" and self.bits == 2 and bucket % 4 == 0
+        if self.error_feedback or not at_once:
+            packing.check_finite(flat, self._what(key))
         state = self._memory(key, flat, *(["residual"] if self.error_feedback else []))
         if self.error_feedback:
             flat = memory.accumulate(flat, state["residual"])
-        bucket = self._bucket(flat.numel())
-        norms = quantising.bucket_norms(flat, bucket, self.norm)
         draw = quantising.stream(self.seed, self.party, key, state["step"])
-        codes = quantising.stochastic_codes(flat, norms, bucket, self.levels, draw)
-        body = packing.join((norms, "float32"), (packing.pack(codes, self.bits), "uint8"))
+        if at_once:
+            body = quantising.ternary_buckets(flat, bucket, self.norm, draw, self._what(key))
+        else:
+            norms = quantising.bucket_norms(flat, bucket, self.norm)
+            codes = quantising.stochastic_codes(flat, norms, bucket, self.levels, draw)
+            body = packing.join((norms, "float32"), (packing.pack(codes, self.bits), "uint8"))
         payload = self._payload(body, tensor.shape, "levels")
         if self.error_feedback:
             flat.sub_(self.decompress(payload, flat.device).view(-1))
@@ -94,8 +101,9 @@ class Qsgd(Compressor):
         quantising.check_norms(norms, what)
         packed = packing.from_bytes(body[at:], "uint8", len(body) - at, what, device)
         table = quantising.signed_levels(self.levels).to(device)
-        values = packing.unpack_levels(packed, self.bits, table, n, what)
-        return quantising.scale_buckets(values, norms, bucket).view(payload.shape)
+        scale = partial(quantising.scale_buckets, norms=norms, bucket=bucket)
+        values = packing.unpack_levels(packed, self.bits, table, n, what, scale)
+        return values.view(payload.shape)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         n = math.prod(shape)

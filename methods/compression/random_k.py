@@ -71,10 +71,11 @@ class RandomK(Compressor):
         at = self._positions(n, draw).to(flat.device)
         if not self.error_feedback:
             k = max(at.numel(), 1)
-            values = flat[at] * (n / k) if self.scale else flat[at]
+            values = memory.take(flat, at)
+            values = values * (n / k) if self.scale else values
         else:
             residual = memory.accumulate(flat, state["residual"])
-            values = residual[at]
+            values = memory.take(residual, at)
             memory.mask(at, residual)
         body = packing.to_bytes(values, "float32")
         return self._payload(body, tensor.shape, f"random_{draw}", "float32")

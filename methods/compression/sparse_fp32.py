@@ -54,10 +54,10 @@ class SparseFp32(Compressor):
         return (HEAD.size + 8 * sampling.share_of_any(math.prod(shape), self.ratio),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
+        flat = self._unchecked(tensor, key)
         n, k = flat.numel(), sampling.share_of_any(flat.numel(), self.ratio)
         residual = self._memory(key, flat, "residual")["residual"] if self.error_feedback else None
-        values, sent = memory.take_largest(flat, k, residual)
+        values, sent = memory.take_largest(flat, k, self._what(key), residual)
         head = HEAD.pack(MAGIC, n, k)
         body = packing.join((sent, "int32"), (values, "float32"), head=head)
         return self._payload(body, tensor.shape, "s4")

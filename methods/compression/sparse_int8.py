@@ -65,10 +65,10 @@ class SparseInt8(Compressor):
         return (HEAD.size + 4 * k + quantising.blocks_bytes(k, self.chunk),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
+        flat = self._unchecked(tensor, key)
         n, k = flat.numel(), sampling.share_of_any(flat.numel(), self.ratio)
         residual = self._memory(key, flat, "residual")["residual"] if self.error_feedback else None
-        values, sent = memory.take_largest(flat, k, residual)
+        values, sent = memory.take_largest(flat, k, self._what(key), residual)
         scales, codes = quantising.to_blocks(values, self.chunk)
         if residual is not None:
             residual[sent] = values - quantising.from_blocks(scales, codes, self.chunk)

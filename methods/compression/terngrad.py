@@ -57,17 +57,13 @@ class Terngrad(Compressor):
         return Work(passes=6.5, kernels=21)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
-        state, n = self._memory(key, flat), max(flat.numel(), 1)
-        scale = quantising.bucket_norms(flat, n, "max")
-        if self.clip and (deviation := quantising.deviation(flat)):
-            scale = scale.double().clamp(max=self.clip * deviation).float()
-        # Magnitudes above the scale count as the scale, so this clips too.
+        flat = self._unchecked(tensor, key)
+        scale = quantising.clipped_largest(flat, self.clip, self._what(key))
+        state = self._memory(key, flat)
         draw = quantising.stream(self.seed, self.party, key, state["step"])
-        codes = quantising.stochastic_codes(flat, scale, n, LEVELS, draw)
         state["step"] += 1
-        body = quantising.write_scaled(float(scale.sum()), codes, BITS)
-        return self._payload(body, tensor.shape, "ternary")
+        # Magnitudes above the scale count as the scale, so this clips too.
+        return self._payload(quantising.ternary(flat, scale, draw), tensor.shape, "ternary")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         n = self._expect(payload, {"ternary": ("",)})

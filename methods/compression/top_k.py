@@ -59,10 +59,10 @@ class TopK(Compressor):
         return (8 * sampling.union(n, sampling.ceil_share(n, self.ratio), parties),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        flat = self._flat(tensor, key)
+        flat = self._unchecked(tensor, key)
         k = sampling.ceil_share(flat.numel(), self.ratio)
         residual = self._memory(key, flat, "residual")["residual"] if self.error_feedback else None
-        values, sent = memory.take_largest(flat, k, residual)
+        values, sent = memory.take_largest(flat, k, self._what(key), residual)
         return self._sparse((values.cpu().numpy(), sent.cpu().numpy()), tensor.shape)
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:

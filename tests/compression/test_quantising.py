@@ -87,22 +87,47 @@ def test_threshold_kernel_equals_torch(n):
 
 @pytest.mark.parametrize("n", [0, 1, 7, 1_000, LONG])
 def test_sign_kernel_equals_torch(n):
-    values = [normal(n), normal(n)]
-    values[0][::3] = values[1][::3] = 0
-    codes = quantising.scaled_signs(values[0], 0.3)
-    assert torch.equal(codes, quantising.scaled_signs_torch(values[1], 0.3))
-    assert torch.equal(*values)
+    gradient, kernel = normal(n), normal(n, 1)
+    gradient[::3], kernel[::3] = 0, 0
+    total, plain = (gradient + kernel).double().abs().sum(), gradient + kernel
+    body = quantising.scaled_signs(gradient, kernel, "x")
+    scale = float(np.frombuffer(body, np.float32, 1)[0])
+    assert scale == pytest.approx(float(total) / max(n, 1), rel=1e-7)
+    codes = quantising.subtract_signs_torch(plain, scale)
+    assert body == quantising.write_scaled(scale, codes, 1)
+    assert torch.equal(kernel, plain)
+
+
+@pytest.mark.parametrize("bucket", [4, 512, 5_000])
+@pytest.mark.parametrize("norm", ["l2", "max"])
+@pytest.mark.parametrize("n", [0, 1, 511, 512, 1_000, LONG])
+def test_codes_in_one_pass_equal_those_step_by_step(n, norm, bucket):
+    values, draw = normal(n), (3, 4)
+    norms = quantising.bucket_norms(values, bucket, norm)
+    codes = quantising.stochastic_codes(values, norms, bucket, 1, draw)
+    expected = packing.join((norms, "float32"), (packing.pack(codes, 2), "uint8"))
+    assert quantising.ternary_buckets(values, bucket, norm, draw, "x") == expected
+    scale = torch.tensor([2.0])
+    codes = quantising.stochastic_codes(values, scale, max(n, 1), 1, draw)
+    assert quantising.ternary(values, 2.0, draw) == quantising.write_scaled(2.0, codes, 2)
+    assert quantising.ternary(values, 0.0, draw) == bytes(4 + -(-n // 4))
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.3, 1e4])
+@pytest.mark.parametrize("clip", [0.0, 0.5, 2.5])
+@pytest.mark.parametrize("n", [1, 2, 1_000, LONG])
+def test_clipping_in_one_pass_equals_two(n, clip, offset):
+    values = normal(n) + offset
+    largest, deviation = values.abs().amax().double(), quantising.deviation(values)
+    limit = clip * deviation if clip and deviation else math.inf
+    assert quantising.clipped_largest(values, clip, "x") == float(largest.clamp(max=limit).float())
 
 
 @pytest.mark.parametrize("n", [0, 1, 511, 512, 1_000, LONG])
 def test_sums_equal_float64(n):
-    gradient, residual = normal(n), normal(n, 1)
-    expected = (gradient + residual).numpy()
-    total = quantising.accumulate_magnitude(gradient, residual)
-    assert np.array_equal(residual.numpy(), expected)
-    assert total == pytest.approx(np.abs(expected.astype(np.float64)).sum(), rel=1e-12)
-    deviation = expected.astype(np.float64).std() if n else 0
-    assert quantising.deviation(residual) == pytest.approx(deviation, rel=1e-11)
+    values = normal(n) + normal(n, 1)
+    deviation = values.double().numpy().std() if n else 0
+    assert quantising.deviation(values) == pytest.approx(deviation, rel=1e-11)
 
 
 @pytest.mark.parametrize("first", [0.0, 1e6, -1e30])

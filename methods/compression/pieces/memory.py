@@ -6,6 +6,7 @@ that blocks of a large tensor can be worked on side by side.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -13,7 +14,7 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import sampling
+from methods.compression.pieces import packing, sampling
 from methods.compression.pieces.threads import each_block
 
 SAMPLE = 2**15
@@ -30,25 +31,33 @@ def accumulate(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
 
 
 def take_largest(
-    gradient: torch.Tensor, k: int, residual: torch.Tensor | None = None
+    gradient: torch.Tensor, k: int, what: str, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k values of largest magnitude, and their ascending indices; of equals, the first.
 
     With a ``residual``, ``gradient`` is added to it and the largest are taken from there, which
-    leaves zeros.
+    leaves zeros. ValueError, naming ``what``, where a value is not finite; nothing is added then.
     """
     n = gradient.numel()
     some = slice(None, None, (n // SAMPLE) | 1)  # an odd stride does not keep to the same columns
     if residual is None:
-        taken = sampling.largest(gradient, k, sampling.threshold_for(gradient[some], n, k))
-        return gradient[taken], taken
+        guess = sampling.threshold_for(gradient[some], n, k)
+        if not math.isfinite(guess):
+            packing.check_finite(gradient, what)
+        taken = sampling.largest(gradient, k, guess)
+        values = take(gradient, taken)
+        if not values.isfinite().all():  # whatever is not finite is among the largest
+            packing.refuse(gradient, what)
+        return values, taken
+
+    packing.check_finite(gradient, what)
 
     def update(start: int, stop: int) -> None:
         accumulate(gradient[start:stop], residual[start:stop])
 
     guess = sampling.threshold_for(residual[some] + gradient[some], n, k)
     taken = sampling.largest(residual, k, guess, update)
-    values = residual[taken]
+    values = take(residual, taken)
     mask(taken, residual)
     return values, taken
 
@@ -80,7 +89,19 @@ def momentum_correct(
 def mask(indices: torch.Tensor, *buffers: torch.Tensor) -> None:
     """Zero the buffers where values were sent (of the velocity too: momentum factor masking)."""
     for buffer in buffers:
-        buffer[indices] = 0
+        if buffer.device.type == "cpu":
+            _zero(buffer.numpy(), indices.numpy())
+        else:
+            buffer[indices] = 0
+
+
+def take(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The values at ``indices``, which are where values are."""
+    if values.device.type != "cpu":
+        return values[indices]
+    found = np.empty(indices.numel(), np.float32)
+    _take(values.numpy(), indices.numpy(), found)
+    return torch.from_numpy(found)
 
 
 def clip_by_norm(gradient: torch.Tensor, limit: float, parties: int = 1) -> torch.Tensor:
@@ -129,3 +150,15 @@ def _momentum_correct(
         for i in range(len(gradient)):
             velocity[i] = momentum * velocity[i] + gradient[i]
             accumulated[i] += velocity[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _zero(values: np.ndarray, indices: np.ndarray) -> None:
+    for i in range(indices.size):
+        values[indices[i]] = 0
+
+
+@numba.njit(nogil=True, cache=True)
+def _take(values: np.ndarray, indices: np.ndarray, found: np.ndarray) -> None:
+    for i in range(indices.size):
+        found[i] = values[indices[i]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numba
@@ -178,10 +178,18 @@ def unpack(packed: torch.Tensor, bits: int, n: int, what: str) -> torch.Tensor:
 
 
 def unpack_levels(
-    packed: torch.Tensor, bits: int, levels: torch.Tensor, n: int, what: str
+    packed: torch.Tensor,
+    bits: int,
+    levels: torch.Tensor,
+    n: int,
+    what: str,
+    then: Callable[..., object] = lambda values, start: None,
 ) -> torch.Tensor:
-    """(n,) float32 ``levels[code]`` of :func:`pack`'s codes; a NaN level is a forbidden code."""
-    values = _look_up(packed, bits, levels, n, what)
+    """(n,) float32 ``levels[code]`` of :func:`pack`'s codes; a NaN level is a forbidden code.
+
+    ``then(values, start=start)`` may change those from the ``start``-th on, which are in cache.
+    """
+    values = _look_up(packed, bits, levels, n, what, then)
     if levels.isnan().any() and values.numel():
         if packed.device.type == "cpu" and bits in OCTET:
             # Bits beyond the last code are 0, and code 0 may stand for nothing.
@@ -216,7 +224,12 @@ def unpack_torch(packed: torch.Tensor, bits: int, table: torch.Tensor, n: int) -
 
 
 def _look_up(
-    packed: torch.Tensor, bits: int, table: torch.Tensor, n: int, what: str
+    packed: torch.Tensor,
+    bits: int,
+    table: torch.Tensor,
+    n: int,
+    what: str,
+    then: Callable[..., object] = lambda values, start: None,
 ) -> torch.Tensor:
     whole, rest = divmod(n * bits, 8)
     if 8 * packed.numel() < n * bits:
@@ -226,7 +239,9 @@ def _look_up(
     if unused.any():
         raise ValueError(f"{what}: bits beyond the last code are not 0")
     if packed.device.type != "cpu":
-        return unpack_torch(packed, bits, table, n)
+        values = unpack_torch(packed, bits, table, n)
+        then(values, start=0)
+        return values
     source, entries, groups = packed.contiguous().numpy(), table.numpy(), n // 8
     result = buffers.empty(n, entries.dtype.name)
     values = result.numpy()
@@ -237,10 +252,12 @@ def _look_up(
 
         def look_up(i: int, j: int) -> None:
             spread(source[i:j], words, into[wide * i : wide * j])
+            then(result[8 * i // bits : 8 * j // bits], start=8 * i // bits)
 
         each_block(whole, look_up, BLOCK * bits // 8)
         if full < n:
             values[full:] = each[source[whole], : n - full]
+            then(result[full:], start=full)
         return result
     each_block(
         groups,
@@ -253,6 +270,7 @@ def _look_up(
         last[: len(octets)] = octets
         _unpack(last, bits, entries, found)
         values[8 * groups :] = found[: n % 8]
+    then(result, start=0)
     return result
 
 
@@ -391,8 +409,14 @@ def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.T
     """(n,) float32 tensor that holds the pairs, 0 elsewhere."""
     values, indices = pairs
     dense = buffers.zeros(n)
-    dense.numpy()[indices] = values
+    _put(dense.numpy(), indices, values)
     return dense.to(device)
+
+
+@numba.njit(nogil=True, cache=True)
+def _put(dense: np.ndarray, indices: np.ndarray, values: np.ndarray) -> None:
+    for i in range(indices.size):
+        dense[indices[i]] = values[i]
 
 
 def union_sum(parties: Sequence[Pairs]) -> Pairs:

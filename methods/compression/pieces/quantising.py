@@ -16,7 +16,8 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import packing
+from methods.compression.pieces import buffers, packing, vectors
+from methods.compression.pieces.packing import NEAR
 from methods.compression.pieces.threads import BLOCK, each_block
 
 LARGEST = torch.finfo(torch.float32).max
@@ -65,25 +66,40 @@ def threshold_codes_torch(
     return down * codes[0] + up * codes[1]
 
 
-def accumulate_magnitude(gradient: torch.Tensor, residual: torch.Tensor) -> float:
-    """Add ``gradient`` to ``residual``; return the sum of the magnitudes there, in float64."""
+def scaled_signs(gradient: torch.Tensor, residual: torch.Tensor, what: str) -> bytes:
+    """Scaled signs of their sum: its mean magnitude as float32, then a bit a value (EF-SignSGD).
+
+    ``residual`` becomes the sum less what is sent. Nothing is written before all of the gradient
+    is found finite: one pass adds magnitudes up, the next does the rest.
+    """
     if gradient.device.type != "cpu":
-        return float(residual.add_(gradient).abs().sum(dtype=torch.float64))
+        residual.add_(packing.check_finite(gradient, what))
+        total = float(residual.abs().sum(dtype=torch.float64))
+        scale = min(total / max(residual.numel(), 1), LARGEST)
+        return write_scaled(scale, subtract_signs_torch(residual, scale), 1)
     g, r = gradient.contiguous().numpy(), residual.numpy()
-    return math.fsum(each_block(g.size, lambda i, j: _accumulate(g[i:j], r[i:j])))
+    bits = g.view(np.int32)
+
+    def add_up(i: int, j: int) -> tuple[np.int32, float]:
+        return vectors.largest(bits[i:j]), _magnitude(g[i:j], r[i:j])
+
+    parts = each_block(g.size, add_up)
+    if max((largest for largest, _ in parts), default=0) >= vectors.INFINITE:
+        packing.refuse(gradient, what)
+    scale = min(math.fsum(part for _, part in parts) / max(g.size, 1), LARGEST)
+    made, memory = buffers.body(scaled_bytes(g.size, 1))
+    memory[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
+    packed = memory[4:]
+
+    def write(i: int, j: int) -> None:
+        _scaled_signs(g[i:j], r[i:j], np.float32(scale), packed[i // 8 : -(-j // 8)])
+
+    each_block(g.size, write)
+    return made
 
 
-def scaled_signs(values: torch.Tensor, scale: float) -> torch.Tensor:
+def subtract_signs_torch(values: torch.Tensor, scale: float) -> torch.Tensor:
     """(n,) uint8, 1 where ``values`` is negative; subtracts what is sent, ±``scale``, from it."""
-    if values.device.type != "cpu":
-        return scaled_signs_torch(values, scale)
-    v, codes = values.numpy(), np.empty(values.numel(), np.uint8)
-    each_block(v.size, lambda i, j: _signs(v[i:j], np.float32(scale), codes[i:j]))
-    return torch.from_numpy(codes)
-
-
-def scaled_signs_torch(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """:func:`scaled_signs` on any device."""
     negative = values < 0
     values.add_(negative.float() * 2 - 1, alpha=scale)
     return negative.view(torch.uint8)
@@ -129,6 +145,36 @@ def deviation(values: torch.Tensor) -> float:
     return math.sqrt(moment(moment(0.0, 1), 2))
 
 
+def clipped_largest(values: torch.Tensor, clip: float, what: str) -> float:
+    """The largest magnitude, cut to ``clip`` standard deviations if there is any (0: never).
+
+    A float32; ValueError, naming ``what``, where a value is not finite.
+    """
+    if values.device.type != "cpu":
+        largest = float(packing.check_finite(values, what).abs().amax()) if values.numel() else 0.0
+        between = None
+    else:
+        v = values.contiguous().numpy()
+        bits = v.view(np.int32)
+        parts = each_block(v.size, lambda i, j: (vectors.largest(bits[i:j]), *_moments(v[i:j])))
+        worst, sums, squares = zip(*parts, strict=True) if parts else ((np.int32(0),), (), ())
+        if max(worst) >= vectors.INFINITE:
+            packing.refuse(values, what)
+        largest = float(np.int32(max(worst)).view(np.float32))
+        mean, square = (math.fsum(part) / max(v.size, 1) for part in (sums, squares))
+        # The squares' mean less the mean's square is off by less than this, from rounding.
+        variance, slack = square - mean * mean, 1e-9 * square
+        between = [math.sqrt(max(variance + off, 0.0)) for off in (-slack, slack)]
+    if not clip:
+        return largest
+    # As a float32 it hardly ever matters; where it might, a second pass takes distances.
+    cut = {float(np.float32(min(largest, clip * one))) for one in between or ()}
+    if len(cut) == 1 and between[0] > 0:
+        return cut.pop()
+    exact = deviation(values)
+    return float(np.float32(min(largest, clip * exact))) if exact else largest
+
+
 def stochastic_codes(
     values: torch.Tensor, norms: torch.Tensor, bucket: int, levels: int, draw: Stream
 ) -> torch.Tensor:
@@ -163,8 +209,56 @@ def stochastic_codes_torch(
     return level.to(torch.uint8) + sign.to(torch.uint8) * (levels + 1)
 
 
-def scale_buckets(values: torch.Tensor, norms: torch.Tensor, bucket: int) -> torch.Tensor:
-    """Multiply each bucket of ``values`` by its norm, in place."""
+def ternary_buckets(values: torch.Tensor, bucket: int, norm: str, draw: Stream, what: str) -> bytes:
+    """The norms, then :func:`stochastic_codes` of one level packed, in one pass; all is finite.
+
+    The same bytes as by :func:`bucket_norms` and :func:`packing.pack`. For CPUs, and buckets of
+    whole octets.
+    """
+    v = values.contiguous().numpy()
+    count = -(-v.size // bucket)
+    made, memory = buffers.body(4 * count + -(-v.size // 4))
+    norms, packed = memory[: 4 * count].view(np.float32), memory[4 * count :]
+    first, second = map(np.uint32, draw)
+
+    def quantise(i: int, j: int) -> np.int32:
+        start, stop = i * bucket, min(j * bucket, v.size)
+        into = packed[start // 4 : -(-stop // 4)]
+        return _ternary_buckets(
+            v[start:stop], start, bucket, norm == "l2", norms[i:j], first, second, into
+        )
+
+    worst = each_block(count, quantise, max(1, BLOCK // bucket))
+    if max(worst, default=0) >= vectors.INFINITE:
+        packing.refuse(values, what)
+    return made
+
+
+def ternary(values: torch.Tensor, scale: float, draw: Stream) -> bytes:
+    """``scale`` as float32, then :func:`stochastic_codes` of one level packed, in one pass."""
+    if values.device.type != "cpu":
+        scales = torch.tensor([scale], dtype=torch.float32, device=values.device)
+        return write_scaled(scale, stochastic_codes(values, scales, values.numel(), 1, draw), 2)
+    v = values.contiguous().numpy()
+    made, memory = buffers.body(scaled_bytes(v.size, 2))
+    memory[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
+    packed = memory[4:]
+    first, second = map(np.uint32, draw)
+
+    def quantise(i: int, j: int) -> None:
+        _ternary(v[i:j], i, np.float32(scale), first, second, packed[i // 4 : -(-j // 4)])
+
+    each_block(v.size, quantise)
+    return made
+
+
+def scale_buckets(
+    values: torch.Tensor, norms: torch.Tensor, bucket: int, start: int = 0
+) -> torch.Tensor:
+    """Multiply ``values``, which begin at the ``start``-th, by their buckets' norms, in place."""
+    if values.device.type == "cpu":
+        _scale(values.numpy(), start, norms.numpy(), bucket)
+        return values
     whole = values.numel() // bucket
     values[: whole * bucket].view(whole, bucket).mul_(norms[:whole, None])
     values[whole * bucket :].mul_(norms[whole:])
@@ -289,20 +383,32 @@ def _threshold(gradient, residual, limit, low, high, codes):
 
 
 @_sum_kernel
-def _accumulate(gradient, residual):
+def _magnitude(gradient, residual):
     total = 0.0
     for i in range(gradient.size):
-        residual[i] += gradient[i]
-        total += abs(np.float64(residual[i]))
+        total += abs(np.float64(residual[i] + gradient[i]))
     return total
 
 
 @_kernel
-def _signs(values, scale, codes):
+def _scaled_signs(gradient, residual, scale, packed):
+    for at in range(0, residual.size, NEAR):
+        piece, more = residual[at : at + NEAR], gradient[at : at + NEAR]
+        for i in range(piece.size):
+            piece[i] += more[i]
+        packing.pack_signs(piece.view(np.int32), packed[at // 8 : (at + piece.size + 7) // 8])
+        for i in range(piece.size):
+            piece[i] += scale if piece[i] < 0 else -scale
+
+
+@_sum_kernel
+def _moments(values):
+    total = squares = 0.0
     for i in range(values.size):
-        negative = values[i] < 0
-        codes[i] = negative
-        values[i] += scale if negative else -scale
+        value = np.float64(values[i])
+        total += value
+        squares += value * value
+    return total, squares
 
 
 @_sum_kernel
@@ -359,6 +465,66 @@ def _stochastic(values, start, norms, bucket, levels, first, second, codes):
                 negative = (piece[i] < 0) & (level > 0)
                 found[i] = np.uint8(level) | (sign if negative else np.uint8(0))
         at = stop
+
+
+@_kernel
+def _ternary(values, start, norm, first, second, packed):
+    """Codes of one level, four to an octet, of values that share a norm."""
+    counters, codes = np.arange(NEAR).astype(np.uint32), np.zeros(NEAR, np.uint8)
+    _ternary_piece(values, start, norm, first, second, counters, codes, packed)
+
+
+@_kernel
+def _ternary_buckets(values, start, bucket, squared, norms, first, second, packed):
+    counters, codes = np.arange(NEAR).astype(np.uint32), np.zeros(NEAR, np.uint8)
+    worst = np.int32(0)
+    for b in range(norms.size):
+        at = b * bucket
+        piece = values[at : at + bucket]
+        worst = max(worst, vectors.largest(piece.view(np.int32)))
+        _norms(piece, bucket, squared, norms[b : b + 1])
+        into = packed[at // 4 : (at + piece.size + 3) // 4]
+        _ternary_piece(piece, start + at, norms[b], first, second, counters, codes, into)
+    return worst
+
+
+@_kernel
+def _ternary_piece(values, start, norm, first, second, counters, codes, packed):
+    for at in range(0, values.size, NEAR):
+        piece = values[at : at + NEAR]
+        if norm == 0:
+            codes[: piece.size] = 0
+        else:
+            _ternary_codes(piece, counters, np.uint32(start + at), norm, first, second, codes)
+        codes[piece.size : -(-piece.size // 4) * 4] = 0
+        words, into = codes.view(np.uint32), packed[at // 4 : (at + piece.size + 3) // 4]
+        for octet in range(into.size):
+            # Four codes, the first in the highest bits: no two of the products' terms overlap.
+            into[octet] = np.uint8(np.uint32(words[octet] * np.uint32(0x40100401)) >> np.uint32(24))
+
+
+@_kernel
+def _ternary_codes(values, counters, start, norm, first, second, codes):
+    """What :func:`_stochastic` does for one level, which compares once: lanes stay of 32 bits."""
+    for i in range(values.size):
+        h = np.uint32(counters[i] + start) ^ first
+        h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)) ^ second
+        h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+        drawn = np.int32(np.uint32(h ^ (h >> np.uint32(16))) >> np.uint32(8))
+        up = np.float32(drawn) < abs(values[i]) / norm * np.float32(2.0**24)
+        codes[i] = np.uint8(up) | np.uint8((values[i] < 0) & up) * np.uint8(2)
+
+
+@_kernel
+def _scale(values, start, norms, bucket):
+    """Multiply values, the first of which is the ``start``-th, by their buckets' norms."""
+    at = 0
+    while at < values.size:
+        b = (start + at) // bucket
+        piece, norm = values[at : (b + 1) * bucket - start], norms[b]
+        for i in range(piece.size):
+            piece[i] *= norm
+        at += piece.size
 
 
 @_kernel

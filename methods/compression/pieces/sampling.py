@@ -16,13 +16,11 @@ import numba
 import numpy as np
 import torch
 
+from methods.compression.pieces import vectors
 from methods.compression.pieces.threads import each_block
 
 TINIEST = 2.0**-149
 """The least positive float32."""
-
-CHUNK = 32
-"""Values that a search skips together where none is large enough."""
 
 
 def floor_share(n: int, share: float) -> int:
@@ -109,25 +107,35 @@ def indices_at_least(
     if values.device.type != "cpu":
         update(0, n)
         return (values.abs() >= float(least)).nonzero().view(-1)
-    array = values.numpy()
+    bits = values.numpy().view(np.int32)
+    # Nothing is below a threshold of 0, and magnitudes order as their bits do.
+    bound = max(least, np.float32(0)).view(np.int32)
 
     def find(start: int, stop: int) -> np.ndarray:
         update(start, stop)
-        return _at_least(array[start:stop], least, start)
+        return _at_least(bits[start:stop], bound, start)
 
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *each_block(n, find)]))
 
 
 def largest_of(values: torch.Tensor, indices: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` of ascending ``indices`` with the largest ``|values|``; of equals, the first."""
+    """The ``k`` of ascending ``indices`` with the largest ``|values|``; of equals, the first.
+
+    NaN is larger than anything.
+    """
     if indices.numel() <= k or k == 0:
         return indices[:k]
-    magnitudes = values[indices].abs_()
-    least = kth_largest(magnitudes, k)
-    kept = magnitudes > least
-    ties = (magnitudes == least).nonzero().view(-1)
-    kept[ties[: k - int(kept.sum())]] = True
-    return indices[kept]
+    if values.device.type != "cpu":
+        magnitudes = values[indices].abs_().nan_to_num_(nan=torch.inf)
+        least = kth_largest(magnitudes, k)
+        kept = magnitudes > least
+        ties = (magnitudes == least).nonzero().view(-1)
+        kept[ties[: k - int(kept.sum())]] = True
+        return indices[kept]
+    found = indices.numpy()
+    magnitudes = _magnitudes(values.numpy().view(np.int32), found)
+    least = np.partition(magnitudes, len(found) - k)[len(found) - k]
+    return torch.from_numpy(_largest(magnitudes, found, least, k))
 
 
 def threshold_for(sample: torch.Tensor, n: int, k: int) -> float:
@@ -163,24 +171,45 @@ def largest(
 
 
 @numba.njit(nogil=True, cache=True)
-def _at_least(values: np.ndarray, threshold: np.float32, offset: int) -> np.ndarray:
+def _at_least(bits: np.ndarray, threshold: np.int32, offset: int) -> np.ndarray:
     """Indices, plus ``offset``, of the values whose magnitude is at least ``threshold``.
 
-    Counts in chunks, which vector instructions do, and searches only those that hold some.
+    Both by their bits. A word of hits at a time is visited hit by hit.
     """
-    n = len(values)
-    # One place to spare, because the loop writes without a branch.
-    found = np.empty(n + 1, np.int64)
-    at = 0
-    for start in range(0, n - n % CHUNK, CHUNK):
-        hits = np.int32(0)
-        for i in range(start, start + CHUNK):
-            hits += np.int32(abs(values[i]) >= threshold)
-        if hits:
-            for i in range(start, start + CHUNK):
-                found[at] = offset + i
-                at += abs(values[i]) >= threshold
-    for i in range(n - n % CHUNK, n):
-        found[at] = offset + i
-        at += abs(values[i]) >= threshold
+    found, at, words = np.empty(bits.size, np.int64), 0, bits.size // vectors.LANES
+    for word in range(words):
+        hits = vectors.reaching(bits, word * vectors.LANES, threshold)
+        while hits:
+            found[at] = offset + word * vectors.LANES + vectors.lowest(hits)
+            at += 1
+            hits &= hits - np.uint64(1)
+    for i in range(words * vectors.LANES, bits.size):
+        if bits[i] & vectors.MAGNITUDE >= threshold:
+            found[at] = offset + i
+            at += 1
     return found[:at].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def _magnitudes(bits: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """The bits of the magnitudes at ``indices``."""
+    found = np.empty(indices.size, np.int32)
+    for i in range(indices.size):
+        found[i] = bits[indices[i]] & vectors.MAGNITUDE
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _largest(magnitudes: np.ndarray, indices: np.ndarray, least: np.int32, k: int) -> np.ndarray:
+    """The k ``indices`` of the largest magnitudes, of which ``least`` is the smallest."""
+    ties = k
+    for i in range(magnitudes.size):
+        ties -= np.int64(magnitudes[i] > least)
+    # One place to spare, because the loop writes without a branch.
+    kept, at = np.empty(k + 1, np.int64), 0
+    for i in range(magnitudes.size):
+        tie = magnitudes[i] == least and ties > 0
+        ties -= np.int64(tie)
+        kept[at] = indices[i]
+        at += np.int64(tie or magnitudes[i] > least)
+    return kept[:k]

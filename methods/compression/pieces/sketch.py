@@ -33,6 +33,7 @@ import numba
 import numpy as np
 import torch
 
+from methods.compression.pieces import buffers
 from methods.compression.pieces.threads import BLOCK, each_block
 
 WIDEST = 256
@@ -128,21 +129,25 @@ def estimates(table: torch.Tensor, hashing: Hashing, n: int) -> torch.Tensor:
         return _estimates_by_torch(table, hashing, n)
     width = hashing.flips.shape[1]
     cyclic = torch.cat((table, table[:, :width]), 1).numpy()
-    result = np.empty(n, np.float32)
+    medians = buffers.empty(n, "float32")
+    result = medians.numpy()
+
+    medians_of = _medians_of_five if len(table) == 5 else _medians
 
     def read(start: int, stop: int) -> None:
         of = slice(start // width, -(-stop // width))
         starts, signs = hashing.starts[:, of], hashing.signs[:, of]
-        _medians(cyclic, starts, signs, hashing.flips, result[start:stop])
+        medians_of(cyclic, starts, signs, hashing.flips, result[start:stop])
 
     each_block(n, read, BLOCK)
-    return torch.from_numpy(result)
+    return medians
 
 
 def norm(table: torch.Tensor) -> float:
     """Estimate of the sketched values' 2-norm: root of the median of the rows' sums of squares."""
-    squares = table.cpu().numpy().astype(np.float64) ** 2
-    return float(np.sqrt(np.median(squares.sum(axis=1))))
+    squares = np.empty(table.shape[1])
+    sums = [np.square(row, out=squares, dtype=np.float64).sum() for row in table.cpu().numpy()]
+    return float(np.sqrt(np.median(sums)))
 
 
 def _random_signs(random: np.random.Generator, rows: int, count: int) -> np.ndarray:
@@ -202,6 +207,44 @@ def _medians(
             for row in range(last):
                 _order(each[row], each[row + 1])
         result[:] = each[rows // 2, : len(result)]
+
+
+@numba.njit(nogil=True, cache=True)
+def _medians_of_five(
+    table: np.ndarray, starts: np.ndarray, signs: np.ndarray, flips: np.ndarray, out: np.ndarray
+) -> None:
+    """:func:`_medians` of five rows, in registers."""
+    width = flips.shape[1]
+    for block in range(starts.shape[1]):
+        result = out[block * width : (block + 1) * width]
+        a, b, c = (
+            table[0, starts[0, block] :],
+            table[1, starts[1, block] :],
+            table[2, starts[2, block] :],
+        )
+        d, e = table[3, starts[3, block] :], table[4, starts[4, block] :]
+        # Signs are not read in the loop, because what is written there might be them.
+        sa, sb, sc = signs[0, block], signs[1, block], signs[2, block]
+        sd, se = signs[3, block], signs[4, block]
+        for o in range(len(result)):
+            v, w = sa * flips[0, o] * a[o], sb * flips[1, o] * b[o]
+            x, y, z = sc * flips[2, o] * c[o], sd * flips[3, o] * d[o], se * flips[4, o] * e[o]
+            # The network of _medians, and its signs of zeros: what is last is in order.
+            v, w = _ordered(v, w)
+            w, x = _ordered(w, x)
+            x, y = _ordered(x, y)
+            y, z = _ordered(y, z)
+            v, w = _ordered(v, w)
+            w, x = _ordered(w, x)
+            x, y = _ordered(x, y)
+            v, w = _ordered(v, w)
+            w, x = _ordered(w, x)
+            result[o] = x
+
+
+@numba.njit(nogil=True, cache=True)
+def _ordered(a: np.float32, b: np.float32) -> tuple[np.float32, np.float32]:
+    return (a, b) if a < b else (b, a)
 
 
 @numba.njit(nogil=True, cache=True)
