@@ -56,8 +56,8 @@ class BiSparse(Compressor):
     summary: ClassVar[str] = "largest values both ways over a sampled threshold"
     source: ClassVar[str] = "GeoMX §4; INET-RC/GeoMX gradient_compression.cc"
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=6, kernels=45, selections=1)
-    decode_work: ClassVar[Work] = Work(passes=1.3, kernels=14)
+    encode_work: ClassVar[Work] = Work(passes=2, kernels=41, selections=1)
+    decode_work: ClassVar[Work] = Work(passes=1.2, kernels=12)
 
     ratio: float = 0.01
     sample_rate: float = 0.005

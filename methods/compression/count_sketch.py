@@ -107,15 +107,14 @@ class CountSketch(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes = 11 + 1.2 * self.rows + 4 * self.error_feedback + 1.5 * bool(self.momentum)
-        passes += 4 * (self.selection == "top_pk")
-        return Work(passes=passes, kernels=80, selections=1)
+        passes = 3 + 0.55 * self.rows + 0.5 * self.error_feedback + 0.8 * bool(self.momentum)
+        return Work(passes=passes, kernels=95, selections=1)
 
     @property
     def decode_work(self) -> Work:
         if self.selection == "top_pk":
-            return Work(passes=5, kernels=31)
-        return Work(passes=2.5, kernels=11)
+            return Work(passes=1.8, kernels=15)
+        return Work(passes=1.2, kernels=9)
 
     def layout(self, n: int) -> tuple[int, int, int]:
         """k, the columns c, and how many exact values round 2 carries (0: no such round)."""

@@ -58,7 +58,7 @@ class Dgc(Compressor):
         "Lin et al. [@lin2018deep] (GeoMX [10]); DDS, DGCompressor, DGCSGDMemory"
     )
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=8, kernels=34, selections=1)
+    encode_work: ClassVar[Work] = Work(passes=2, kernels=40, selections=1)
     decode_work: ClassVar[Work] = Work(passes=1.2, kernels=10)
     exact_bytes: ClassVar[bool] = False
 

@@ -78,12 +78,12 @@ class Dgt(Compressor):
     @property
     def encode_work(self) -> Work:
         if self.lossy == "drop":
-            return Work(passes=5.8, kernels=57)
-        return Work(passes=16, kernels=61) if self.error_feedback else Work(passes=8.5, kernels=51)
+            return Work(passes=1.9, kernels=64)
+        return Work(passes=8.4, kernels=85) if self.error_feedback else Work(passes=4.1, kernels=60)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=7.8 if self.lossy == "drop" else 6, kernels=49)
+        return Work(passes=3.1, kernels=50)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         n, size = math.prod(shape), self.block_size

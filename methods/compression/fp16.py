@@ -24,8 +24,8 @@ class Fp16(Compressor):
     summary: ClassVar[str] = "half-precision values"
     source: ClassVar[str] = "GeoMX §4 [8]; Narang et al. 2018 [@micikevicius2018mixed]"
     combine: ClassVar[Combine] = "sum"
-    encode_work: ClassVar[Work] = Work(passes=4.3, kernels=7)
-    decode_work: ClassVar[Work] = Work(passes=2.9, kernels=4)
+    encode_work: ClassVar[Work] = Work(passes=0.9, kernels=12)
+    decode_work: ClassVar[Work] = Work(passes=2.1, kernels=7)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._unchecked(tensor, key)

@@ -48,11 +48,11 @@ class Int8Blocks(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        return Work(passes=10, kernels=13) if self.error_feedback else Work(passes=4.1, kernels=9)
+        return Work(passes=2.9, kernels=21) if self.error_feedback else Work(passes=1.7, kernels=19)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=3, kernels=14)
+        return Work(passes=1.2, kernels=17)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (HEAD.size + quantising.blocks_bytes(math.prod(shape), self.chunk),)

@@ -62,12 +62,12 @@ class Qsgd(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes, kernels = (17, 35) if self.error_feedback else (8.4, 12)
+        passes, kernels = (5.1, 57) if self.error_feedback else (1.1, 16)
         return Work(passes=passes, kernels=kernels, draws=1)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=7.3, kernels=23)
+        return Work(passes=2.6, kernels=24)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._unchecked(tensor, key)

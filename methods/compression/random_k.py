@@ -53,11 +53,11 @@ class RandomK(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        return Work(passes=5, kernels=25) if self.error_feedback else Work(passes=3.5, kernels=20)
+        return Work(passes=1.6, kernels=30) if self.error_feedback else Work(passes=0.8, kernels=30)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=2.4, kernels=22)
+        return Work(passes=1.8, kernels=16)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (4 * sampling.ceil_share(math.prod(shape), self.ratio),)

@@ -43,12 +43,12 @@ class SparseFp32(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes, kernels = (14.6, 37) if self.error_feedback else (10.3, 32)
+        passes, kernels = (1.7, 31) if self.error_feedback else (0.6, 28)
         return Work(passes=passes, kernels=kernels, selections=1)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=2.5, kernels=15)
+        return Work(passes=2, kernels=16)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (HEAD.size + 8 * sampling.share_of_any(math.prod(shape), self.ratio),)

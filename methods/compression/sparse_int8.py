@@ -53,12 +53,12 @@ class SparseInt8(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes, kernels = (15, 49) if self.error_feedback else (10.4, 40)
+        passes, kernels = (2, 38) if self.error_feedback else (0.6, 34)
         return Work(passes=passes, kernels=kernels, selections=1)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=2.6, kernels=26)
+        return Work(passes=2, kernels=23)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         k = sampling.share_of_any(math.prod(shape), self.ratio)

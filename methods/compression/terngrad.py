@@ -37,6 +37,8 @@ class Terngrad(Compressor):
     summary: ClassVar[str] = "random rounding to three levels, after clipping"
     source: ClassVar[str] = "Wen et al. 2017 [@wen2017terngrad], §3"
     combine: ClassVar[Combine] = "gather"
+    encode_work: ClassVar[Work] = Work(passes=0.8, kernels=16, draws=1)
+    decode_work: ClassVar[Work] = Work(passes=2.6, kernels=24)
 
     clip: float = 2.5
     seed: int = 0
@@ -46,15 +48,6 @@ class Terngrad(Compressor):
         self._require("clip", float, "a number >= 0", lambda c: c >= 0)
         for name in ("seed", "party"):
             self._require(name, int, "a whole number")
-
-    @property
-    def encode_work(self) -> Work:
-        passes, kernels = (10.5, 20) if self.clip else (8, 15)
-        return Work(passes=passes, kernels=kernels, draws=1)
-
-    @property
-    def decode_work(self) -> Work:
-        return Work(passes=6.5, kernels=21)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._unchecked(tensor, key)

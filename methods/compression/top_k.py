@@ -44,12 +44,12 @@ class TopK(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes, kernels = (14, 37) if self.error_feedback else (10, 31)
+        passes, kernels = (1.5, 35) if self.error_feedback else (0.7, 29)
         return Work(passes=passes, kernels=kernels, selections=1)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=1.1, kernels=11)
+        return Work(passes=1.3, kernels=9)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (8 * sampling.ceil_share(math.prod(shape), self.ratio),)

@@ -35,8 +35,8 @@ class TwoBit(Compressor):
         "GeoMX §2 [9]; Strom [@strom2015scalable]; MXNet gradient_compression-inl.h"
     )
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=6.5, kernels=9)
-    decode_work: ClassVar[Work] = Work(passes=5.2, kernels=14)
+    encode_work: ClassVar[Work] = Work(passes=2.1, kernels=20)
+    decode_work: ClassVar[Work] = Work(passes=1.5, kernels=22)
 
     threshold: float = 0.5
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,16 @@ LARGEST = 512 * 512 * 9
 ROUNDS = 5
 SLOWEST = 400
 """Plain copies that a pass of the slowest codec may take: catches a loop over values in Python."""
+
+PEERS = {
+    "bisparse": ({"format": "tight"}, None),
+    "fp16": ({}, lambda x: x.clamp(-65504, 65504).half()),
+    "top_k": ({"error_feedback": False}, lambda x: x[torch.topk(x.abs(), len(x) // 100).indices]),
+    "sign_sgd": ({}, lambda x: np.packbits(x.numpy() < 0)),
+    "qsgd": ({"bucket": 0}, lambda x: torch.bernoulli(x.abs() / x.norm()).mul_(x.sign()).char()),
+    "terngrad": ({"clip": 0.0}, lambda x: torch.bernoulli(x.abs() / x.abs().max()).mul_(x.sign())),
+}
+"""Parameters, and the same kind of work in torch or numpy, of those codecs that have such."""
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +109,46 @@ def test_aggregate(benchmark, gradients, name):
 
     nbytes = benchmark.pedantic(once, rounds=ROUNDS, warmup_rounds=1)
     report(benchmark, gradients[0], nbytes, passes=5)
+
+
+def test_times_a_copy(capsys):
+    """Compressing and decompressing on one thread beside a copy and beside peers, by turns.
+
+    The clock is this thread's processor time, of which the least counts. Codecs must not be slower
+    than their peers, which for the most part do less: torch packs nothing and checks nothing.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    tensor = torch.randn(VALUES, generator=torch.Generator().manual_seed(0))
+    target, rows, late = tensor.clone(), [], []
+    try:
+        for name in names():
+            parameters, peer = PEERS.get(name, ({}, None))
+            codec, least = load(name, **parameters), {}
+            for _ in range(2 * ROUNDS):
+                once = {"copy": lambda: target.copy_(tensor)}
+                if peer:
+                    once["peer"] = partial(peer, tensor)
+                if codec.one_shot:
+                    once["compress"] = partial(codec.compress, tensor, 0)
+                    payload = codec.compress(tensor, 0)
+                    once["decompress"] = partial(codec.decompress, payload)
+                else:
+                    once["compress"] = partial(aggregate, [codec], [tensor], 0)
+                for what, work in once.items():
+                    start = time.thread_time()
+                    work()
+                    spent = time.thread_time() - start
+                    least[what] = min(spent, least.get(what, spent))
+            ratios = {what: spent / least["copy"] for what, spent in least.items()}
+            cells = (ratios.get(what) for what in ("compress", "decompress", "peer"))
+            rows.append([name, *("-" if cell is None else f"{cell:.2f}" for cell in cells)])
+            if peer and ratios["compress"] > 1.25 * ratios["peer"]:
+                late.append(rows[-1])
+    finally:
+        torch.set_num_threads(threads)
+    with capsys.disabled():
+        print(f"\n{VALUES} float32, one thread, copies of the tensor")
+        for row in [["codec", "compress", "decompress", "peer's compress"], *rows]:
+            print("{:16}{:>10}{:>12}{:>17}".format(*row))
+    assert not late

@@ -10,7 +10,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 
 import numba
 import numpy as np
@@ -209,8 +209,13 @@ OCTET = (1, 2, 4)
 
 def octets_of(levels: np.ndarray, bits: int) -> np.ndarray:
     """(256, 8/bits) what the codes of each octet stand for; ``bits`` divides 8."""
+    return levels[_codes_of_octets(bits)]
+
+
+@cache
+def _codes_of_octets(bits: int) -> np.ndarray:
     shifts = np.arange(8 - bits, -1, -bits)
-    return levels[(np.arange(256)[:, None] >> shifts) & (2**bits - 1)]
+    return (np.arange(256)[:, None] >> shifts) & (2**bits - 1)
 
 
 def unpack_torch(packed: torch.Tensor, bits: int, table: torch.Tensor, n: int) -> torch.Tensor:
