@@ -29,7 +29,7 @@ class EfSignSgd(Compressor):
     summary: ClassVar[str] = "scaled signs with error feedback"
     source: ClassVar[str] = "Karimireddy et al. [@karimireddy2019error], algorithm 1 (EF-SignSGD)"
     combine: ClassVar[Combine] = "gather"
-    encode_work: ClassVar[Work] = Work(passes=1.9, kernels=16)
+    encode_work: ClassVar[Work] = Work(passes=1.9, kernels=10)
     decode_work: ClassVar[Work] = Work(passes=1.9, kernels=22)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:

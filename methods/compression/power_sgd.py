@@ -54,7 +54,7 @@ class PowerSgd(Compressor):
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=1.5, kernels=10, products=2 * self.rank)
+        return Work(passes=1.5, kernels=14, products=2 * self.rank)
 
     def factors(self, shape: Sequence[int]) -> tuple[int, int, int] | None:
         """Rows and columns of a tensor's matrix and the rank of its factors; None for dense."""

@@ -62,7 +62,7 @@ class Qsgd(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        passes, kernels = (5.1, 57) if self.error_feedback else (1.1, 16)
+        passes, kernels = (5.1, 48) if self.error_feedback else (1.1, 10)
         return Work(passes=passes, kernels=kernels, draws=1)
 
     @property

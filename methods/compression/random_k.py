@@ -57,7 +57,7 @@ class RandomK(Compressor):
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=1.8, kernels=16)
+        return Work(passes=1.8, kernels=21)
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         return (4 * sampling.ceil_share(math.prod(shape), self.ratio),)

@@ -30,7 +30,7 @@ class SignSgd(Compressor):
     summary: ClassVar[str] = "signs, and a majority vote"
     source: ClassVar[str] = "Bernstein et al. [@bernstein2018signsgd], alg. 3 (Sketch-Fusion [7])"
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=0.5, kernels=9)
+    encode_work: ClassVar[Work] = Work(passes=0.5, kernels=7)
     decode_work: ClassVar[Work] = Work(passes=1.8, kernels=12)
     adds: ClassVar[bool] = False
 

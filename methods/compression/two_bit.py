@@ -35,7 +35,7 @@ class TwoBit(Compressor):
         "GeoMX §2 [9]; Strom [@strom2015scalable]; MXNet gradient_compression-inl.h"
     )
     combine: ClassVar[Combine] = "merge"
-    encode_work: ClassVar[Work] = Work(passes=2.1, kernels=20)
+    encode_work: ClassVar[Work] = Work(passes=2.1, kernels=14)
     decode_work: ClassVar[Work] = Work(passes=1.5, kernels=22)
 
     threshold: float = 0.5

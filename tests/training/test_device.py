@@ -110,9 +110,9 @@ def test_work_alone_comes_out_as_printed_or_as_the_profile_says():
     }
     for codec in ("sign_sgd", "qsgd", "top_k", "power_sgd"):
         assert shares[codec] == pytest.approx(1, rel=2e-3)
-    assert shares["terngrad"] == pytest.approx(0.65, abs=0.01)
+    assert shares["terngrad"] == pytest.approx(0.71, abs=0.01)
     assert shares["dgc"] == pytest.approx(0.52, abs=0.01)
-    assert shares["random_k"] == pytest.approx(0.15, abs=0.01)
+    assert shares["random_k"] == pytest.approx(0.18, abs=0.01)
 
 
 def test_recorded_profiles_are_found_beside_the_others(tmp_path):
