@@ -1,6 +1,8 @@
 """What the report shows of a document or of the matrix, with the files that its page links."""
 
+import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -18,9 +20,12 @@ def main(say: Say, wing: str, files: list[str], judged: list[str], output: str) 
     table = rows.read(files)
     verdicts = pd.read_parquet(judged[0]) if judged else None
     matrix = matrix_of(table) if wing == html.MATRIX else None
-    folder.mkdir(parents=True)
-    part = html.part(chapter, table, verdicts, matrix, folder)
-    (folder / html.PART).write_bytes(pickle.dumps(part))
+    fresh = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(fresh, ignore_errors=True)  # what a killed one left
+    fresh.mkdir(parents=True)
+    part = html.part(chapter, table, verdicts, matrix, fresh)
+    (fresh / html.PART).write_bytes(pickle.dumps(part))
+    os.replace(fresh, folder)
 
 
 def matrix_of(table: pd.DataFrame) -> html.Matrix:
