@@ -52,7 +52,9 @@ def test_profiles_plan_the_whole_run(name, tmp_path):
     needed = [profile["executor"], *({"fs"} if "default-storage-provider" in profile else ())]
     for kind, plugin in zip(("executor", "storage"), needed, strict=False):
         if importlib.util.find_spec(f"snakemake_{kind}_plugin_{plugin}") is None:
-            pytest.skip(f"the {kind} plugin {plugin!r} is not installed: pip install '.[cluster]'")
+            pytest.skip(
+                f"the {kind} plugin {plugin!r} is not installed: python .ci/install.py cluster"
+            )
     ignore = shutil.ignore_patterns(
         ".git", ".venv", ".snakemake", "results", "logs", "cache", "html"
     )

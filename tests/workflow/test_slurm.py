@@ -49,7 +49,7 @@ def checkout(tmp_path_factory):
 
 def start(checkout, *arguments):
     return subprocess.Popen(
-        [SNAKEMAKE, *PROFILE, *arguments, TARGET, "--config", "scale=smoke"],
+        [SNAKEMAKE, TARGET, *PROFILE, *arguments, "--config", "scale=smoke"],
         cwd=checkout.path,
         env=checkout.environment,
         stdout=subprocess.PIPE,
