@@ -156,7 +156,7 @@ def _ray(address: str | None) -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "workers as Ray actors need Ray: pip install --editable '.[ray]', or make reproduce-ray"
+            "workers as Ray actors need Ray: python .ci/install.py ray, or make reproduce-ray"
         ) from error
     return ray
 

@@ -19,7 +19,7 @@ from testbed.training.learner import Diverged
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("ray", reason="workers as Ray actors: pip install --editable '.[ray]'")
+pytest.importorskip("ray", reason="workers as Ray actors: python .ci/install.py ray")
 
 load = synchronization.load
 

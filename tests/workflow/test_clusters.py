@@ -52,9 +52,7 @@ def test_profiles_plan_the_whole_run(name, tmp_path):
     needed = [profile["executor"], *({"fs"} if "default-storage-provider" in profile else ())]
     for kind, plugin in zip(("executor", "storage"), needed, strict=False):
         if importlib.util.find_spec(f"snakemake_{kind}_plugin_{plugin}") is None:
-            pytest.skip(
-                f"the {kind} plugin {plugin!r} is not installed: python .ci/install.py cluster"
-            )
+            pytest.skip(f"no {kind} plugin {plugin!r}: python .ci/install.py cluster")
     ignore = shutil.ignore_patterns(
         ".git", ".venv", ".snakemake", "results", "logs", "cache", "html"
     )
@@ -88,7 +86,7 @@ def test_estimates_add_up_and_are_called_estimates(jobs, tmp_path):
     for name, cpu_s in (("rat/latency", 90), ("rat/exchanges", 30), ("matrix/cells/ring", 5000)):
         file = tmp_path / "jobs" / f"{name}.tsv"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"s\tcpu_time\n70.0\t{cpu_s}\n")
+        file.write_text(f"s\tcpu_s\n70.0\t{cpu_s}\n")
     timed = cost.timed(tmp_path / "jobs", jobs.all.values())
     assert timed == {"rat": 60.0}  # cells are counted by themselves
     lines = cost.estimate(jobs, timed)
