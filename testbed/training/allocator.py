@@ -1,7 +1,8 @@
 """Keep freed memory in the process.
 
 Every step frees what the next one asks for again. The C library of Linux gives large blocks back to
-the system, which clears each page anew: a fifth of a small residual network's training.
+the system, which clears each page anew: hundreds of pages a step of a small residual network,
+thousands of a small language model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LARGEST = 32 * 2**20
-"""Bytes of the largest block that glibc keeps (HEAP_MAX_SIZE / 2 of a 64-bit machine)."""
+"""Bytes of the largest block that every glibc can be told to keep (HEAP_MAX_SIZE / 2)."""
 
 
 @cache

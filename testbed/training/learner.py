@@ -256,7 +256,7 @@ class Learner:
         above, held = self._sums(levels, brought, traffic)
         if above == len(levels):
             (out,) = held.values()
-            self._pulled_as_it_is(above, traffic)
+            self._add_pulls(above, traffic, self._dense_bytes)
             return out, traffic
         out: list[torch.Tensor | None] = [None] * len(self.sizes)
         for number, group in enumerate(self.groups):
@@ -266,16 +266,16 @@ class Learner:
                 one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
                 tensors[node] = one if above else one * brought[node][1]
             total = self._aggregate_group(levels, above, tensors, number, traffic)
+            self._add_pulls(above, traffic, 4.0 * sizes[number])
             shapes = [self.parameters[i].shape for i in group]
             pieces = total.flatten().split([shape.numel() for shape in shapes])
             for index, shape, piece in zip(group, shapes, pieces, strict=True):
                 out[index] = piece.view(shape)
-        self._pulled_as_it_is(above, traffic)
         return out, traffic
 
-    def _pulled_as_it_is(self, above: int, traffic: Traffic) -> None:
+    def _add_pulls(self, above: int, traffic: Traffic, nbytes: float) -> None:
         for level in range(above):
-            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, self._dense_bytes)
+            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, nbytes)
 
     def _sums(self, levels: Groups, brought, traffic: Traffic):
         """Add up, without bytes, what travels as it is from the innermost level on.

@@ -97,6 +97,32 @@ def test_one_by_one_is_backward_to_the_bit(name):
 
 
 @pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
+@pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
+def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
+    model, parameters, images, labels, _ = workers(name)
+    alike = [parameters[0]] * WORKERS
+    monkeypatch.setattr(batching, "TOGETHER", 2 * BATCH)  # two workers, then the third
+    passes = []
+    model[-1].register_forward_pre_hook(lambda *given: passes.append("a worker"))
+    expected = alone(model, alike, images, labels, [()] * WORKERS)
+    passes.clear()
+    found = gradients(model, alike, images, labels, how)
+    assert not passes
+    assert_close(found, expected, CLOSE[torch.float64])
+    assert not torch.allclose(found[0][0][0], found[0][1][0], rtol=0.01), "each has its own"
+    gradients(model, parameters, images, labels, how)
+    assert len(passes) == WORKERS, "others pass one by one"
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet8"])
+def test_batches_of_several_sizes_or_with_statistics_do_not_pass_together(name):
+    model, parameters, images, labels, buffers = workers(name, sizes=(5, 2, 5))
+    given = [parameters[0]] * 3, images, labels
+    expected = alone(model, *given, [[b.clone() for b in own] for own in buffers])
+    assert_close(gradients(model, *given, buffers=buffers), expected, 1e-9)
+
+
+@pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
 def test_batches_of_several_sizes_and_statistics_of_each_worker(how):
     model, *given, buffers = workers("resnet8", sizes=(5, 2, 7))
     expected_buffers = [[b.clone() for b in own] for own in buffers]

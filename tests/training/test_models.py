@@ -211,6 +211,26 @@ def test_the_three_convolutions_are_as_wide_as_they_are_asked_to_be():
     torch.testing.assert_close(model(images), scores(functional.relu(hidden(x.flatten(1)))))
 
 
+@pytest.mark.parametrize("name", ["resnet8", "resnet20"])
+def test_a_residual_network_keeps_channels_innermost_both_ways(name):
+    model, images = models.make(name, width=4), torch.randn(2, 3, 32, 32)
+    laid = []
+    for module in model:
+        if isinstance(module, models._PlainBlock):
+            module.register_full_backward_hook(
+                lambda _, into, out: laid.extend(each for pair in (into, out) for each in pair)
+            )
+    model(images).sum().backward()
+    assert len(laid) == 6 if name == "resnet8" else 18
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in laid)
+    # The same network by torch's own pieces, channels outermost.
+    plain = models.make(name, width=4)
+    first = torch.nn.Conv2d(3, 4, 3, padding=1, bias=False)
+    first.weight = plain[0].weight
+    plain[0], plain[-3] = first, torch.nn.AdaptiveAvgPool2d(1)
+    torch.testing.assert_close(models.make(name, width=4)(images), plain(images))
+
+
 def test_operations_of_the_language_model_by_formula():
     found = models.flops_by_module(on_meta("lstm", words=50, hidden=7, embedding=5), (35,))
     forward = [0, 2 * 28 * (5 + 7), 2 * 28 * (7 + 7), 2 * 50 * 7]

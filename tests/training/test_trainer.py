@@ -116,6 +116,46 @@ def test_workers_equal_one_worker_with_all_of_their_batches(
     assert ours == pytest.approx(loss, rel=1e-4)
 
 
+SPARSE, HALF = Level(up=Part(name="bisparse", lower_bound=0)), Part(name="fp16")
+
+
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    [
+        ("parameter_server", (IDENTITY,)),
+        ("hips", (IDENTITY, IDENTITY)),
+        ("hips", (IDENTITY, SPARSE)),
+        ("hips", (IDENTITY, Level(up=Part(name="power_sgd")))),
+        ("hips", (Level(up=Part(name="identity"), down=HALF), IDENTITY)),
+        ("hips", (Level(up=HALF), IDENTITY)),
+    ],
+)
+@pytest.mark.parametrize("fusion", ["layer_wise", "whole_model"])
+@pytest.mark.parametrize("weights", [None, [0.5, 0.2, 0.3]])
+def test_sums_without_bytes_are_those_of_bytes(
+    small_data, monkeypatch, name, levels, fusion, weights
+):
+    spec = recipe(exchange=Part(name=name), levels=levels, fusion=Part(name=fusion))
+    gradients = make_learner(spec, small_data).gradients(range(3))
+    given = range(3), gradients, weights
+    before = [[part.clone() for part in own] for own in gradients.values()]
+    found, traffic = make_learner(spec, small_data).aggregate(*given)
+    torch.testing.assert_close(list(gradients.values()), before, rtol=0, atol=0)
+    monkeypatch.setattr(learner, "_untouched", lambda codec: False)
+    through_bytes, expected = make_learner(spec, small_data).aggregate(*given)
+    assert all(torch.equal(a, b) for a, b in zip(found, through_bytes, strict=True))
+    assert traffic == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_not_passed_on(small_data, bad):
+    made = make_learner(recipe(), small_data)
+    gradients = made.gradients(range(3))
+    gradients[1][2][0, 0] = bad
+    with pytest.raises(ValueError, match=r"sum of tensor 2: \d+ of \d+ values are NaN or infinite"):
+        made.aggregate(range(3), gradients)
+
+
 def test_one_seed_gives_bit_equal_rows_and_another_does_not():
     first, second, other = run(), run(), run(seed=8)
     assert first.equals(second)

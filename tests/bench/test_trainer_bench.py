@@ -1,0 +1,140 @@
+"""Steps of the trainer beside a plain torch loop that computes the same gradients.
+
+Both have the same workers, batches and parameters, average what the workers find and take a step of
+SGD with momentum. The trainer besides draws the batches, counts bytes and keeps replicas. The two
+take turns in one run; ``times_plain`` is the ratio of their fastest steps.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from methods import exchange
+from testbed.network import star
+from testbed.training import batching, models
+from testbed.training.allocator import keep_freed_memory
+from testbed.training.datasets import Dataset
+from testbed.training.learner import Learner
+from testbed.training.recipe import Level, Link, Part, Recipe
+
+MOST = 1.15
+"""Times the plain loop that a step may take."""
+
+TURNS = 7
+LR, MOMENTUM = 0.01, 0.9
+MODELS = {
+    "lenet5": (Part(name="lenet5"), 16),
+    "resnet8": (Part(name="resnet8", width=8), 8),
+    "resnet20": (Part(name="resnet20", width=8), 8),
+    "lstm": (Part(name="lstm", words=500, embedding=64, hidden=64), 4),
+}
+CASES = [(name, workers) for name in MODELS for workers in (4, 16, 64)]
+
+
+def made_up(name: str, samples: int) -> Dataset:
+    shape = models.sample_shape(name)
+    generator = torch.Generator().manual_seed(0)
+    if name == "lstm":
+        tokens = torch.randint(500, (samples, *shape), generator=generator)
+        return Dataset("made up", tokens, tokens, tokens[:1], tokens[:1], 500, shape)
+    images = torch.randint(256, (samples, *shape), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(10, (samples,), generator=generator)
+    scale = torch.full((shape[0],), 0.5), torch.full((shape[0],), 0.25)
+    return Dataset("made up", images, labels, images[:1], labels[:1], 10, shape, *scale)
+
+
+def learner(name: str, workers: int) -> Learner:
+    part, batch = MODELS[name]
+    recipe = Recipe(
+        document="bench",
+        experiment="trainer",
+        system="identity",
+        exchange=Part(name="parameter_server"),
+        levels=(Level(up=Part(name="identity")),),
+        synchronization=Part(name="bsp"),
+        model=part,
+        dataset="made up",
+        workers=(workers,),
+        cluster="star",
+        batch=batch,
+        lr=LR,
+        momentum=MOMENTUM,
+        rounds=1,
+        evaluate_every=1,
+        seed=1,
+        scale="smoke",
+        device="bench",
+        compute_s=1.0,
+        networks={"one": Link(lan=1e9, wan=1e9)},
+        gradients="one_by_one" if name == "lstm" else "channels_last",
+        accelerator="cpu",
+    )
+    model = models.make(part.name, recipe.seed, **part.parameters)
+    system = exchange.load("parameter_server")
+    return Learner(recipe, model, made_up(name, 2 * workers * batch), system, star(workers, 1e9))
+
+
+def trainers_step(made: Learner):
+    def step() -> None:
+        members = range(len(made.nodes))
+        total, _ = made.aggregate(members, made.gradients(members))
+        made.server = made.update(made.server, total)
+        made.replicas = [made.server] * len(members)
+
+    return step
+
+
+def plain_step(made: Learner, name: str):
+    """Its own model and optimizer, on batches that are there already."""
+    model = models.make(name, 1, **made.recipe.model.parameters).train()
+    optimizer = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
+    batches = list(zip(*made._batches(range(len(made.nodes))), strict=True))
+    if not made.text:  # laid as the trainer lays them
+        batches = [(batching.channels_last(images), labels) for images, labels in batches]
+
+    def step() -> None:
+        parameters = list(model.parameters())
+        totals = [torch.zeros_like(p) for p in parameters]
+        for samples, labels in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(samples), labels).backward()
+            for total, parameter in zip(totals, parameters, strict=True):
+                total += parameter.grad / len(batches)
+        for total, parameter in zip(totals, parameters, strict=True):
+            parameter.grad = total
+        optimizer.step()
+
+    return step
+
+
+@cache
+def fastest(name: str, workers: int) -> dict[str, float]:
+    """Seconds of a step of each, of several that take turns."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    made = learner(name, workers)
+    steps = {"plain": plain_step(made, name), "trainer": trainers_step(made)}
+    for step in steps.values():
+        step()
+    seconds = dict.fromkeys(steps, float("inf"))
+    for _ in range(TURNS):
+        for which, step in steps.items():
+            start = time.thread_time()
+            step()
+            seconds[which] = min(seconds[which], time.thread_time() - start)
+    return seconds
+
+
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_a_step_beside_a_plain_loop(benchmark, name, workers):
+    benchmark.group = f"a step of {workers} workers, {name}"
+    took = fastest(name, workers)
+    benchmark.pedantic(trainers_step(learner(name, workers)), rounds=2, warmup_rounds=1)
+    ratio = took["trainer"] / took["plain"]
+    benchmark.extra_info |= {"times_plain": ratio, "plain_s": took["plain"]}
+    assert ratio <= MOST
