@@ -99,6 +99,9 @@ def _stacked(model, leaves, parameters, images, labels):
 
 TOGETHER = 256
 """Samples that pass at once: their values stay in cache between layers."""
+FEWEST = 16
+"""Samples of a batch from which on a worker's numbers are the same to the bit, whoever passes with
+it: for fewer, torch takes kernels that add in another order."""
 
 
 def _alike(model, leaves, parameters, images) -> bool:
@@ -108,6 +111,7 @@ def _alike(model, leaves, parameters, images) -> bool:
         len(parameters) > 1
         and all(own is parameters[0] for own in parameters)
         and len({len(batch) for batch in images}) == 1
+        and len(images[0]) >= FEWEST
         and type(model) is nn.Sequential
         and all(isinstance(layer, plain) for layer in model)
         and all(getattr(layer, "padding_mode", "zeros") == "zeros" for layer in model)
@@ -133,8 +137,8 @@ def _together(model, leaves, parameters, images, labels, lay):
                 values = _Product.apply(values, *_own(layer, everyone))
             else:
                 values = layer(values)
-        each = nn.functional.cross_entropy(values, torch.cat(wanted), reduction="none")
-        loss = each.view(len(batches), -1).mean(1)
+        pairs = zip(values.chunk(len(batches)), wanted, strict=True)
+        loss = torch.stack([nn.functional.cross_entropy(*pair) for pair in pairs])
         by_tensor = torch.autograd.grad(loss.sum(), list(everyone.values()))
         found += [list(own) for own in zip(*by_tensor, strict=True)]
         losses.append(loss.detach())

@@ -99,9 +99,10 @@ def test_one_by_one_is_backward_to_the_bit(name):
 @pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
 @pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
 def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
-    model, parameters, images, labels, _ = workers(name)
+    sizes = (batching.FEWEST,) * WORKERS
+    model, parameters, images, labels, _ = workers(name, sizes=sizes)
     alike = [parameters[0]] * WORKERS
-    monkeypatch.setattr(batching, "TOGETHER", 2 * BATCH)  # two workers, then the third
+    monkeypatch.setattr(batching, "TOGETHER", 2 * batching.FEWEST)  # two workers, then the third
     passes = []
     model[-1].register_forward_pre_hook(lambda *given: passes.append("a worker"))
     expected = alone(model, alike, images, labels, [()] * WORKERS)
@@ -112,6 +113,19 @@ def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
     assert not torch.allclose(found[0][0][0], found[0][1][0], rtol=0.01), "each has its own"
     gradients(model, parameters, images, labels, how)
     assert len(passes) == WORKERS, "others pass one by one"
+
+
+@pytest.mark.parametrize("size", [1, 5, batching.FEWEST - 1, batching.FEWEST, 20, 32, 64])
+@pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
+@pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
+def test_a_worker_s_bits_do_not_depend_on_who_passes_with_it(name, how, size):
+    """A live worker passes alone and has the bits of the trainer, which has all workers pass."""
+    model, parameters, images, labels, _ = workers(name, torch.float32, (size,) * WORKERS)
+    found, losses = gradients(model, [parameters[0]] * WORKERS, images, labels, how)
+    for one in range(WORKERS):
+        (own,), loss = gradients(model, parameters[:1], images[one:][:1], labels[one:][:1], how)
+        assert torch.equal(loss[0], losses[one])
+        assert all(torch.equal(a, b) for a, b in zip(own, found[one], strict=True))
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet8"])

@@ -140,6 +140,8 @@ def test_weights_never_raise_the_bound(jobs, recipe):
 def test_without_ns3_the_cells_say_why(jobs, monkeypatch):
     monkeypatch.setattr(packet, "available", lambda: "ns3 is not installed; pip install ns3")
     table = run(jobs, "packet/Ring")
-    assert set(table["status"]) == {"failed"} and set(table["evidence"]) == {"packet"}
-    assert set(table["reason"]) == {"ns3 is not installed; pip install ns3"}
-    assert table["value"].map(math.isnan).all()
+    lacking = table[table["status"] == "failed"]
+    assert set(lacking["evidence"]) == {"packet"} and lacking["value"].map(math.isnan).all()
+    assert set(lacking["reason"]) == {"ns3 is not installed; pip install ns3"}
+    fluid = table[table["status"] == "ok"]
+    assert set(fluid["evidence"]) == {"simulated"} and len(fluid) == len(lacking)

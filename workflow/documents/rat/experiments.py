@@ -562,10 +562,6 @@ def packet(bench: Bench, part: str, packet: Packet) -> Iterator[Row]:
         same = dict(at=at, network=network, bandwidth=packet.rate)
         if draw is not None:
             same["seed"] = draw
-        if why := ns3.available():
-            missing = ValueError(why)
-            yield _refused(bench, "completion_time", "s", missing, evidence="packet", **same)
-            continue
         bench.say(f"packet: {part}, {oversubscription:g}:1, {at['faults']}")
         options = dict(paths=_paths(bench))
         if draw is not None:
@@ -583,10 +579,14 @@ def packet(bench: Bench, part: str, packet: Packet) -> Iterator[Row]:
         fluid_s = time.perf_counter() - begin
         del options["efficiency"]
         free.setdefault(oversubscription, fluid.completion_s)
+        yield _row(bench, "completion_time", fluid.completion_s, "s", **same)
+        if why := ns3.available():
+            missing = ValueError(why)
+            yield _refused(bench, "completion_time", "s", missing, evidence="packet", **same)
+            continue
         packets = ns3.packet_simulate(
             plan, network, packet.nbytes, tcp=tcp, progress=bench.say, **options
         )
-        yield _row(bench, "completion_time", fluid.completion_s, "s", **same)
         why = _difference(packets, fluid.completion_s)
         counted = dict(evidence="packet", **same)
         yield _row(bench, "completion_time", packets.completion_s, "s", reason=why, **counted)
