@@ -32,8 +32,9 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 	$(BIN)/snakemake --cores $(CORES) --config scale=$(SCALE)
 	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
 
-front: reproduce  ## the picture and the table at the head of the README, from a whole run
+front: reproduce  ## the head of the README, and how long jobs take, from a whole run
 	$(BIN)/python -m workflow.front results/$(SCALE)
+	$(BIN)/python -m workflow.progress logs/$(SCALE)
 
 reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)

@@ -2,6 +2,8 @@
 
 Jobs are weighed by how long they took the last time, which stands beside their logs, else by how
 long they took where the project's own run was recorded (``data/recorded/seconds.csv``).
+
+    python -m workflow.progress logs/desk      records the run that wrote these logs
 """
 
 from __future__ import annotations
@@ -122,3 +124,7 @@ def record(logs: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["log", "s"])
         writer.writerows(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))
