@@ -45,13 +45,16 @@ class Progress(logging.Handler):
 
     @property
     def share(self) -> float:
-        return 1 - sum(self._pending.values()) / self._all if self._all else 1.0
+        return 1 - self._rest / self._all if self._all else 1.0
+
+    @property
+    def _rest(self) -> float:
+        return sum(self._pending.values())
 
     @property
     def left_s(self) -> float:
         """Seconds that the rest takes, about, at the pace of this machine so far."""
-        rest = sum(self._pending.values()) / self._cores
-        done = (self._all - sum(self._pending.values())) / self._cores
+        rest, done = self._rest / self._cores, (self._all - self._rest) / self._cores
         spent = time.monotonic() - self._start
         # The first jobs say little of the machine's pace: the estimate counts like a minute of it.
         return rest * (spent + 60) / (done + 60)
@@ -86,10 +89,7 @@ class Seconds:
     """How long jobs took the last time."""
 
     def __init__(self) -> None:
-        self._recorded: dict[str, float] = {}
-        if RECORDED.is_file():
-            with RECORDED.open(newline="") as file:
-                self._recorded = {row["log"]: float(row["s"]) for row in csv.DictReader(file)}
+        self._recorded = _recorded()
 
     def of(self, job: Any) -> float:
         """Of one of Snakemake's jobs."""
@@ -98,9 +98,22 @@ class Seconds:
         log = str(job.log[0])
         taken = Path(log).with_suffix(".tsv")
         if taken.is_file():
-            with taken.open(newline="") as file:
-                return float(next(csv.DictReader(file, delimiter="\t"))["s"])
+            return _taken(taken)
         return self._recorded.get(log, UNKNOWN_S)
+
+
+def _recorded() -> dict[str, float]:
+    """Seconds by log of the run that was recorded; nothing if none was."""
+    if not RECORDED.is_file():
+        return {}
+    with RECORDED.open(newline="") as file:
+        return {row["log"]: float(row["s"]) for row in csv.DictReader(file)}
+
+
+def _taken(file: Path) -> float:
+    """What stands beside a log."""
+    with file.open(newline="") as rows:
+        return float(next(csv.DictReader(rows, delimiter="\t"))["s"])
 
 
 def duration(seconds: float) -> str:
@@ -112,14 +125,9 @@ def duration(seconds: float) -> str:
 
 def record(logs: Path) -> None:
     """Write how long the jobs of a run took, which estimates others on machines without one."""
-    found = {}
-    if RECORDED.is_file():
-        with RECORDED.open(newline="") as file:
-            found = {row["log"]: row["s"] for row in csv.DictReader(file)}
+    found = _recorded()
     for file in logs.rglob("*.tsv"):
-        with file.open(newline="") as rows:
-            seconds = next(csv.DictReader(rows, delimiter="\t"))["s"]
-        found[file.with_suffix(".log").as_posix()] = f"{float(seconds):.1f}"
+        found[file.with_suffix(".log").as_posix()] = round(_taken(file), 1)
     with RECORDED.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["log", "s"])
