@@ -212,8 +212,8 @@ class Part(_Data):
 
     In place of ``value``, ``largest`` has several expressions: the largest of those that were run
     must meet the number. ``terms`` name those of ``order`` where their expressions would not read
-    well. ``elsewhere`` says why a difference would be our machine's and not the document's: a
-    statement that does not hold is then not comparable.
+    well. ``elsewhere`` says why ours cannot speak for the document's machine: the statement is then
+    not comparable, whether it agrees or not.
     """
 
     label: str = ""
@@ -249,6 +249,14 @@ def _check_terms(one: Other | Part) -> None:
         raise ValueError("terms: needs a name for every term of order")
 
 
+class Fitted(_Data):
+    """The ``table`` of absolute numbers that a value is fitted with (``reports.fits``), and this
+    cell's ``terms``, by the name of the rate that they share; without any, our own value."""
+
+    table: str
+    terms: dict[str, Expression] = {}
+
+
 class Claim(_Data):
     """One entry of a document.
 
@@ -257,12 +265,17 @@ class Claim(_Data):
     printed: the number with its digits as printed (values), else the statement in short.
     model: the model the document used, as results name it; other models are stand-ins.
     ours: rows that hold our counterpart, as a path or as the fields of ``Lookup``.
-    bound: the least value physics allows. part_of: the whole that this number is a part of.
+    bound: the least value physics allows.
+    fit: of an absolute number, the table that it is fitted with. comparable: why it can be held
+        against ours as it is, in place of a fit.
+    number: what is printed once and stands in several entries, which count once; else the id.
     value, order, against, beside: a single part written in place; parts: several. What a
         statement is held ``against`` must agree with it; what stands ``beside`` is only shown,
         the document's numbers or ours.
     otherwise: what other variants of the same rows are to this claim, which are told with its
         verdict; ``{shape: in other shapes}`` if another coordinate varies, empty if nothing does.
+    readings: those of them that are readings of the document which its text leaves open. Where
+        they lead to different verdicts, the claim is undecided.
     headline: the claim in plain words, where it is one of the document's main ones.
     calibrates: what of our set-up was chosen from this number, which therefore proves nothing.
     tie: the share by which simulated values of an order must differ to count as ordered.
@@ -288,17 +301,21 @@ class Claim(_Data):
     model: str = ""
     ours: Lookup | None = None
     bound: Expression | None = None
-    part_of: Expression | None = None
+    fit: Fitted | None = None
+    comparable: str = ""
+    number: str = ""
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
     parts: tuple[Part, ...] = ()
     otherwise: Otherwise = {"variant": "modelled otherwise"}
+    readings: tuple[str, ...] = ()
     headline: str = ""
     calibrates: str = ""
     tie: Annotated[float, Field(ge=0, lt=1)] = 0.0
     recipe: dict[str, Any] = {}
+    code: dict[str, Any] = {}
     not_printed: dict[str, str] = {}
     lost_with: str = ""
     cited: str = ""
@@ -321,8 +338,10 @@ class Claim(_Data):
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
-        if self.calibrates and self.kind != "value":
-            raise ValueError("calibrates: only of a value")
+        if self.kind != "value" and (self.calibrates or self.fit or self.comparable):
+            raise ValueError("calibrates, fit and comparable: only of a value")
+        if self.readings and not self.otherwise:
+            raise ValueError("readings: otherwise must name their coordinate")
         if self.kind == "value":
             if self.quantity is None or self.ours is None:
                 raise ValueError("a value needs quantity and ours")
@@ -330,8 +349,9 @@ class Claim(_Data):
         elif self.kind in ("ordering", "derived"):
             self.statements()
         elif self.kind == "param":
-            if not (self.recipe or self.not_printed or self.implemented_by or self.cited):
-                raise ValueError("a param needs recipe, not_printed, implemented_by or cited")
+            said = (self.recipe, self.code, self.not_printed, self.implemented_by, self.cited)
+            if not any(said):
+                raise ValueError("a param needs recipe, code, not_printed, implemented_by or cited")
             if self.ours is not None:
                 if self.quantity is None:
                     raise ValueError("a param with ours needs quantity")
@@ -365,7 +385,7 @@ class Claim(_Data):
 
     def experiments(self, others: Mapping[str, Claim] | None = None) -> set[str]:
         """The experiments whose rows it is judged by; ``others``: by id, those it refers to.
-        Of what it is part of, and of what stands beside it, the printed numbers are enough."""
+        Of what stands beside it the printed numbers are enough."""
         texts = self.expressions(needed=True)
         names = dict.fromkeys(name for text in texts for name in expressions.names(text))
         found = [self.ours, *self.lookups()]
@@ -377,7 +397,7 @@ class Claim(_Data):
         holders: list[Claim | Part] = [self]
         if self.kind in ("ordering", "derived"):
             holders += self.parts
-        texts = [self.bound] if needed else [self.bound, self.part_of]
+        texts = [self.bound, *(self.fit.terms.values() if self.fit else ())]
         for one in holders:
             for statement in (one, *one.against, *(() if needed else one.beside)):
                 texts += [statement.value, *statement.order]

@@ -65,19 +65,34 @@ class Estimate:
             return cls(mean, Interval(-math.inf, math.inf), len(value), value)
         return cls(mean, Interval(float(back(low)), float(back(high))), len(value), value)
 
-    def below(self, other: Estimate) -> bool:
+    def below(self, other: Estimate, among: int = 1) -> bool:
         """Whether this lies surely below ``other``.
 
         Runs of one seed share data order and initial weights, so two series of seeds are compared
-        pair by pair: the 95 % interval of their difference must lie above zero. What no seed ever
-        reached comes after what every seed reached.
+        pair by pair: the 95 % interval of their difference must lie above zero, a wider one where
+        the question is one ``among`` several of which any may be answered with yes. What no seed
+        ever reached comes after what every seed reached.
         """
         if self.never or other.never:
             few = any(0 < one.seeds < MIN_SEEDS for one in (self, other))
             return not (self.never or few) and other.never == (other.seeds or 1)
         if self.by_seed is None or other.by_seed is None:
             return self.interval.high < other.interval.low and not self.equals(other)
-        return t_interval((other.by_seed - self.by_seed).dropna())[0] > 0
+        return self.chance(other) < (1 - CONFIDENCE) / 2 / among
+
+    def chance(self, other: Estimate) -> float:
+        """The p of a one-sided paired t-test that this lies below ``other``; 0 where nothing is
+        random, NaN where it cannot be told."""
+        if self.never or other.never:
+            return math.nan
+        if self.by_seed is None or other.by_seed is None:
+            return 0.0
+        difference = (other.by_seed - self.by_seed).dropna()
+        if len(difference) < MIN_SEEDS:
+            return math.nan
+        if np.ptp(difference) == 0:
+            return 0.0 if difference.iloc[0] > 0 else 1.0
+        return float(stats.ttest_1samp(difference, 0, alternative="greater").pvalue)
 
     def equals(self, other: Estimate) -> bool:
         """Whether both are deterministic and the same up to rounding."""
@@ -198,6 +213,7 @@ class Evidence:
         self._rows: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         self._indices: dict[tuple, dict[tuple, list[Mapping[str, Any]]]] = {}
         self._values: dict[tuple[str, Lookup, bool], dict[str, float | pd.Series]] = {}
+        self.fits: dict[str, Any] = {}
 
     def select(self, document: str, lookup: Lookup) -> list[Mapping[str, Any]]:
         """Rows that a lookup matches, failed ones included, each with its coordinates."""
@@ -303,6 +319,13 @@ class Evidence:
             found.undefined.append("it is not defined for every seed, as a division by zero is not")
             return None
         return result
+
+    def terms(self, claim: Claim) -> dict[str, float | pd.Series] | None:
+        """Our terms of a number that is fitted with its table; None if any has no value."""
+        own = self.value(claim.document, claim.ours, Found())
+        texts = claim.fit.terms.items()
+        found = {name: self.ours(claim, text, Found()) for name, text in texts} or {"ours": own}
+        return None if any(value is None for value in found.values()) else found
 
     def printed(self, claim: Claim, text: str) -> Interval | None:
         """The document's own value of an expression; None if it holds an unprinted quantity."""

@@ -36,14 +36,16 @@ PART = "part.pickle"
 
 MEANING = {
     "holds": "our result agrees",
+    "off by ×": "our number is another, by the factor given",
     "direction only": "the direction is right, the size is not",
-    "undecided": "our runs spread too much to tell",
+    "undecided": "our runs spread too much to tell, or the text has several readings",
     "fails": "our result disagrees",
     "impossible as printed": "physics rules it out",
     "contradicts itself": "the document's own numbers disagree",
     "not comparable": "it needs hardware, software or a model that we do not have",
     "not run here": "not run at this scale; the reason is given",
     "used as printed": "we set what is printed",
+    "differs": "we set something else at every scale; the value is ours",
     "scaled here": "we set something else at this scale",
     "not printed": "the document does not say; we chose",
     "lost": "our text of the document lacks it; we chose",
@@ -51,7 +53,7 @@ MEANING = {
 }
 SCORE = {
     "holds": ("holds",),
-    "off": ("direction only",),
+    "off": ("off by ×", "direction only"),
     "fails": ("fails", "contradicts itself"),
     "impossible": ("impossible as printed",),
     "open": ("undecided", "not comparable", "not run here"),
@@ -59,7 +61,7 @@ SCORE = {
 """The verdicts of claims that can hold or fail, as the front page counts them."""
 OUTCOME_MEANING = {
     "holds": "we find what is printed",
-    "off": "the direction is right, the size is not",
+    "off": "the size is another; the factor or the direction is given",
     "fails": "we, or the document's own numbers, disagree",
     "impossible": "physics rules it out",
     "open": "our runs cannot tell",

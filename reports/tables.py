@@ -36,8 +36,10 @@ def cells(verdicts: pd.DataFrame, where: str) -> pd.DataFrame:
 
 
 def scoreboard(verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Claims by document (rows) and verdict (columns, those that occur, in their usual order)."""
-    counts = pd.crosstab(verdicts["document"], verdicts["verdict"])
+    """Claims by document (rows) and verdict (columns, those that occur, in their usual order);
+    entries of one printed number that come out alike count once."""
+    once = verdicts.drop_duplicates(["document", "number", "verdict"])
+    counts = pd.crosstab(once["document"], once["verdict"])
     return counts[[verdict for verdict in VERDICTS if verdict in counts]]
 
 

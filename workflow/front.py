@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports import claims
+from reports import claims, tables
 from reports.html import SCORE, score
 from workflow import documents
 
@@ -29,7 +29,7 @@ def table(verdicts: pd.DataFrame) -> str:
     for name in documents.names():
         about = claims.about(documents.load(name).claims)
         mine = verdicts[verdicts["document"] == name].set_index("id")
-        counts = score(mine["verdict"].value_counts().to_dict())
+        counts = score(tables.scoreboard(verdicts).loc[name].to_dict())
         told = mine.loc[about.striking]
         finding = f"{told['headline']}: *{told['verdict']}*"
         cells = [about.label, len(mine), *counts.values(), finding]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from reports import claims, verdicts
 from testbed import results
+from workflow.settings import RECIPE, recipe_of
 from workflow.wing import Wing
 
 
@@ -35,4 +36,5 @@ def judge_from(
         known = {claim.id: claim for claim in every}
         needed = {claim.id: claim.experiments(known) for claim in every}
         only = {name for name, needs in needed.items() if needs and needs <= set(experiments)}
-    return verdicts.judge(every, rows, recipe, scale, only), rows
+    full = recipe_of(wing, wing.folder / RECIPE, "paper", names=False).model_dump(mode="json")
+    return verdicts.judge(every, rows, recipe, scale, only, full), rows

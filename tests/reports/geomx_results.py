@@ -109,6 +109,13 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
             value = compute + round_time(case, 4 * PARAMETERS["resnet50_v1"], 8, up, down, True)
             add("sensitivity", case, "round_time", value, "s", model="resnet50_v1", workers=8,
                 at={"compute_s": compute})  # fmt: skip
+    for case in TABLE1:
+        for seconds in (0.0, 10.0, 50.0):
+            size = 4 * PARAMETERS["resnet50_v1"]
+            merged = 12 if case.startswith("MXNET") else 8
+            value = round_time(case, size, 12, size, size, True) + seconds * merged * size / 1e9
+            add("host", case, "communication_time", value, "s", model="resnet50_v1", workers=12,
+                at={"host_s_per_gb": seconds})  # fmt: skip
     _links(rows, scale)
     return frame(rows)
 

@@ -61,7 +61,7 @@ def test_geomx_table_2_is_complete():
     cells = {(claim.row, claim.ours.metric) for claim in values if claim.ours}
     rows = {row for row, _ in cells}
     assert len(rows) == 9
-    six = {"final_accuracy", "time_to_target", "rounds_to_target", "communication_time"}
+    six = {"final_accuracy", "time_to_target", "rounds_to_target", "round_time"}
     six |= {"upload_raw", "download_raw"}
     assert cells >= {(row, metric) for row in rows for metric in six}
     compressed = {row for row, metric in cells if metric in ("upload", "download")}
@@ -149,7 +149,10 @@ def test_no_verdict_is_typed_in(document):
         ({"kind": "guess"}, "D-1: kind"),
         ({"printed": "about 10"}, "about 10"),
         ({"ours": None}, "a value needs quantity and ours"),
-        ({"kind": "derived", "calibrates": "the speed"}, "calibrates: only of a value"),
+        (
+            {"kind": "derived", "calibrates": "the speed"},
+            "calibrates, fit and comparable: only of a value",
+        ),
         ({"tie": 2}, "D-1: tie"),
         ({"bound": "{D-9} * 2"}, "'D-9' is neither a value"),
         ({"bound": "import os"}, "is not an expression"),
@@ -255,10 +258,10 @@ def test_a_claim_knows_the_experiments_it_is_judged_by(tmp_path):
     assert first.experiments() == {"table1"}
     assert second.experiments() == {"a", "b"}
     assert second.experiments({"D-1": first}) == {"a", "b", "table1"}
-    whole = value | {"id": "D-3", "ours": "c/m", "part_of": "{D-1}"}
+    whole = value | {"id": "D-3", "ours": "c/m", "fit": {"table": "T", "terms": {"x": "{d/m}"}}}
     whole["beside"] = {"value": "2 * {D-1}", "why": "-"}
     first, third = claims.load(write(tmp_path, {"claims": [value, whole]}))
-    assert third.experiments({"D-1": first}) == {"c"}, "the rest is printed"
+    assert third.experiments({"D-1": first}) == {"c", "d"}, "what stands beside is printed"
 
 
 GRID = {

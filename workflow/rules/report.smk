@@ -13,6 +13,12 @@ def words_of(wildcards):
     return [str(claims.relative_to(closure.ROOT))] if claims else []
 
 
+def judged_by(wildcards):
+    """The same, and the recipe, of which the document's own scale is judged, too."""
+    words = words_of(wildcards)
+    return words + [str(Path(words[0]).with_name("recipe.yaml"))] if words else []
+
+
 def source_of(wildcards):
     """A digest of the declaration of a figure or table and of what it uses in its file."""
     return WINGS[wildcards.wing].digest(wildcards.name)
@@ -62,7 +68,7 @@ rule figure:
 rule table:
     input:
         rows=results_behind,
-        claims=words_of,
+        claims=judged_by,
         sources=sources_of("reports/verdicts.py", "reports/tables.py"),
     output:
         report(
@@ -102,7 +108,7 @@ RECIPES = {name: recipe.model_dump(mode="json") for name, recipe in SETTINGS.rec
 rule judge:
     input:
         rows=lambda wildcards: JOBS.every(wildcards.wing),
-        claims=words_of,
+        claims=judged_by,
         sources=sources_of("reports/verdicts.py", "reports/tables.py"),
     output:
         f"{RESULTS}/{{wing}}/verdicts.parquet",

@@ -113,6 +113,22 @@ def test_printed_values_are_marked_where_the_document_has_them(rows, printed):
     }
 
 
+def test_which_host_would_explain_table_1(rows, printed):
+    """With t and T the times of links, S the GB of ResNet-50 and p the printed ratio, lines cross
+    where (t + 8 h S) / (T + 12 h S) = p."""
+    slow = draw(page.host, rows, printed).axes[1]
+    flat = {line.get_color(): line.get_ydata()[0] for line in slow.lines
+            if list(line.get_xdata()) == [0, 1]}  # fmt: skip
+    assert flat[look.PALETTE["blue"]] == pytest.approx(36.56 / 42.49)
+    ours = next(line for line in slow.lines if line.get_color() == look.PALETTE["blue"]
+                and len(line.get_xdata()) == 3)  # fmt: skip
+    size = 4 * 23_488_010 / 1e9
+    links = {"GeoMX": 2 * 6 * size / 0.125 + 4 * size / 0.019375, "MXNET": 24 * size / 0.125}
+    assert list(ours.get_ydata()) == pytest.approx([
+        (links["GeoMX"] + 8 * h * size) / (links["MXNET"] + 12 * h * size) for h in (0, 10, 50)
+    ])  # fmt: skip
+
+
 def test_computing_that_explains_what_is_printed_is_where_lines_of_a_colour_cross(rows, printed):
     wide = draw(page.sensitivity, rows, printed).axes[1]
     flat = {line.get_color(): line.get_ydata()[0] for line in wide.lines

@@ -250,11 +250,29 @@ def a_cell(bench: Bench, run: Recipe, label: str, case: Case, **fields: Any) -> 
 # One round ----------------------------------------------------------------------------------------
 
 
-@experiment(memory_mb=9000)
-def table1(bench: Bench, table1: Table) -> Iterator[Row]:
-    """One round of every cell on full-size models."""
+class Host(Section):
+    s_per_gb: list[NonNegativeFloat]
+
+
+@experiment(memory_mb=9000, makes=("host",))
+def table1(bench: Bench, table1: Table, host: Host) -> Iterator[Row]:
+    """One round of every cell on full-size models; and what servers may spend on merging."""
     for rows, _ in _rounds(bench, table1, distinct=False):
         yield from rows
+        ours = next(row for row in rows if row.metric == TIME)
+        values = next(row.value for row in rows if row.metric == "parameters")
+        # A server merges the gradients of its workers one after the other, and so does that of
+        # the centre with those of sites, where there are any.
+        depth = len(bench.settings.systems[ours.at["system"]].levels)
+        merged = sum(table1.workers) if depth == 1 else max(table1.workers) + len(table1.workers)
+        for seconds in host.s_per_gb:
+            update = dict(
+                experiment="host",
+                variant="",
+                at=ours.at | dict(host_s_per_gb=seconds),
+                value=ours.value + seconds * merged * 4 * values / 1e9,
+            )
+            yield ours.model_copy(update=update)
 
 
 class Sensitivity(Section):

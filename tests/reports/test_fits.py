@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_verdicts import demo, rows
+
+from reports import fits
+from reports.verdicts import judge
+from testbed.results import frame
+
+CELLS = {"a": (1.0, 5.0), "b": (2.0, 1.0), "c": (3.0, 4.0), "d": (7.0, 2.0), "e": (4.0, 9.0),
+         "f": (9.0, 6.0)}  # fmt: skip
+
+
+def printed(network: float, host: float) -> dict[str, float]:
+    return {cell: network * x + host * y for cell, (x, y) in CELLS.items()}
+
+
+def test_rates_that_made_a_table_are_found():
+    found = fits.fit(printed(1.1, 10.0), CELLS, ["network", "host"])
+    assert found.rates == pytest.approx({"network": 1.1, "host": 10.0})
+    assert found.others["a"] == pytest.approx([1.1, 10.0])
+    assert found.correlation == pytest.approx(1)
+    assert not found.lucky
+    times = {cell: 1 / value for cell, value in printed(1.1, 10.0).items()}
+    assert fits.fit(times, CELLS, ["network", "host"], inverse=True).rates == pytest.approx(
+        found.rates
+    )
+
+
+def test_a_cell_has_no_part_in_the_fit_that_judges_it():
+    said = printed(1.1, 10.0)
+    slip = fits.fit(said | {"c": said["c"] / 10}, CELLS, ["network", "host"])
+    assert slip.others["c"] == pytest.approx([1.1, 10.0])
+    assert slip.others["a"] != pytest.approx([1.1, 10.0])
+
+
+def test_no_rate_is_negative():
+    found = fits.fit({cell: x for cell, (x, _) in CELLS.items()}, CELLS, ["network", "host"])
+    assert found.rates == pytest.approx({"network": 1.0, "host": 0.0})
+    against = {cell: (x, -x) for cell, (x, _) in CELLS.items()}
+    assert fits.fit(printed(0.0, 1.0), against, ["one", "minus"]).rates["minus"] == 0
+
+
+def test_numbers_dealt_at_random_are_called_luck():
+    """Of tables of noise about one in twenty passes, and no more."""
+    rng = np.random.default_rng(3)
+    passed = 0
+    for _ in range(60):
+        said = {f"c{n}": value for n, value in enumerate(rng.uniform(0.5, 2, 8))}
+        ours = {f"c{n}": (value,) for n, value in enumerate(rng.uniform(0.5, 2, 8))}
+        passed += not fits.fit(said, ours, ["ours"]).lucky
+    assert passed <= 8  # more than 8 of 60 happen once in a hundred
+
+
+def test_too_few_cells_make_no_fit():
+    few = dict(list(printed(1, 1).items())[:3])
+    assert fits.fit(few, CELLS, ["network", "host"]) is None
+
+
+def table_of(times: dict[str, float], ours: dict[str, float], numbers: dict | None = None):
+    axes = {"t": ("method",)}
+    claims = [
+        demo(id=f"D-{name}", quantity="latency", printed=f"{value:.3f}", axes=axes,
+             ours=f"t/{name}/size", fit={"table": "Table 9"}, number=(numbers or {}).get(name, ""))
+        for name, value in times.items()
+    ]  # fmt: skip
+    results = [row for name, value in ours.items() for row in rows(value, case=name)]
+    return judge(claims, frame(results), {}, "desk").set_index("id")
+
+
+def test_a_table_on_slower_machines_holds_but_for_the_cell_that_does_not_fit():
+    ours = {name: float(n) for n, name in enumerate("abcdefgh", 1)}
+    times = {name: 3 * value for name, value in ours.items()}
+    table = table_of(times, ours)
+    assert set(table["verdict"]) == {"holds"}
+    assert "ours × 3; 8 cells, rank correlation 1.00" in table.loc["D-c", "reason"]
+    table = table_of(times | {"c": 18.0}, ours)
+    assert table.loc["D-c", "verdict"] == "off by ×"
+    assert "9 : 0.5 times the printed" in table.loc["D-c", "reason"].replace(" s:", " :")
+    assert table.loc["D-h", "verdict"] == "holds"
+
+
+def test_what_agrees_in_a_table_that_does_not_is_luck():
+    ours = {name: float(n) for n, name in enumerate("abcdefgh", 1)}
+    times = dict(zip("abcdefgh", (9.0, 21.0, 9.0, 6.0, 15.0, 3.0, 24.0, 12.0), strict=True))
+    verdicts = table_of(times, ours)["verdict"]
+    assert set(verdicts) <= {"off by ×", "undecided"}
+
+
+def test_equal_numbers_do_not_vouch_for_each_other():
+    """Two cells of one run, far from what the rest says: neither is judged by the other."""
+    ours = {name: float(n) for n, name in enumerate("abcdef", 1)} | {"g": 7.0, "h": 7.0}
+    times = {name: 3 * value for name, value in ours.items()} | {"g": 420.0, "h": 420.0}
+    shared = table_of(times, ours, numbers={"g": "one run", "h": "one run"})
+    assert (shared.loc[["D-g", "D-h"], "verdict"] == "off by ×").all()
+    assert "7 cells" in shared.loc["D-g", "reason"]
+    told = shared.loc["D-g", "reason"]
+    assert f"{fits.number(21 / 420)} times the printed" in told
