@@ -873,7 +873,10 @@ def test_commands_end_with_who_started_them(make, tmp_path):
     )
     launcher.start()
     number, said = tmp_path / "number", tmp_path / "controller.txt"
-    until(lambda: number.exists() and "round 0 of" in said.read_text(), "a controller")
+    until(
+        lambda: number.exists() and said.exists() and "round 0 of" in said.read_text(),
+        "a controller",
+    )
     entry = Path("/proc", number.read_text(), "cmdline")
     assert b"testbed.live.dds.federated" in entry.read_bytes()
     launcher.kill()

@@ -107,6 +107,8 @@ def test_a_stand_in_model_compares_differences_only(geomx_claims, desk_results, 
 def looked_up(claim: Claim, by_id: dict[str, Claim]) -> list[Lookup]:
     """Rows that speak for us in a claim, bounds left out."""
     found = [claim.ours] if claim.ours else []
+    for text in claim.fit.terms.values() if claim.fit else ():
+        found += [claim.lookup(name) for name in expressions.names(text)]
     if claim.kind in ("ordering", "derived"):
         for part in claim.statements():
             for text in (part.value, *part.order):
@@ -168,12 +170,17 @@ def test_perturbed_results_flip_every_verdict_that_depends_on_them(
         if not mine:
             continue
         checked += 1
-        small = paper_results[
-            np.logical_or.reduce([matching(paper_results, look) for look in mine])
-        ]
+        # A number that is fitted with its table needs the other cells.
+        small = paper_results
+        if not claim.fit:
+            chosen = [matching(paper_results, look) for look in mine]
+            small = paper_results[np.logical_or.reduce(chosen)]
         changed = geomx_claims_with(claim, geomx_claims)
         seen = set()
-        for world in worlds(small, mine, geomx_claims):
+        table = claim.fit and claim.fit.table
+        fitted = [one for one in geomx_claims if table and one.fit and one.fit.table == table]
+        told = fitted or [one for one in geomx_claims if one.ours in mine]
+        for world in worlds(small, mine, told):
             table = judge(changed, world, recipe, "paper", only={claim.id})
             seen.add(verdict_of(table, claim.id))
             if len(seen) > 1:
@@ -185,9 +192,9 @@ def test_perturbed_results_flip_every_verdict_that_depends_on_them(
 
 
 def worlds(results: pd.DataFrame, mine: list[Lookup], claims: list[Claim]):
-    """The results, what the document prints in their place, and each quantity larger or smaller."""
+    """The results, what claims print in their place, and each quantity larger or smaller."""
     yield results
-    yield as_printed(results, [claim for claim in claims if claim.ours in mine])
+    yield as_printed(results, claims)
     for look in mine:
         where = matching(results, look)
         assert where.any(), f"{look} finds nothing"
