@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -90,7 +91,7 @@ class Estimate:
         difference = (other.by_seed - self.by_seed).dropna()
         if len(difference) < MIN_SEEDS:
             return math.nan
-        if np.ptp(difference) == 0:
+        if np.ptp(difference) <= ROUNDING * abs(difference.iloc[0]):
             return 0.0 if difference.iloc[0] > 0 else 1.0
         return float(stats.ttest_1samp(difference, 0, alternative="greater").pvalue)
 
@@ -213,7 +214,14 @@ class Evidence:
         self._rows: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         self._indices: dict[tuple, dict[tuple, list[Mapping[str, Any]]]] = {}
         self._values: dict[tuple[str, Lookup, bool], dict[str, float | pd.Series]] = {}
+        self._changed: Mapping[Lookup, tuple[Lookup, float]] = {}
         self.fits: dict[str, Any] = {}
+
+    def changed(self, changes: Mapping[Lookup, tuple[Lookup, float]]) -> Evidence:
+        """The same in a world where some lookups find what others do, times a factor."""
+        other = copy.copy(self)
+        other._changed, other.fits = changes, {}
+        return other
 
     def select(self, document: str, lookup: Lookup) -> list[Mapping[str, Any]]:
         """Rows that a lookup matches, failed ones included, each with its coordinates."""
@@ -240,6 +248,7 @@ class Evidence:
 
         With ``late`` runs that never reached their target are there, too, as infinite.
         """
+        lookup, factor = self._changed.get(lookup, (lookup, 1.0))
         rows = self.select(document, lookup)
         if not rows:
             found.missing.append(lookup)
@@ -273,7 +282,7 @@ class Evidence:
                 apart.add(_independent(kind, by_kind))
         kinds = {_independent(kind, by_kind) for kind in by_kind} - apart
         found.kinds = min(found.kinds, len(kinds | {_independent(first, by_kind)}))
-        return by_kind[first]
+        return by_kind[first] * factor
 
     def lookup(self, claim: Claim, name: str) -> Lookup:
         """The rows that a name in one of a claim's expressions stands for."""
@@ -348,6 +357,17 @@ class Evidence:
             ran = {coordinate(row.get(varies)) for row in rows if row["status"] == "ok"}
             choices.append(ran - {own})
         return sorted(set.intersection(*choices), key=str)
+
+    def rests_on(self, claim: Claim) -> list[Lookup]:
+        """Every lookup of ours that decides about a claim; not the bounds of physics."""
+        names = dict.fromkeys(
+            name
+            for text in claim.expressions(needed=True)
+            if text != claim.bound
+            for name in expressions.names(text)
+        )
+        found = [claim.ours, *(self.lookup(claim, name) for name in names)]
+        return [one for one in dict.fromkeys(found) if one]
 
     def labels(self, claim: Claim, texts: Sequence[str]) -> list[str]:
         """Expressions as they read, each name by what tells it from the others.

@@ -71,6 +71,7 @@ DETAILS = [
     "model",
     "number",
     "p",
+    "weak",
     "ours_value",
     "bound",
     "ratio",
@@ -257,6 +258,7 @@ def judge(
                 "reason": judgement.reason,
                 "number": claim.number or claim.id,
                 "p": judgement.p,
+                "weak": judgement.verdict == "holds" and _weak(claim, evidence, recipe, full),
                 "ours_value": judgement.ours_value,
                 "bound": judgement.bound,
                 "ratio": judgement.ratio,
@@ -324,6 +326,20 @@ def _agreeing(quantity: Quantity | None, printed: str) -> Callable[[float, float
     # As a share, for what a statement compares is not always what it is made of.
     share = rule.amount * (span.high - span.low) / abs(span.middle) if span.middle else 0.0
     return partial(math.isclose, rel_tol=share)
+
+
+def _weak(
+    claim: Claim, evidence: Evidence, recipe: Mapping[str, Any], full: Mapping[str, Any] | None
+) -> bool:
+    """Whether a claim would hold, too, whatever single number of ours behind it were half or twice
+    as large, and whichever two of them were mistaken for each other."""
+    behind = evidence.rests_on(claim)
+    changes = [{one: (one, factor)} for one in behind for factor in (0.5, 2.0)]
+    changes += [{a: (b, 1.0), b: (a, 1.0)} for a, b in itertools.combinations(behind, 2)]
+    return all(
+        _judge_one(claim, evidence.changed(change), recipe, full, Found()).verdict == "holds"
+        for change in changes
+    )
 
 
 def _note_foundations(table: pd.DataFrame, evidence: Evidence) -> None:

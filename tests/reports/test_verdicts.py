@@ -901,6 +901,25 @@ def test_the_largest_of_what_ran_must_meet_the_number():
     assert (row["verdict"], row["reason"]) == ("not run here", "too large for this scale")
 
 
+def test_what_no_mistake_of_ours_would_end_is_weak():
+    size = rows(2.0)
+    digits = demo(printed="2.0", quantity="count", ours="t/size")
+    assert (one(digits, size)["verdict"], one(digits, size)["weak"]) == ("holds", False)
+    below = demo(printed="100", quantity="at_most", ours="t/size")
+    assert (one(below, size)["verdict"], one(below, size)["weak"]) == ("holds", True)
+    near = demo(printed="3", quantity="at_most", ours="t/size")
+    assert (one(near, size)["verdict"], one(near, size)["weak"]) == ("holds", False)
+    # However far they lie apart, two that are swapped are in another order.
+    order = demo("ordering", order=["{t/a/size}", "{t/b/size}"])
+    apart = rows(1.0, case="a") + rows(100.0, case="b")
+    assert (one(order, apart)["verdict"], one(order, apart)["weak"]) == ("holds", False)
+    far = demo("ordering", order=["1", "{t/a/size}"])
+    above = one(far, rows(100.0, case="a"))
+    assert (above["verdict"], above["weak"]) == ("holds", True)
+    # What does not hold is not called weak.
+    assert not one(demo(printed="1", quantity="at_most", ours="t/size"), size)["weak"]
+
+
 def test_another_reading_is_held_against_the_same_value():
     beside = {"printed": "2", "why": "read as a plain ratio"}
     part = {"quantity": "ratio", "printed": "3", "value": "{t/size}", "beside": beside}
