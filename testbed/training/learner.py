@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +29,8 @@ from testbed.training.sampling import batches, split
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
 """Samples that are evaluated at once: a window of text has scores for every word at every step."""
+
+IDENTITY = Part(name="identity")
 
 Sizes = dict[str, dict[int, float] | float]
 """Bytes by message slot: by sender for ``push``, one number for ``pull``."""
@@ -150,6 +153,31 @@ class Learner:
             own = {name: own[name] for name in own if hasattr(codec, name)}
             self._codecs[key] = compression.load(part.name, **(own | part.parameters))
         return self._codecs[key]
+
+    # State ---------------------------------------------------------------------------------------
+
+    def rewind(self, rank: int, batches: int) -> None:
+        """Begin the data stream of the worker of this rank anew, after so many batches."""
+        self._streams[rank] = self._make_streams()[rank]
+        self._augmenters[rank] = self._generator(f"augment {rank}")
+        for _ in range(batches):
+            self._batches([rank])
+
+    def codec_states(self) -> dict[tuple, Any]:
+        """A copy of the state of all codecs."""
+        return {key: codec.state_dict() for key, codec in self._codecs.items()}
+
+    def load_codec_states(self, states: dict[tuple, Any]) -> None:
+        """Go on from a copy; codecs without state there begin anew."""
+        for key, codec in self._codecs.items():
+            codec.load_state_dict(states.get(key, {}))
+        # These codecs have not been asked for yet in this process:
+        for key in states.keys() - self._codecs.keys():
+            direction, level, node = key
+            spec = self.recipe.levels[level]
+            down = {"down": spec.down or default_down(spec), "weights": spec.down or IDENTITY}
+            self.codec(direction, level, node, down.get(direction, spec.up))
+            self._codecs[key].load_state_dict(states[key])
 
     # Gradients and updates ---------------------------------------------------------------------
 
@@ -369,7 +397,7 @@ class Learner:
         sizes: Sizes = {}
         parameters = replica.parameters
         for level in reversed(range(len(self.recipe.levels))):
-            spec = self.recipe.levels[level].down or Part(name="identity")
+            spec = self.recipe.levels[level].down or IDENTITY
             codec = self.codec("weights", level, -1, spec)
             if _untouched(codec):
                 sizes[f"pull/{level}"] = self._dense_bytes

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from methods import exchange, fusion, synchronization
 from methods.exchange import Plan, Topology
 from methods.fusion import Costs
 from methods.synchronization import Continue, Finished, Policy, Sync, Synced
+from testbed import files
 from testbed.network import Network, geo_sites, star
 from testbed.prices import Step, coding_s, exchange_s, load_system
 from testbed.results import Row
@@ -58,7 +60,10 @@ def train_all(recipes: Sequence[Recipe], progress: Progress | None = None) -> It
 
 
 def train(
-    recipe: Recipe, progress: Progress | None = None, load: Callable[..., Dataset] | None = None
+    recipe: Recipe,
+    progress: Progress | None = None,
+    load: Callable[..., Dataset] | None = None,
+    checkpoint: Path | None = None,
 ) -> Iterator[Row]:
     """Run ``recipe`` and yield its result rows.
 
@@ -67,6 +72,9 @@ def train(
     party has sent and received so far), each with its round and virtual time; then
     ``mean_round_time`` (s), and ``staleness`` (updates) for policies that look at the clock. A run
     that diverges ends with a failed row a network.
+
+    checkpoint: a file that holds the run as it was at its last evaluation. Where it is there, the
+        run goes on from it, to the same rows. Only for policies that do not look at the clock.
     """
     keep_freed_memory()
     torch.set_num_threads(recipe.torch_threads)
@@ -88,9 +96,13 @@ def train(
             "uneven workers and runs of so many seconds take one network a run, "
             f"not {len(recipe.networks)}, and no overlap"
         )
-    engine = _lockstep if lockstep else _event_driven
+    if checkpoint and not lockstep:
+        raise ValueError(f"{recipe.synchronization.name}: its runs do not go on from checkpoints")
     try:
-        yield from engine(session, policy)
+        if lockstep:
+            yield from _lockstep(session, policy, checkpoint)
+        else:
+            yield from _event_driven(session, policy)
     except Diverged as error:
         reason = f"diverged with lr {recipe.lr}: {error}"
         failed = dict(status="failed", reason=reason, evidence="measured")
@@ -250,6 +262,34 @@ class _Session:
             pulled = sizes.get(f"pull/{outer}", 0.0) * pulling
             self.bytes_sent += (sum(pushed.values()) + pulled) / self.parties
 
+    def save(self, file: Path, told: Sequence[Row], *where: Any) -> None:
+        """Write the run's state, the rows it has told so far, and where in its loop it is."""
+        learner = self.learner
+        state = dict(
+            told=[row.model_dump() for row in told],
+            where=where,
+            replicas=(learner.server, learner.replicas),
+            codecs=learner.codec_states(),
+            clocks=[clock.now for clock in self.clocks],
+            bytes_sent=self.bytes_sent,
+        )
+        with files.whole(file) as part:
+            torch.save(state, part)
+
+    def restore(self, file: Path) -> tuple[list[Row], int, list[int], Policy, list[Any]]:
+        """What :meth:`save` was given; this session is then as that one was."""
+        learner = self.learner
+        state = torch.load(file, weights_only=False, map_location=learner.device)
+        rounds, iteration, policy, decisions = state["where"]
+        for rank, batches in enumerate(iteration):
+            learner.rewind(rank, batches)
+        learner.server, learner.replicas = state["replicas"]
+        learner.load_codec_states(state["codecs"])
+        for clock, now in zip(self.clocks, state["clocks"], strict=True):
+            clock.now = now
+        self.bytes_sent = state["bytes_sent"]
+        return [Row(**row) for row in state["told"]], rounds, iteration, policy, decisions
+
     def row(self, clock: _Clock, metric: str, value: float, unit: str, **fields) -> Row:
         place = dict(case=clock.case, bandwidth=clock.link.wan)
         return Row(**self.recipe.told, **place, metric=metric, value=value, unit=unit, **fields)
@@ -304,14 +344,17 @@ def fitting(part: Part, dataset: Dataset) -> Part:
     return Part(name=part.name, **(part.parameters | {"words": words}))
 
 
-def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
+def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None) -> Iterator[Row]:
     """Policies that do not look at the clock: train once, keep time on every network."""
     recipe, learner = session.recipe, session.learner
     iteration = [0] * len(learner.nodes)
     gradients: dict[int, list[torch.Tensor]] = {}
-    decisions = list(policy.begin(session.sites))
-    rounds = 0
-    yield from session.evaluate(learner.server, 0)
+    if checkpoint and checkpoint.is_file():
+        told, rounds, iteration, policy, decisions = session.restore(checkpoint)
+    else:
+        told, rounds, decisions = [], 0, list(policy.begin(session.sites))
+        told += session.evaluate(learner.server, 0)
+    yield from told
     while rounds < recipe.rounds:
         pending: list[Sync] = []
         workers = [d.worker for d in decisions if isinstance(d, Continue)]
@@ -342,7 +385,11 @@ def _lockstep(session: _Session, policy: Policy) -> Iterator[Row]:
             decisions += policy.on(Synced(sync.members, session.clocks[0].now))
         rounds += 1
         if rounds % recipe.evaluate_every == 0 or rounds == recipe.rounds:
-            yield from session.evaluate(learner.server, rounds)
+            new = list(session.evaluate(learner.server, rounds))
+            if checkpoint:
+                told += new
+                session.save(checkpoint, told, rounds, iteration, policy, decisions)
+            yield from new
     for clock in session.clocks:
         mean = clock.now / rounds
         yield session.row(clock, "mean_round_time", mean, "s", evidence="simulated")

@@ -162,6 +162,31 @@ def test_one_seed_gives_bit_equal_rows_and_another_does_not():
     assert not first["value"].equals(other["value"])
 
 
+@pytest.mark.parametrize("codec", ["bisparse", "power_sgd"])
+def test_a_run_goes_on_from_its_checkpoint_to_the_bit(codec, tmp_path):
+    """Codecs with residuals and momentum, an optimizer with momentum, augmentation, BatchNorm."""
+    levels = (IDENTITY, Level(up=Part(name=codec)))
+    model = Part(name="resnet8", width=4, in_channels=1)
+    options = dict(levels=levels, model=model, momentum=0.9, augment=True, evaluate_every=2)
+    whole = list(trainer.train(recipe(**options)))
+    begun, checkpoint = [], tmp_path / "run"
+    for row in trainer.train(recipe(**options), checkpoint=checkpoint):
+        begun.append(row)
+        if row.round == 4:
+            break
+    assert checkpoint.is_file() and begun == whole[: len(begun)]
+    seen = []
+    again = list(trainer.train(recipe(**options), seen.append, checkpoint=checkpoint))
+    assert again == whole
+    assert len(seen) == 1  # only the last evaluation was left to make
+
+
+def test_a_run_that_looks_at_the_clock_has_no_checkpoints(tmp_path):
+    with pytest.raises(ValueError, match="mixed: its runs do not go on from checkpoints"):
+        mixed = recipe(synchronization=Part(name="mixed"), optimizer_at="server")
+        list(trainer.train(mixed, checkpoint=tmp_path / "run"))
+
+
 def test_training_learns():
     accuracy = run(rounds=120, evaluate_every=120, momentum=0.9, lr=0.03).query(
         "metric == 'test_accuracy'"

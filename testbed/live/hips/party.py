@@ -18,11 +18,10 @@ from methods.compression import Combine, Compressor, Encoding, Payload
 from methods.compression.pieces.packing import check_finite
 from testbed.training import models, trainer
 from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.learner import Learner, Replica, default_down
-from testbed.training.recipe import Level, Part, Recipe
+from testbed.training.learner import IDENTITY, Learner, Replica, default_down
+from testbed.training.recipe import Level, Recipe
 
 Combined = Payload | list[Payload]
-IDENTITY = Part(name="identity")
 DENSE = compression.load("identity")
 """Carries models whole."""
 
@@ -166,31 +165,6 @@ class Party(Learner):
     def lifted(self, level: int, payload: Payload) -> Tensor:
         """Decode what :meth:`lowered` has encoded."""
         return self.weights(level).decompress(payload, self.device)
-
-    def rewind(self, rank: int, batches: int) -> None:
-        """Begin the data stream of the worker of this rank anew, after so many batches."""
-        self._streams[rank] = self._make_streams()[rank]
-        self._augmenters[rank] = self._generator(f"augment {rank}")
-        for _ in range(batches):
-            self._batches([rank])
-
-    # State ---------------------------------------------------------------------------------------
-
-    def codec_states(self) -> dict[tuple, Any]:
-        """A copy of the state of all codecs."""
-        return {key: codec.state_dict() for key, codec in self._codecs.items()}
-
-    def load_codec_states(self, states: dict[tuple, Any]) -> None:
-        """Go on from a copy; codecs without state there begin anew."""
-        for key, codec in self._codecs.items():
-            codec.load_state_dict(states.get(key, {}))
-        # These codecs have not been asked for yet in this process:
-        for key in states.keys() - self._codecs.keys():
-            direction, level, node = key
-            spec = self._level(level)
-            part = {"down": spec.down or default_down(spec), "weights": spec.down or IDENTITY}
-            self.codec(direction, level, node, part.get(direction, spec.up))
-            self._codecs[key].load_state_dict(states[key])
 
 
 @dataclass
