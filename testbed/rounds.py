@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from testbed.training import models
 from testbed.training.datasets import load_dataset
 from testbed.training.device import profile
 from testbed.training.learner import Learner, Traffic
+from testbed.training.pipeline import Layers, layers
 from testbed.training.recipe import Link, Part, Recipe
 from testbed.training.trainer import topology
 
@@ -36,13 +39,45 @@ class Timing:
     exchange: Mapping[str, object]
 
 
-def real_traffic(recipes: Mapping[str, Recipe], distinct: bool = True) -> dict[str, Traffic]:
-    """Bytes of one round of each system, counted on payloads of real gradients.
+def real_traffic(recipes: Mapping[str, Recipe]) -> dict[str, Traffic]:
+    """Bytes of one round of each system: those of payloads of real gradients, or where only shapes
+    decide of how many bytes they are, of shapes.
 
     All ``recipes`` name the same model, data and workers; the gradients are computed once.
-    ``distinct=False`` gives every worker the same gradient: enough where sizes depend on shapes.
     """
-    return {name: traffic for name, _, traffic in _aggregated(recipes, Learner, distinct)}
+    found = {name: _of_shapes(recipe) for name, recipe in recipes.items()}
+    real = {name: recipe for name, recipe in recipes.items() if found[name] is None}
+    found |= {name: traffic for name, _, traffic in _aggregated(real, Learner)}
+    return found
+
+
+def _of_shapes(recipe: Recipe) -> Traffic | None:
+    """Bytes of one round as the shapes of tensors have them; None if values have a say in them."""
+    sites = topology(recipe.workers, next(iter(recipe.networks.values())))
+    system = load_system(recipe.exchange, recipe.levels, sites)
+    codecs = [*system.up, *system.down]
+    if not all(codec.exact_bytes and codec.combine == "sum" for codec in codecs):
+        return None
+    shapes = [tensor.shape for tensor in _layers(recipe).tensors]
+    traffic = Traffic(values=[math.prod(shape) for shape in shapes], groups=system.groups)
+    parties = [[node for group in level for node in group] for level in system.groups]
+    for shape in shapes:
+        for number, sizes in enumerate(system.sizes(shape)):
+            for slot, nbytes in sizes.items():
+                way, _, level = slot.partition("/")
+                for node in parties[int(level)] if way == "push" else [None]:
+                    traffic.add(number, slot, node, nbytes)
+    return traffic
+
+
+def _layers(recipe: Recipe) -> Layers:
+    image = models.image_shape(recipe.model.parameters, _image_shape(recipe.dataset))
+    return layers(recipe.model, image, recipe.norm)
+
+
+@cache
+def _image_shape(dataset: str) -> tuple[int, ...]:
+    return load_dataset(dataset, limit=1).shape
 
 
 def real_payloads(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, Traffic, Bodies]]:
@@ -76,9 +111,11 @@ def bound(plan: Plan, bodies: Bodies) -> Bodies:
 
 
 def _aggregated(
-    recipes: Mapping[str, Recipe], kind: type[Learner], distinct: bool = True
+    recipes: Mapping[str, Recipe], kind: type[Learner]
 ) -> Iterator[tuple[str, Learner, Traffic]]:
     """Each recipe's learner after one aggregation of the same real gradients, and its traffic."""
+    if not recipes:
+        return
     first = next(iter(recipes.values()))
     dataset = load_dataset(first.dataset, limit=first.limit)
     gradients: dict[int, list] = {}
@@ -89,8 +126,7 @@ def _aggregated(
         learner = kind(recipe, model, dataset, system, sites)
         members = range(len(learner.nodes))
         if not gradients:
-            for rank in members:
-                gradients[rank] = gradients[0] if rank and not distinct else learner.gradient(rank)
+            gradients = {rank: learner.gradient(rank) for rank in members}
         _, traffic = learner.aggregate(members, gradients)
         yield name, learner, traffic
 
@@ -140,10 +176,9 @@ class _Kept:
         raise ValueError(f"{self.name}: sends in several rounds; only those of one are kept")
 
 
-def byte_rows(row: Row, model: Part, levels: int, traffic: Traffic) -> Iterator[Row]:
+def byte_rows(row: Row, levels: int, traffic: Traffic) -> Iterator[Row]:
     """``parameters``, and the MB (1e6 B) that one outermost party sends and receives."""
-    network = models.make(model.name, **model.parameters)
-    values = models.count(models.gradient_shapes(network, norm=False))
+    values = sum(traffic.values)
     outer = levels - 1
     pushed = [sum(sizes[f"push/{outer}"].values()) for sizes in traffic.rounds]
     parties = max(len(sizes[f"push/{outer}"]) for sizes in traffic.rounds)
@@ -204,10 +239,7 @@ def costs(recipe: Recipe, traffic: Traffic) -> tuple[float, float]:
     :mod:`testbed.prices`.
     """
     device = profile(recipe.device)
-    model = models.make(recipe.model.name, **recipe.model.parameters)
-    shape = load_dataset(recipe.dataset, limit=recipe.limit).shape
-    image = models.image_shape(recipe.model.parameters, shape)
-    compute_s = device.compute_s(models.flops_per_sample(model, image), recipe.batch)
+    compute_s = device.compute_s(_layers(recipe).flops, recipe.batch)
     sites = topology(recipe.workers, next(iter(recipe.networks.values())))
     system = load_system(recipe.exchange, recipe.levels, sites)
     return compute_s, coding_s(device, system.gradient(), traffic.values)

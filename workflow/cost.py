@@ -69,7 +69,7 @@ def estimate(jobs: Jobs, timed: Mapping[str, float]) -> list[Cost]:
         mine = [
             j for (wing, _), j in jobs.all.items() if wing == name and not j.experiment.optional
         ]
-        training = [job for job in mine if job.runs]
+        training = [job for job in mine if job.runs and not job.recorded]
         recipes = [run for job in training for run in job.runs]
         cells: list[Job] = []
         if name == "matrix":

@@ -23,6 +23,12 @@ from workflow.wing import Wing
 
 SUMMARY = "summary"
 TRAINER = "testbed/training/trainer.py"
+READER = "workflow/recorded.py"
+
+
+def recorded_in(wing: str, experiment: str) -> str:
+    """The folder, from the repository on, where the runs of a training are kept."""
+    return f"data/recorded/{wing}_{experiment}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,15 @@ class Job:
         return self.name.endswith(f"/{SUMMARY}")
 
     @property
+    def recorded(self) -> str:
+        """The folder that a job reads training from, in place of training; empty if it trains."""
+        kept = self.runs and self.experiment.recorded
+        return recorded_in(self.wing.name, self.experiment.name) if kept else ""
+
+    @property
     def gpu(self) -> int:
-        return int(self.scale == "paper" and self.experiment.gpu and not self.summary)
+        trains = self.experiment.gpu and not (self.summary or self.recorded)
+        return int(self.scale == "paper" and trains)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -66,7 +79,10 @@ class Job:
     @cached_property
     def inputs(self) -> dict[str, list[str]]:
         """Input files by what they are: results, data sets, sources."""
-        if self.runs:
+        if self.recorded:
+            sources = {READER, *glob.glob(f"{self.recorded}/*")}
+            names = []
+        elif self.runs:
             sources = closure.closure([TRAINER])
             names = [one for run in self.runs for one in named(run)]
         else:
@@ -93,7 +109,8 @@ class Job:
         """What the script gets; a change of it redoes the job."""
         told = dict(wing=self.wing.name, experiment=self.experiment.name, scale=self.scale)
         if self.runs:
-            return told | dict(runs=[run.model_dump(mode="json") for run in self.runs])
+            told |= dict(runs=[run.model_dump(mode="json") for run in self.runs])
+            return told | dict(recorded=True) if self.recorded else told
         told |= dict(part=self.part, settings=self.settings, code=self._code[1])
         return told | dict(summary=True) if self.summary else told
 
@@ -158,13 +175,14 @@ class Jobs:
 
     def grouped(self, wing: Wing, recipe: Any, one: Training) -> dict[str, list[Recipe]]:
         """Runs by job: at paper scale a job a run, at desk scale one for all seeds, at smoke scale
-        one for the experiment, for starting a job takes seconds."""
+        and of what is recorded one for the experiment, for starting a job takes seconds."""
         bench = Bench(wing.name, one.name, recipe, self.settings.scale)
         sections = {key: getattr(recipe, key) for key in one.sections}
         jobs: dict[str, list[Recipe]] = {}
         for name, run in one.runs(bench, sections).items():
             of_seeds = name.removesuffix(f"-seed{run.seed}")
             group = dict(paper=name, desk=of_seeds, smoke="all")[self.settings.scale]
+            group = "recorded" if one.recorded else group
             jobs.setdefault(group, []).append(run)
         return jobs
 

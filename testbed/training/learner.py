@@ -66,6 +66,17 @@ class Traffic:
     values: list[int] = field(default_factory=list)
     groups: Groups = field(default_factory=list)
 
+    def add(self, number: int, slot: str, node: int | None, nbytes: float) -> None:
+        """Count bytes in a slot of the round of this number; from ``node``, or of an answer."""
+        while len(self.rounds) <= number:
+            self.rounds.append({})
+        sizes = self.rounds[number]
+        if node is None:
+            sizes[slot] = sizes.get(slot, 0.0) + nbytes
+        else:
+            by_node = sizes.setdefault(slot, {})
+            by_node[node] = by_node.get(node, 0.0) + nbytes
+
 
 class Learner:
     """Workers with their data, replicas and codecs."""
@@ -303,7 +314,7 @@ class Learner:
 
     def _add_pulls(self, above: int, traffic: Traffic, nbytes: float) -> None:
         for level in range(above):
-            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, nbytes)
+            traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, nbytes)
 
     def _sums(self, levels: Groups, brought, traffic: Traffic):
         """Add up, without bytes, what travels as it is from the innermost level on.
@@ -322,7 +333,7 @@ class Learner:
             else:
                 parents = [node for group in levels[above + 1] for node in group]
             for node in (node for group in senders for node in group):
-                _add(traffic, 0, f"push/{above}", node, self._dense_bytes)
+                traffic.add(0, f"push/{above}", node, self._dense_bytes)
             sums = {}
             for group, parent in zip(senders, parents, strict=True):
                 for node in group:
@@ -363,7 +374,7 @@ class Learner:
                 for node in group:
                     codec = self.codec("up", level, node, spec.up)
                     payloads.append(codec.compress(tensors[node], key))
-                    _add(traffic, 0, f"push/{level}", node, payloads[-1].nbytes)
+                    traffic.add(0, f"push/{level}", node, payloads[-1].nbytes)
                 server = self.codec("up", level, parent, spec.up)
                 combined = compression.combine_payloads(server, payloads, server.combine, key)
                 combined = combined if isinstance(combined, list) else [combined]
@@ -380,15 +391,15 @@ class Learner:
         total = results[0]
         for node, sent in zip(parties, up, strict=True):
             for number, nbytes in enumerate(sent):
-                _add(traffic, number, f"push/{outermost}", node, nbytes)
+                traffic.add(number, f"push/{outermost}", node, nbytes)
         for number, nbytes in enumerate(down):
-            _add(traffic, number, f"pull/{outermost}", None, nbytes)
+            traffic.add(number, f"pull/{outermost}", None, nbytes)
 
         for level in reversed(range(above, outermost)):
             spec = self.recipe.levels[level]
             codec = self.codec("down", level, -1, spec.down or default_down(spec))
             payload = codec.compress(total, key)
-            _add(traffic, len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
+            traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
             total = codec.decompress(payload, self.device)
         return total.view_as(results[0])
 
@@ -457,14 +468,3 @@ def fan_out(seed: int, name: str) -> int:
     """A seed for the purpose ``name``, drawn from the run's ``seed``; stable across versions."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")
-
-
-def _add(traffic: Traffic, number: int, slot: str, node: int | None, nbytes: float) -> None:
-    while len(traffic.rounds) <= number:
-        traffic.rounds.append({})
-    sizes = traffic.rounds[number]
-    if node is None:
-        sizes[slot] = sizes.get(slot, 0.0) + nbytes
-    else:
-        by_node = sizes.setdefault(slot, {})
-        by_node[node] = by_node.get(node, 0.0) + nbytes

@@ -49,7 +49,7 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
         ]
         if dense.empty:
             raise ValueError(f"{experiment}: no uncompressed synchronous run to set the target")
-        # Cases that differ only in their links share a run, which counts once.
+        # Cases that differ only in their links share a run, which counts once; of others the first.
         runs = dense.drop_duplicates(["exchange", "seed"])
         references = set(runs[keys].itertuples(index=False, name=None)) & set(final)
         if not references:
@@ -150,5 +150,7 @@ def arrival(accuracy: np.ndarray, target: float, window: int = WINDOW) -> float 
 
 
 def _make(base: Row, metric: str, value: float, unit: str, evidence: str, **fields) -> Row:
+    """A row beside the curve's; what comes from a record stays recorded."""
+    evidence = base.evidence if base.evidence == "recorded" else evidence
     update = dict(metric=metric, value=float(value), unit=unit, evidence=evidence)
     return base.model_copy(update=update | fields)

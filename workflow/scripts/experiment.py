@@ -18,16 +18,23 @@ def main(say: Say, job: dict[str, Any], files: Sequence[str], output: str) -> No
     job: what :attr:`workflow.jobs.Job.params` gives.
     files: the results that it comes after.
     """
-    made = trained(job["runs"], say) if "runs" in job else rows(job, files, say)
+    made = trained(job, say) if "runs" in job else rows(job, files, say)
     results.write(made, output)
 
 
-def trained(runs: list[dict], say: Say) -> Iterator[Row]:
-    """Curves of runs, given as plain data."""
+def trained(job: dict[str, Any], say: Say) -> Iterator[Row]:
+    """Curves of runs, given as plain data; those that were recorded are only read."""
     from testbed.training.recipe import Recipe
+
+    runs = [Recipe(**run) for run in job["runs"]]
+    if "recorded" in job:
+        from workflow.recorded import read
+
+        yield from read(job["wing"], job["experiment"], runs)
+        return
     from testbed.training.trainer import train_all
 
-    yield from train_all([Recipe(**run) for run in runs], say)
+    yield from train_all(runs, say)
 
 
 def rows(params: dict[str, Any], files: Sequence[str], say: Say = print) -> Iterator[Row]:

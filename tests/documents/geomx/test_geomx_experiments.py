@@ -378,7 +378,7 @@ def test_a_smaller_model_has_a_lower_bound_of_its_own(recipe):
         return levels[-1].up.parameters["lower_bound"]
 
     assert bound(recipe.levels("GeoMX BiSparse", 2)) == recipe.bisparse.lower_bound == 200_000
-    assert bound(recipe.levels("GeoMX BiSparse", 2, 5000)) == 5000
+    assert bound(recipe.levels("GeoMX BiSparse", 2, lower_bound=5000)) == 5000
     full = experiments.full_size(
         bench(recipe, "table2"), recipe.table2, recipe.table2.models[0], ["GeoMX BiSparse"]
     )

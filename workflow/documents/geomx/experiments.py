@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from testbed.results import Row
 from testbed.training.recipe import (
@@ -22,7 +22,7 @@ from testbed.training.recipe import (
     Recipe,
 )
 from workflow import experiment as declarations
-from workflow.experiment import PLANNING, Section, distinct, experiment, training
+from workflow.experiment import PLANNING, Section, Seeds, experiment, training
 
 if TYPE_CHECKING:
     from workflow.settings import Check
@@ -110,7 +110,7 @@ class Settings(declarations.Settings):
     sampler: Literal["random", "sequential"]
     augment: bool
     batch: PositiveInt
-    seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+    seeds: Seeds
     gradients: How
     accelerator: Literal["auto", "cpu", "cuda"]
     cluster: Cluster
@@ -143,16 +143,13 @@ class Settings(declarations.Settings):
             efficiency=chosen.efficiency,
         )
 
-    def levels(
-        self, system: str, parties: int, lower_bound: int | None = None
-    ) -> tuple[Level, ...]:
+    def levels(self, system: str, parties: int, **bisparse: Any) -> tuple[Level, ...]:
         """The codecs of ``system`` with the recipe's BiSparse filled in.
 
-        ``lower_bound`` replaces its own, where a smaller model is trained than the document's.
+        ``bisparse`` has other parameters of it: a lower bound where a smaller model is trained than
+        the document's.
         """
-        filled = self.bisparse.model_dump() | dict(parties=parties)
-        if lower_bound:
-            filled["lower_bound"] = lower_bound
+        filled = self.bisparse.model_dump() | dict(parties=parties) | bisparse
 
         def fill(part: Codec | None) -> Codec | None:
             if part is None or part.name != "bisparse":
@@ -163,7 +160,7 @@ class Settings(declarations.Settings):
         return tuple(Level(up=fill(one.up), down=fill(one.down)) for one in levels)
 
     def check(self, check: Check) -> None:
-        for name in ("table1", "table2", "figure4", "mixed"):
+        for name in ("table1", "table2", "figure4", "mixed", "residual"):
             for label, case in getattr(self, name).cases.items():
                 check.need(f"{name}.cases.{label}.system", case.system, self.systems)
         for name in self.live.systems:
@@ -203,19 +200,21 @@ def a_run(
     networks: Mapping[str, Link],
     *,
     lower_bound: int | None = None,
+    bisparse: Mapping[str, Any] = {},
     policy: Policy = BSP,
     **fields: Any,
 ) -> Recipe:
     """Training of ``system``, with the other fields of a recipe as given."""
     settings = bench.settings
     options = settings.variants[settings.variant].exchange
+    smaller = {"lower_bound": lower_bound} if lower_bound else {}
     shared = dict(
         document=bench.document,
         experiment=bench.experiment,
         system=f"{system} {policy.name}",
         at=dict(system=system),
         exchange=Part(name=settings.systems[system].exchange, **options),
-        levels=settings.levels(system, len(workers), lower_bound),
+        levels=settings.levels(system, len(workers), **smaller, **bisparse),
         synchronization=policy,
         dataset=settings.dataset,
         limit=settings.limit,
@@ -257,7 +256,7 @@ class Host(Section):
 @experiment(memory_mb=9000, makes=("host",))
 def table1(bench: Bench, table1: Table, host: Host) -> Iterator[Row]:
     """One round of every cell on full-size models; and what servers may spend on merging."""
-    for rows, _ in _rounds(bench, table1, distinct=False):
+    for rows, _ in _rounds(bench, table1):
         yield from rows
         ours = next(row for row in rows if row.metric == TIME)
         values = next(row.value for row in rows if row.metric == "parameters")
@@ -282,7 +281,7 @@ class Sensitivity(Section):
 @experiment(memory_mb=9000, makes=("sensitivity",))
 def table2(bench: Bench, table2: Table, sensitivity: Sensitivity) -> Iterator[Row]:
     """The same, with the bytes of every worker's own gradient; and what computing may take."""
-    for rows, compression_s in _rounds(bench, table2, distinct=True):
+    for rows, compression_s in _rounds(bench, table2):
         yield from rows
         ours = next(row for row in rows if row.metric == TIME)
         for compute_s in sensitivity.compute_s:
@@ -296,13 +295,13 @@ def table2(bench: Bench, table2: Table, sensitivity: Sensitivity) -> Iterator[Ro
             yield ours.model_copy(update=update)
 
 
-def _rounds(bench: Bench, table: Table, distinct: bool) -> Iterator[tuple[list[Row], float]]:
+def _rounds(bench: Bench, table: Table) -> Iterator[tuple[list[Row], float]]:
     """Rows of every cell, and the seconds that compressing takes in its round."""
     settings = bench.settings
     for model in table.models:
         runs = full_size(bench, table, model, table.systems)
-        bench.say(f"{bench.experiment}: gradients of {model.name} through {', '.join(runs)}")
-        traffic = real_traffic(runs, distinct=distinct)
+        bench.say(f"{bench.experiment}: bytes of {model.name} through {', '.join(runs)}")
+        traffic = real_traffic(runs)
         for label, case in table.cases.items():
             bench.say(f"{bench.experiment}: {model.name}, {label}")
             run, sent = runs[case.system], traffic[case.system]
@@ -317,7 +316,7 @@ def _rounds(bench: Bench, table: Table, distinct: bool) -> Iterator[tuple[list[R
             compute_s, compression_s = costs(whole, sent)
             spent = compute_s, compression_s
             rows = [
-                *byte_rows(row, model, len(run.levels), sent),
+                *byte_rows(row, len(run.levels), sent),
                 *time_rows(row, run.exchange, table.workers, timings, best, sent, *spent),
             ]
             yield rows, compression_s
@@ -365,6 +364,72 @@ def figure6(bench: Bench, training: Training, table2: Table) -> Iterator[Recipe]
 def mixed(bench: Bench, training: Training, mixed: Cases) -> Iterator[Recipe]:
     """Full and mixed synchronization, whose optimizer is at the global server."""
     return _runs(bench, training, mixed, optimizer_at="server")
+
+
+class Controlled(Section):
+    """A system, with ``momentum`` in its optimizer, and in BiSparse in place of the recipe's."""
+
+    system: str
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    bisparse_momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+
+class Residual(Section):
+    """Cases that train a residual network; the target is as in :class:`Training`."""
+
+    dataset: Dataset
+    model: Model
+    stands_for: Model
+    workers: Sites
+    batch: PositiveInt
+    wan: PositiveFloat
+    lower_bound: PositiveInt
+    lr: PositiveFloat
+    rounds: PositiveInt
+    evaluate_every: PositiveInt
+    test_limit: PositiveInt | None
+    below_dense: PositiveFloat
+    seeds: Seeds
+    cases: dict[str, Controlled]
+
+    @property
+    def systems(self) -> list[str]:
+        return list(dict.fromkeys(case.system for case in self.cases.values()))
+
+
+def at_residual_target(curves: pd.DataFrame, recipe: Settings) -> Iterator[Row]:
+    """Final accuracies, and what reaching the target takes."""
+    return summarise(curves, recipe.residual.below_dense)
+
+
+@training(summarise=at_residual_target, recorded=True)
+def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
+    """Table 2's systems on a residual network with BatchNorm, as many rounds as the document's
+    longest run; and what momentum does without sparsification, and sparsification without it."""
+    link = bench.settings.link(residual.wan, residual.workers)
+    shared = residual.model_dump(
+        include={"dataset", "batch", "lower_bound", "lr", "rounds", "evaluate_every", "test_limit"}
+    )
+    # Seed by seed, so that a record that is not whole yet can compare the cases.
+    for seed in residual.seeds:
+        for label, case in residual.cases.items():
+            momentum = case.bisparse_momentum
+            yield a_run(
+                bench,
+                case.system,
+                residual.workers,
+                {label: link},
+                bisparse={} if momentum is None else {"momentum": momentum},
+                at=dict(system=label),
+                model=residual.model,
+                stands_for=residual.stands_for,
+                limit=None,
+                sampler="random",
+                augment=False,
+                momentum=case.momentum,
+                seed=seed,
+                **shared,
+            ).model_copy(update=dict(system=label))
 
 
 def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iterator[Recipe]:

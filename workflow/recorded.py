@@ -1,0 +1,153 @@
+"""Trainings that take hours: run once, kept under ``data/recorded``, and read by every run since.
+
+    python -m workflow.recorded geomx residual [--jobs 2]
+
+trains what is not there yet of the training ``residual`` of GeoMX's recipe, run by run. Whatever
+ends it, it goes on where it was: a run that ended is kept, one that did not has its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from testbed import files, results
+from testbed.results import Row, row_of
+from testbed.training.recipe import Recipe
+from workflow.closure import ROOT
+from workflow.jobs import recorded_in
+from workflow.provenance import processor
+
+CHECKPOINTS = Path("results/recorded")
+FREE = {"scale", "accelerator", "torch_threads"}
+"""What of a recipe may differ between a record and the run that it stands for."""
+
+
+def read(wing: str, experiment: str, runs: Sequence[Recipe]) -> Iterator[Row]:
+    """Rows of runs as they were recorded, with the scale of ``runs`` and evidence *recorded*.
+
+    A run that is not there, or was made with other settings, gives a failed row that says so.
+
+    Raises
+    ------
+    ValueError
+        A file is not the one that was recorded.
+    """
+    for run in runs:
+        file, note = _paths(wing, experiment, run)
+        told = dict(scale=run.scale, evidence="recorded")
+        if why := _unfit(run, file, note):
+            failed = dict(value=math.nan, status="failed", reason=why)
+            for case, link in run.networks.items():
+                place = dict(case=case, bandwidth=link.wan, metric="test_accuracy", unit="%")
+                yield Row(**run.told | place | told | failed)
+            continue
+        if _digest(file) != json.loads(note.read_text())["sha256"]:
+            raise ValueError(f"{file} is not the file that {note} tells of")
+        for record in results.read([file]).to_dict("records"):
+            yield row_of(record, **told)
+
+
+def _unfit(run: Recipe, file: Path, note: Path) -> str:
+    """Why a record does not stand for a run; empty if it does."""
+    if not (file.is_file() and note.is_file()):
+        return f"not recorded yet; {_command(run.document, run.experiment)} does"
+    # Read as a recipe of today, what was added since with a default is no difference.
+    kept = Recipe(**json.loads(note.read_text())["recipe"])
+    names = sorted(Recipe.model_fields.keys() - FREE)
+    other = [name for name in names if getattr(kept, name) != getattr(run, name)]
+    return f"recorded with another {', '.join(other)}" if other else ""
+
+
+def record(wing: str, experiment: str, runs: Sequence[Recipe], jobs: int) -> None:
+    """Train and keep those of ``runs`` that are not there, ``jobs`` at a time."""
+    todo = [run for run in runs if _unfit(run, *_paths(wing, experiment, run))]
+    print(f"{len(todo)} of {len(runs)} runs to record", flush=True)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(_record, run.model_dump_json()) for run in todo]):
+            print(done.result(), flush=True)
+
+
+def _record(told: str) -> str:
+    from testbed.training.trainer import train
+
+    run = Recipe.model_validate_json(told)
+    file, note = _paths(run.document, run.experiment, run)
+    checkpoint = ROOT / CHECKPOINTS / file.parent.name / f"{run.id}.pt"
+    spent = checkpoint.with_suffix(".json")
+    before = json.loads(spent.read_text()) if spent.is_file() and checkpoint.is_file() else 0.0
+    begun = time.monotonic()
+
+    def seconds() -> float:
+        return before + time.monotonic() - begun
+
+    def say(message: str) -> None:
+        # A checkpoint follows each evaluation, of which this is the line.
+        with files.whole(spent) as part:
+            part.write_text(json.dumps(seconds()))
+        print(message, flush=True)
+
+    results.write(train(run, say, checkpoint=checkpoint), file)
+    about = dict(
+        command=_command(run.document, run.experiment),
+        sha256=_digest(file),
+        seconds=round(seconds()),
+        machine=f"{processor()}, {run.torch_threads} thread",
+        versions={"python": platform.python_version()}
+        | {name: metadata.version(name) for name in ("torch", "numpy", "numba")},
+        recipe=run.model_dump(mode="json"),
+    )
+    with files.whole(note) as part:
+        part.write_text(json.dumps(about, indent=1) + "\n")
+    checkpoint.unlink()
+    spent.unlink()
+    return f"{file.relative_to(ROOT)}: {about['seconds']} s"
+
+
+def _paths(wing: str, experiment: str, run: Recipe) -> tuple[Path, Path]:
+    file = ROOT / recorded_in(wing, experiment) / f"{run.id}.parquet"
+    return file, file.with_suffix(".json")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _command(wing: str, experiment: str) -> str:
+    return f"python -m workflow.recorded {wing} {experiment}"
+
+
+def runs_of(wing_name: str, name: str, config: Mapping[str, Any]) -> list[Recipe]:
+    """The runs of a training that is recorded."""
+    from workflow import settings
+    from workflow.experiment import Bench, Training
+
+    chosen = settings.load(config)
+    wing, recipe = settings.wings()[wing_name], chosen.recipes[wing_name]
+    one = wing.experiments[name]
+    if not (isinstance(one, Training) and one.recorded):
+        raise SystemExit(f"{wing_name} {name} is not a training that is recorded")
+    bench = Bench(wing_name, name, recipe, chosen.scale)
+    return list(one.runs(bench, {key: getattr(recipe, key) for key in one.sections}).values())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train what is not recorded yet, and keep it.")
+    parser.add_argument("wing", help="a document, or the matrix")
+    parser.add_argument("experiment", help="a training that its Python files declare as recorded")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    given = parser.parse_args()
+    asked = runs_of(given.wing, given.experiment, {"scale": "desk"})
+    record(given.wing, given.experiment, asked, given.jobs)
