@@ -100,6 +100,8 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
     for experiment, cases, workers in [("figure4", TABLE1, 12), ("figure6", TABLE2, 8)]:
         for case in cases:
             _curve(add, experiment, case, workers, model, seeds, "bsp")
+    for case in ("GeoMX-155M", "GeoMX-155M FP16", "GeoMX-155M BiSparse+FP16"):
+        _curve(add, "residual", case, 8, "resnet8", seeds, "bsp")
     _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp")
     _curve(add, "mixed", "GeoMX-155M BiSparse", 8, model, seeds, "mixed")
     for case in TABLE2:

@@ -68,6 +68,18 @@ def test_a_run_that_never_arrives_says_so_and_is_late_in_rounds():
         assert pd.isna(lost["value"][metric])
 
 
+def test_where_every_run_that_sets_the_target_failed_nothing_arrives():
+    lost = [row.model_copy(update=dict(status="failed", reason="not recorded", value=math.nan))
+            for row in curve("dense", 1, [0] * 3)]  # fmt: skip
+    rows = [*lost, *curve("sparse", 1, [90] * 11, "bisparse")]
+    summary = frame(summarise(frame(rows), below_dense=1.0)).set_index(["case", "metric"])
+    assert summary["value"]["sparse", "final_accuracy"] == 90
+    for metric in ("rounds_to_target", "time_to_target", "bytes_to_target"):
+        assert summary["reason"]["sparse", metric] == "no uncompressed run set the target"
+        assert summary["reason"]["dense", metric] == "not recorded"
+    assert (summary["status"] == "failed").sum() == 4 + 3
+
+
 def test_no_dense_run_no_target():
     with pytest.raises(ValueError, match="e: no uncompressed synchronous run"):
         list(summarise(frame(curve("c", 1, [1, 2], "bisparse")), 0.4))
