@@ -5,12 +5,14 @@ worker; ``channels_last`` is the same with the images' channels innermost in mem
 forward and one backward pass through a model whose parameters have a dimension of workers.
 
 Workers that hold the very same parameters, as between meetings of all, go through plain stacks of
-convolutions and linear layers together; only the gradients of the weights are taken apart. That is
-twice as fast where layers are small.
+convolutions and linear layers together, where this processor's kernels give each of them the bits
+that it would have alone; only the gradients of the weights are taken apart. That is twice as fast
+where layers are small.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -59,7 +61,12 @@ def gradients(
         return _stacked(*given)
     lay = channels_last if how == "channels_last" else lambda batch: batch
     if _alike(model, leaves, parameters, images):
-        return _together(*given, lay)
+        kernels = f"{model} {how} {len(images)} of {images[0].shape} {images[0].dtype}"
+        kernels += f" {images[0].device} {torch.get_num_threads()}"
+        if kernels not in _same_bits:
+            _same_bits[kernels] = _agree(*given, lay)
+        if _same_bits[kernels]:
+            return _together(*given, lay)
     return _looped(*given, lay, [()] * len(parameters) if buffers is None else buffers)
 
 
@@ -99,9 +106,18 @@ def _stacked(model, leaves, parameters, images, labels):
 
 TOGETHER = 256
 """Samples that pass at once: their values stay in cache between layers."""
-FEWEST = 16
-"""Samples of a batch from which on a worker's numbers are the same to the bit, whoever passes with
-it: for fewer, torch takes kernels that add in another order."""
+_same_bits: dict[str, bool] = {}
+"""Whether a worker's numbers are the same to the bit, whoever passes with it. Torch's kernels go by
+the processor and by the number of samples, and some add in another order than others; a live
+worker, who passes alone, must have the bits of the trainer, where all pass."""
+
+
+def _agree(model, leaves, parameters, images, labels, lay) -> bool:
+    """Whether workers that pass together find, to the bit, what each finds alone."""
+    given = (model, leaves, parameters, images, labels, lay)
+    (found, losses), (alone, expected) = _together(*given), _looped(*given, [()] * len(images))
+    pairs = zip(itertools.chain(*found, [losses]), itertools.chain(*alone, [expected]), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)
 
 
 def _alike(model, leaves, parameters, images) -> bool:
@@ -111,7 +127,6 @@ def _alike(model, leaves, parameters, images) -> bool:
         len(parameters) > 1
         and all(own is parameters[0] for own in parameters)
         and len({len(batch) for batch in images}) == 1
-        and len(images[0]) >= FEWEST
         and type(model) is nn.Sequential
         and all(isinstance(layer, plain) for layer in model)
         and all(getattr(layer, "padding_mode", "zeros") == "zeros" for layer in model)

@@ -93,9 +93,15 @@ def layers(part: Part, sample: tuple[int, ...] | None = None, norm: bool = True)
             tensors.append((name, shapes[name], backward / flops))
         return tensors, flops
 
-    tensors, flops = cached(f"{_counting()} {part.model_dump_json()} {sample} {norm}", counted)
-    made = (Layer(name, tuple(shape), backward) for name, shape, backward in tensors)
-    return Layers(part.name, tuple(made), flops)
+    key = f"{_counting()} {part.model_dump_json()} {sample} {norm}"
+    if key not in _layers:
+        tensors, flops = cached(key, counted)
+        made = (Layer(name, tuple(shape), backward) for name, shape, backward in tensors)
+        _layers[key] = Layers(part.name, tuple(made), flops)
+    return _layers[key]
+
+
+_layers: dict[str, Layers] = {}
 
 
 @cache

@@ -144,16 +144,15 @@ class _Session:
         part = fitting(recipe.model, dataset)
         model = models.make(part.name, recipe.seed, **part.parameters)
         stood = recipe.stands_for or part
-        with torch.device("meta"):  # only its shapes matter
-            original = models.make(stood.name, **stood.parameters)
-        own = models.count(models.gradient_shapes(model, norm=False))
-        self.shrink = own / models.count(models.gradient_shapes(original, norm=False))
+        image = models.image_shape(stood.parameters, dataset.shape)
+        self.shrink = 1.0
+        if recipe.stands_for:
+            own = models.count(models.gradient_shapes(model, norm=False))
+            self.shrink = own / sum(pipeline.layers(stood, image, norm=False).sizes)
+        self.compute_s = recipe.compute_s
         if recipe.compute_s is None:
-            image = models.image_shape(stood.parameters, dataset.shape)
             flops = pipeline.layers(stood, image, recipe.norm).flops
             self.compute_s = self.device.compute_s(flops, recipe.batch, stood.name)
-        else:
-            self.compute_s = recipe.compute_s
         self.speeds = self._speeds()
         self.exchange = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
         costs = None

@@ -99,10 +99,13 @@ def test_one_by_one_is_backward_to_the_bit(name):
 @pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
 @pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
 def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
-    sizes = (batching.FEWEST,) * WORKERS
+    sizes = (16,) * WORKERS
     model, parameters, images, labels, _ = workers(name, sizes=sizes)
     alike = [parameters[0]] * WORKERS
-    monkeypatch.setattr(batching, "TOGETHER", 2 * batching.FEWEST)  # two workers, then the third
+    monkeypatch.setattr(batching, "TOGETHER", 2 * 16)  # two workers, then the third
+    # Whatever bits the kernels of this processor give.
+    monkeypatch.setattr(batching, "_agree", lambda *given: True)
+    monkeypatch.setattr(batching, "_same_bits", {})
     passes = []
     model[-1].register_forward_pre_hook(lambda *given: passes.append("a worker"))
     expected = alone(model, alike, images, labels, [()] * WORKERS)
@@ -115,7 +118,7 @@ def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
     assert len(passes) == WORKERS, "others pass one by one"
 
 
-@pytest.mark.parametrize("size", [1, 5, batching.FEWEST - 1, batching.FEWEST, 20, 32, 64])
+@pytest.mark.parametrize("size", [1, 5, 15, 16, 20, 32, 64])
 @pytest.mark.parametrize("how", ["one_by_one", "channels_last"])
 @pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3"])
 def test_a_worker_s_bits_do_not_depend_on_who_passes_with_it(name, how, size):
@@ -126,6 +129,23 @@ def test_a_worker_s_bits_do_not_depend_on_who_passes_with_it(name, how, size):
         (own,), loss = gradients(model, parameters[:1], images[one:][:1], labels[one:][:1], how)
         assert torch.equal(loss[0], losses[one])
         assert all(torch.equal(a, b) for a, b in zip(own, found[one], strict=True))
+
+
+def test_workers_pass_one_by_one_where_their_bits_would_change(monkeypatch):
+    model, parameters, images, labels, _ = workers("lenet5", torch.float32, (16,) * WORKERS)
+    given = [parameters[0]] * WORKERS, images, labels
+    together = batching._together
+
+    def rounded(*given):
+        found, losses = together(*given)
+        found[-1][-1].mul_(1 + 1e-6)
+        return found, losses
+
+    monkeypatch.setattr(batching, "_together", rounded)
+    monkeypatch.setattr(batching, "_same_bits", {})
+    expected = alone(model, *given, [()] * WORKERS)
+    for _ in range(2):
+        assert_close(gradients(model, *given), expected, 0)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "resnet8"])
