@@ -55,7 +55,7 @@ def test_numbers_dealt_at_random_are_called_luck():
 
 def test_deals_that_fit_as_well_up_to_rounding_count():
     """What is the same for all cells fits any deal of the numbers alike."""
-    alike = {cell: (1.0,) for cell in CELLS}
+    alike = dict.fromkeys(CELLS, (1.0,))
     said = dict(zip(CELLS, np.random.default_rng(0).uniform(9, 11, len(CELLS)), strict=True))
     assert fits.fit(said, alike, ["host"]).p == 1
 
