@@ -806,6 +806,20 @@ def test_late_client_misses_its_round(make, tmp_path):
     assert rounds[0].round_s >= 2.0
 
 
+def test_a_time_out_of_0_waits_for_the_fewest(make, tmp_path):
+    """As the document's controller does, whoever else is still asked."""
+    settings = make(min_clients=1, timeout_s=0.0, rounds=1)
+    late = threading.Event()
+    with ExitStack() as stack:
+        serving = stack.enter_context(process(settings, tmp_path))
+        serve(settings, stack, [training.sgd, federated_peers.held(1, late)])
+        said = tmp_path / "controller.txt"
+        until(lambda: "round 1:" in said.read_text(), "round 1")
+        late.set()
+        assert serving.wait(WAIT_S) == 0
+    assert [sorted(r.sent) for r in read_log(settings.log)] == [[0]]
+
+
 def test_strangers_and_other_tasks(make, tmp_path):
     """A client with another secret is not heard; one with another task is told."""
     secrets = {name: tmp_path / name for name in ("ours", "theirs")}

@@ -53,6 +53,13 @@ def test_numbers_dealt_at_random_are_called_luck():
     assert passed <= 8  # more than 8 of 60 happen once in a hundred
 
 
+def test_deals_that_fit_as_well_up_to_rounding_count():
+    """What is the same for all cells fits any deal of the numbers alike."""
+    alike = dict.fromkeys(CELLS, (1.0,))
+    said = dict(zip(CELLS, np.random.default_rng(0).uniform(9, 11, len(CELLS)), strict=True))
+    assert fits.fit(said, alike, ["host"]).p == 1
+
+
 def test_too_few_cells_make_no_fit():
     few = dict(list(printed(1, 1).items())[:3])
     assert fits.fit(few, CELLS, ["network", "host"]) is None

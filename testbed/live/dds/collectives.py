@@ -28,6 +28,9 @@ from testbed.live.dds.domain import DomainConfig, connect
 
 TOPIC = "slowlink_group"
 POLL_S = 0.05
+BARRIER = "barrier"
+"""The label of barriers; the document keeps a round's number for them, which here cannot collide
+as messages are told apart by labels."""
 NONCE = 32
 """Bytes that each rank brings to the key of a session."""
 
@@ -347,7 +350,7 @@ class Group:
         missing = self._channel.wait_for(self._others - self._lost.keys(), timeout_s)
         if missing:
             raise self._not_found(missing, timeout_s, self.refused)
-        handle = self.all_gather(b"", "barrier")
+        handle = self.all_gather(b"", BARRIER)
         try:
             handle.wait(max(0.0, deadline - time.monotonic()))
         except RankLost as error:

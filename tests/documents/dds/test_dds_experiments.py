@@ -96,6 +96,14 @@ def test_data_parallel_runs_are_the_documents():
     }
     assert momenta["DGC"] == (0.9, 0.0) and momenta["DGC momentum"] == (0.0, 0.9)
     assert momenta["baseline"] == (0.9, None)
+    # Heads of the document's messages: 24 bytes, the job, and the tensor with an end to its name.
+    tensors = [f"net.{layer}.{part}" for layer in (1, 3) for part in ("weight", "bias")]
+    for label, ends in {"baseline": [".dense"], "DGC": [".t0", ".t1"]}.items():
+        names = [tensor + end for tensor in tensors for end in ends]
+        heads = sum(24 + len("job-20250908-01") + len(name) for name in names)
+        assert ddp.methods[label].heads == heads
+    assert ddp.methods["fp32"].heads == ddp.methods["baseline"].heads
+    assert ddp.methods["DGC momentum"].heads == ddp.methods["DGC"].heads
     # One process sees as many samples a step as two.
     alone, two = runs["centralised"], runs["fp32"]
     assert sum(alone.workers) * alone.batch == sum(two.workers) * two.batch == 256
@@ -318,7 +326,7 @@ def test_data_parallel_methods(recipe, images, monkeypatch):
     small = dict(batch=4, images=16, epochs=2, evaluate_every=2, checked_steps=2, simulated=[])
     small |= dict(judged_steps=6)
     dgc = {"name": "dgc", "ratio": 0.1, "warmup": 1, "lower_bound": 0}
-    methods = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc})
+    methods = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc, "heads": 5})
     small |= dict(methods=methods | {"alone": {"codec": {"name": "identity"}, "alone": True}})
     table = run(recipe, "ddp", ddp=small)
     # No run that counts is the first on its processes. What is repeated of DGC is an epoch more.
@@ -329,7 +337,8 @@ def test_data_parallel_methods(recipe, images, monkeypatch):
     assert value(main, "bytes_per_step", method="baseline") == 45
     assert value(main, "bytes_per_step", method="DGC") == 65
     assert value(main, "bytes_per_step_with_warm_up", method="DGC") == 45
-    assert value(main, "bytes_counted_as_printed", method="DGC") == 3 * 65
+    assert value(main, "bytes_counted_as_printed", method="baseline") == 3 * 45
+    assert value(main, "bytes_counted_as_printed", method="DGC") == 3 * (65 + 5)
     assert value(main, "bytes_per_step", method="alone") == 0
     assert value(main, "max_wait", method="DGC") == 7
     assert value(main, "mean_wait", method="DGC") == 3.5

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 
 import dds_results
+import numpy as np
 import pandas as pd
 import pytest
 from dds_results import RECIPE
 
-from reports.verdicts import judge
+from reports.verdicts import RULES, judge
 from testbed.results import coordinates
 
 MODES = tuple(dds_results.MODES)
@@ -46,6 +47,10 @@ def under_way(label: str, client: int) -> str:
     return f"{mode(label, 'communication_time')} and client == {client}"
 
 
+def wire(label: str) -> str:
+    return mode(label, "link_bytes")
+
+
 # What must change for a claim to get a verdict; no change: the results as they are.
 WORLDS = [
     ("DDS-P08", "contradicts itself"),
@@ -62,7 +67,8 @@ WORLDS = [
     ("DDS-F01-base", "fails", (ddp("baseline", "bytes_counted_as_printed"), 4)),
     ("DDS-F01-base", "fails", (ddp("baseline", "bytes_counted_as_printed"), 2 / 3)),
     ("DDS-F01-dgc", "holds"),
-    ("DDS-F01-dgc", "fails", (ddp("DGC", "bytes_counted_as_printed"), 2)),
+    # Had heads not been counted, as the log has 0.009 without.
+    ("DDS-F01-dgc", "fails", (ddp("DGC", "bytes_counted_as_printed"), 3232 / (3232 + 424))),
     ("DDS-F02", "holds"),
     ("DDS-F02", "fails", (ddp("DGC", "final_accuracy", "ddp_seeds"), 0.98)),
     ("DDS-F02-base", "holds"),
@@ -83,25 +89,27 @@ WORLDS = [
     ("DDS-F07", "holds"),
     ("DDS-F07", "fails", (mode("fp32_sparse", "round_time"), 1.1)),
     ("DDS-F08", "holds"),
-    ("DDS-F08", "fails", (mode("fp32_sparse", "final_accuracy", "federated_seeds"), 0.98)),
+    # Twenty times what is lost there, and something won in its place.
+    ("DDS-F08", "direction only", (mode("fp32_sparse", "final_accuracy", "federated_seeds"), 0.96)),
+    ("DDS-F08", "fails", (mode("fp32_sparse", "final_accuracy", "federated_seeds"), 1.01)),
     ("DDS-F08", "fails", (mode("fp32_dense", "final_accuracy", "federated_seeds"), 0.98)),
-    ("DDS-FL-fp32_sparse-acc", "contradicts itself"),
+    ("DDS-FL-fp32_sparse-acc-log", "contradicts itself"),
     (
-        "DDS-FL-fp32_sparse-acc",
+        "DDS-FL-fp32_sparse-acc-log",
         "contradicts itself",
         (mode("fp32_sparse", "judged_accuracy"), 98.05 / 98.12),
     ),
-    ("DDS-FL-fp32_sparse-rt", "contradicts itself"),
-    ("DDS-FL-int8_sparse-c1", "contradicts itself"),
+    ("DDS-FL-fp32_sparse-rt-log", "contradicts itself"),
+    ("DDS-FL-int8_sparse-c1-log", "contradicts itself"),
 ]
 UNLIKE_THE_LOG = {
-    f"DDS-FL-{name}" for name in ("fp32_sparse-acc", "fp32_sparse-rt", "int8_sparse-c1")
+    f"DDS-FL-{name}-log" for name in ("fp32_sparse-acc", "fp32_sparse-rt", "int8_sparse-c1")
 }
 for _name, _metric in {"F03": "max_wait", "F04": "mean_wait"}.items():
     for _id, _case in {"base": "baseline", "dgc": "DGC"}.items():
         WORLDS += [
             (f"DDS-{_name}-{_id}", "holds"),
-            (f"DDS-{_name}-{_id}", "not comparable", (ddp(_case, _metric), 0.1)),
+            (f"DDS-{_name}-{_id}", "off by ×", (ddp(_case, _metric), 0.8)),
         ]
 for _mode in MODES:
     WORLDS += [
@@ -110,21 +118,39 @@ for _mode in MODES:
         (f"DDS-FL-{_mode}-bytes", "fails", (uplink(_mode), 1 + 1 / dds_results.UPLINK[_mode])),
         (f"DDS-FL-{_mode}-MB", "holds"),
         (f"DDS-FL-{_mode}-MB", "fails", (mode(_mode, "uplink_mib", "federated_bytes"), 1.02)),
-    ]
-    for _kind, _rows in {
-        "c0": under_way(_mode, 0),
-        "c1": under_way(_mode, 1),
-        "rt": mode(_mode, "round_time"),
-    }.items():
-        WORLDS += [
-            (f"DDS-FL-{_mode}-{_kind}", "holds"),
-            (f"DDS-FL-{_mode}-{_kind}", "not comparable", (_rows, 0.1)),
-        ]
-    WORLDS += [
         (f"DDS-FL-{_mode}-acc", "holds"),
         (f"DDS-FL-{_mode}-acc", "fails", (mode(_mode, "judged_accuracy"), 0.98)),
     ]
-WORLDS = [w for w in WORLDS if w[0] not in UNLIKE_THE_LOG or w[1] == "contradicts itself"]
+# Times are fitted by bytes on the wire, which three of eight do not follow: bytes that they would,
+# and bytes that the others would not. Of 450 ms client0 takes 424 whatever it sends, and no bytes
+# of fp32_sparse alone put it beyond a tenth.
+NOT_FOLLOWING = {"int8_dense-c0", "int8_dense-c1", "fp32_sparse-c1"}
+OTHER_BYTES = {
+    "fp32_dense-c0": 0.2,
+    "fp32_dense-c1": 0.2,
+    "int8_dense-c0": 2.2,
+    "int8_dense-c1": 1.3,
+    "fp32_sparse-c1": 0.75,
+    "int8_sparse-c0": 4,
+    "int8_sparse-c1": 4,
+}
+WEAK = {"DDS-FL-fp32_sparse-c0"}
+for _cell in [f"{_mode}-{_kind}" for _mode in MODES for _kind in ("c0", "c1")]:
+    _off = _cell in NOT_FOLLOWING
+    WORLDS.append((f"DDS-FL-{_cell}", "off by ×" if _off else "holds"))
+    if _cell in OTHER_BYTES:
+        changed = (wire(_cell.split("-")[0]), OTHER_BYTES[_cell])
+        WORLDS.append((f"DDS-FL-{_cell}", "holds" if _off else "off by ×", changed))
+# Rounds are longest with most bytes, but for those of the sparse modes: bytes in their order.
+IN_ORDER = tuple(
+    (wire(mode), factor)
+    for mode, factor in {"int8_dense": 2.5, "fp32_sparse": 0.6, "int8_sparse": 1.6}.items()
+)
+for _mode in MODES:
+    WORLDS += [
+        (f"DDS-FL-{_mode}-rt", "off by ×" if _mode == "fp32_dense" else "undecided"),
+        (f"DDS-FL-{_mode}-rt", "holds", *IN_ORDER),
+    ]
 
 
 @pytest.mark.parametrize(("name", "verdict", "changes"), [(w[0], w[1], w[2:]) for w in WORLDS])
@@ -138,11 +164,11 @@ def test_every_claim_that_results_decide_is_tried_both_ways(dds_claims):
     tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
     assert tried.keys() == {c.id for c in dds_claims if c.kind in ("value", "ordering", "derived")}
     once = {name for name, verdicts in tried.items() if len(verdicts) == 1}
-    assert once == {"DDS-P08"} | UNLIKE_THE_LOG  # which ours cannot mend
+    assert once == {"DDS-P08"} | UNLIKE_THE_LOG | WEAK  # the first of which ours cannot mend
 
 
 def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, judged):
-    assert len(judged) == len(dds_claims) == 58
+    assert len(judged) == len(dds_claims) == 64
     assert not (judged["verdict"] == "not run here").any()
     assert not [claim.id for claim in dds_claims if claim.not_run.keys() & {"desk", "paper"}]
 
@@ -161,18 +187,31 @@ def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, jud
         ("DDS-F03", ["without the first 100 steps", "and the baseline: "]),
         ("DDS-F05", ["0.6255", "0.6 of fp32_dense", "0.5626"]),
         # Over what is sent one way, and over fp32, DGC saves more than the two bars say.
-        ("DDS-F01", ["ours one way: 124.1 times", "sends fp32: 496.4 times", "not fp32 but eight"]),
-        ("DDS-F01-base", ["delivered twice: 1.165 MiB", "fp32 counted alike: 4.658 MiB"]),
-        ("DDS-F01-dgc", ["0.009384 MiB"]),
+        ("DDS-F01", ["counted so: 111.4 times", "one way: 126", "sends fp32: 503.8 times"]),
+        ("DDS-F01", ["not fp32 but eight bits", "with the heads of messages"]),
+        ("DDS-F01-base", ["without heads: 1.165 MiB", "fp32 counted alike: 4.659 MiB"]),
+        ("DDS-F01-dgc", ["its log has 0.009: 0.009384 MiB", "ours without heads: 0.009247 MiB"]),
         ("DDS-F02", ["a momentum of 0", "step 2699", "disjoint halves"]),
         ("DDS-A1", ["m = 0", "momentum correction does nothing"]),
         ("DDS-P10", ["17.8, 3.2 and 0.56 %", "25, 6.25, 1.56 and 0.4 %"]),
-        ("DDS-P12", ["1 MiB here", "waits for all segments"]),
+        ("DDS-P12", ["CUT is 1048576 here, printed is 4194304", "waits for all segments"]),
+        ("DDS-P13", ["BARRIER is barrier here, printed is 1113674322"]),
+        ("DDS-P14", ["TOPIC is slowlink_client_{} here, printed is [train/train_cmd"]),
+        ("DDS-A1", ["DGCSGD", "is not here"]),
+        ("DDS-A2", ["strided_sample=False", "fp16_values"]),
+        ("DDS-A3", ["packets of another are refused"]),
+        ("DDS-A4", ["time-out of 0 here"]),
+        ("DDS-F06", ["subtracts the client's clock"]),
         ("DDS-P07", ["784-512-10"]),
         ("DDS-F07", ["standard deviation of 480 to 840 ms", "recovered"]),
-        ("DDS-FL-fp32_sparse-acc", ["98.12 %, but after round 10 the log has: 98.05 %", "round 9"]),
-        ("DDS-FL-fp32_sparse-rt", ["printed 9432.7 ms, but the log of that run has: 9303 ms"]),
-        ("DDS-FL-int8_sparse-c1", ["printed 65.1 ms, but the log of that run has: 67.1 ms"]),
+        ("DDS-FL-fp32_sparse-acc-log", ["its log has: 98.05 %", "98.12 % after round 9"]),
+        ("DDS-FL-fp32_sparse-rt-log", ["printed 9432.7 ms", "its log come to: 9303 ms"]),
+        ("DDS-FL-int8_sparse-c1-log", ["printed 65.1 ms", "its log come to: 67.1 ms"]),
+        # 276 Mbit/s, and what a client waits whatever it sends.
+        ("DDS-FL-fp32_dense-c0", ["ms/MB × 28.99, client0 ms × 424.3, client1 ms × 44.53"]),
+        # A round pays for bytes seven times what their communication takes.
+        ("DDS-FL-int8_dense-rt", ["ms/MB × 205.8", "numbers dealt out at random fit as well"]),
+        ("DDS-F07", ["over what they add to client0's communication: 7.6"]),
         (
             "DDS-F08",
             ["what error feedback adds, both from the model: 0.0", "from the model adds: "],
@@ -191,23 +230,46 @@ def test_every_picture_s_claim_says_that_it_is_recovered(dds_claims):
             assert "recovered" in f"{claim.where} {claim.note}", claim.id
 
 
-def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims):
+def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims, judged):
     results = dds_results.results(live=(1,))
     whole = judge(dds_claims, results, RECIPE, "desk").set_index("id")
     table = whole["verdict"]
     assert {table[f"DDS-F0{n}"] for n in (3, 4, 6, 7)} == {"undecided"}
     assert {table[f"DDS-F0{n}"] for n in (1, 2, 5, 8)} == {"holds"}  # bytes, and several seeds
+    waits = [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
+    assert set(table[waits]) == {"undecided"}
+    assert whole.loc[waits, "reason"].str.contains("1 of the 3 seeds").all()
+    # What times are fitted by is counted, and needs no second run.
     times = [f"DDS-FL-{mode}-{kind}" for mode in MODES for kind in ("c0", "c1", "rt")]
-    times += [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
-    assert set(table[sorted(set(times) - UNLIKE_THE_LOG)]) == {"not comparable"}
+    assert (table[times] == judged.loc[times, "verdict"]).all()
     assert table["DDS-FL-fp32_dense-acc"] == "undecided"
     reason = whole.loc["DDS-FL-fp32_dense-acc", "reason"]
     assert "1 of the 3 seeds" in reason and "not a smaller one in its place" in reason
     assert (table[[f"DDS-FL-{mode}-bytes" for mode in MODES]] == "holds").all()
 
 
+def test_seeds_that_differ_as_mnist_s_do_leave_four_hundredths_of_a_point_open(
+    dds_claims, dds_rows
+):
+    rows = dds_rows.copy()
+    index = coordinates(rows).query(ddp("DGC", "final_accuracy", "ddp_seeds")).index
+    rows.loc[index, "value"] += np.array([-0.1, 0.0, 0.1])
+    (found,) = judge(dds_claims, rows, RECIPE, "desk", only={"DDS-F02"}).itertuples()
+    assert found.verdict == "undecided"
+    assert "kept, as the text has it: holds" in found.reason
+
+
+def test_every_absolute_number_is_fitted(dds_claims):
+    absolute = {claim.id for claim in dds_claims if claim.kind == "value"} & {
+        claim.id for claim in dds_claims if claim.quantity and RULES[claim.quantity].absolute
+    }
+    assert len(absolute) == 4 + 4 * 3
+    assert absolute == {claim.id for claim in dds_claims if claim.fit}
+
+
 def test_parameters_say_what_is_used_here(dds_claims, dds_rows, judged):
     assert (judged.loc[["DDS-P01", "DDS-P02", "DDS-P09"], "verdict"] == "used as printed").all()
+    assert (judged.loc[["DDS-P12", "DDS-P13", "DDS-P14"], "verdict"] == "differs").all()
     recipe = copy.deepcopy(RECIPE)
     recipe["federated"] |= {"subset": 600, "rounds": 3}
     table = judge(dds_claims, dds_rows, recipe, "desk").set_index("id")

@@ -9,6 +9,7 @@ from pydantic import (
     AfterValidator,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -48,11 +49,13 @@ WARM = 100
 
 class Method(Section):
     """A codec, and an optimizer's momentum if that is another; ``alone`` trains one process with
-    the batches of all workers together."""
+    the batches of all workers together. ``heads``: bytes of the document's own heads that a rank
+    would send with a step's payloads, which its counts hold."""
 
     codec: Codec
     momentum: Momentum | None = None
     alone: bool = False
+    heads: NonNegativeInt = 0
 
 
 class DataParallel(Section):
@@ -212,7 +215,7 @@ def _ddp_rows(
         yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
         if label not in ddp.simulated or ddp.seed not in ddp.seeds:
             yield from _tests(partial(row, experiment="ddp_seeds"), judged)
-        yield from _profile(row, live, ddp.warmup_steps(label))
+        yield from _profile(row, live, ddp.warmup_steps(label), ddp.methods[label].heads)
         steps = ddp.checked(label)
         repeated = simulated(run, short.groups, steps, dataset)
         apart = same(short.parameters.values(), repeated, label)
@@ -225,11 +228,14 @@ def _tests(row: Callable[..., Row], tests: Sequence[tuple[int, float, float]]) -
     yield row("final_accuracy", tests[-1][2], "%")
 
 
-def _profile(row: Callable[..., Row], live: data_parallel.Run, warmup: int) -> Iterator[Row]:
+def _profile(
+    row: Callable[..., Row], live: data_parallel.Run, warmup: int, heads: int
+) -> Iterator[Row]:
     """What a run sent, and how long it took.
 
     Bytes are those after the codec's warm-up, and of no seed: what changes them is the codec; those
-    received are in the frames of the wire. Times are over all steps and ranks.
+    received are in the frames of the wire. Those counted as printed have the document's ``heads``.
+    Times are over all steps and ranks.
     """
     sent, framed, received = live.payload_bytes.sum(axis=2), live.frame_bytes, live.received_bytes
     ranks, steps = sent.shape
@@ -240,7 +246,7 @@ def _profile(row: Callable[..., Row], live: data_parallel.Run, warmup: int) -> I
         each = sent[:, since:].mean()
         yield row(f"bytes_per_step{end}", each, "B", seed=-1)
         # What every rank receives there includes its own payload.
-        yield row(f"bytes_counted_as_printed{end}", (1 + ranks) * each, "B", **counted)
+        yield row(f"bytes_counted_as_printed{end}", (1 + ranks) * (each + heads), "B", **counted)
         yield row(f"frame_bytes{end}", framed[:, since:].mean(), "B", **counted)
         yield row(f"received_bytes{end}", received[:, since:].mean(), "B", seed=-1)
     for start, since in {"": 0, "warm_": min(WARM, steps - 1)}.items():

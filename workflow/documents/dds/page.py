@@ -169,7 +169,8 @@ def _estimate(values: pd.Series) -> Estimate:
 ddp_figure1 = Figure(
     title="Data parallel, Figure 1: bytes a step",
     shows=_LIVE_RUN + "Counted as the document counts: what a worker sends, and what both deliver "
-    "to it, its own included, which is computed. Squares: what it sends, once. After the warm-up. "
+    "to it, its own included, all with the heads of its messages, which is computed. Squares: the "
+    "payloads that it sends, once. After the warm-up. "
     "The baseline that is plotted sends eight bits a value, so fp32 stands beside it.",
     says=_RECOVERED + "Baseline 1.165 MiB, DGC 0.010 MiB. What the baseline sends is not said.",
     of=[data_parallel.ddp],
@@ -348,7 +349,8 @@ federated_bytes = Figure(
     title="What is in a payload, and what compression leaves",
     shows="Left, payloads by their layout. Sparse modes still send four bytes of index a value, so "
     "int8_sparse is 12.5 % of fp32 and not a quarter of 20 %. Right, the controller answers with "
-    "the whole model in fp32 in every mode.",
+    "the whole model in fp32 in every mode, here to each client by itself, where the document "
+    "publishes it once for all.",
     says="About 1/4 for eight bits, 20 % for the largest tenth; for both together nothing is said.",
     of=[federated.federated_bytes],
     style=STYLE,
@@ -397,7 +399,8 @@ fl_figure2 = Figure(
     title="Federated, Figure 2: communication time",
     shows=_LIVE_RUN + _DOTS + "From a client's publishing its update until the controller has all "
     "of it, by one clock, the mean over rounds.",
-    says=_RECOVERED + "Two machines, of which Client0 takes some 420 ms whatever it sends.",
+    says=_RECOVERED + "Two machines, whose clocks its code subtracts; Client0 takes some 420 ms "
+    "whatever it sends.",
     of=[federated.federated],
     style=STYLE,
     chart=_live(
@@ -542,7 +545,8 @@ def _target(rows: pd.DataFrame) -> pd.DataFrame:
 transport = Figure(
     title="The transport beside others",
     shows="Every process sends the same payload to all others on one machine; medians. Raw DDS is "
-    "Cyclone writing samples of the same size, which are counted and dropped. Ours authenticates "
+    "Cyclone writing samples of the same size, which are counted and dropped, from Python and with "
+    "our own copying of bytes: what C would reach is not measured. Ours authenticates "
     "every segment with a shared secret; without one it does the same work, with a key that "
     "everybody can derive. It is to reach 70 % of raw; the table says where it does. Gloo neither "
     "authenticates nor finds its peers.",

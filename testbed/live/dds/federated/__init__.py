@@ -18,8 +18,12 @@ like the codec's (:mod:`methods.compression`). Whoever dies, or takes nothing of
 is left out and may come back; a controller that dies goes on, when it is started again, after the
 last round that it completed.
 
-Two things differ from the DDS document: the round waits for all who were asked until its time-out,
-not for the first ``min_clients``; and each client has a topic of its own.
+What differs from the DDS document: unless its time-out is 0, a round waits for all who were asked
+until then, and not for the first ``min_clients``, without whom it never ends. Each client has a
+topic of its own, on which it also gets the model, so that this goes out once a client and not once
+for all. A task has one codec: updates of another are refused, where the document's controller takes
+packets of four formats together. What a client's update was under way is told by one clock, and
+means nothing between machines; the document subtracts the clocks of two.
 """
 
 from testbed.live.dds.federated.live import Failed, run_live

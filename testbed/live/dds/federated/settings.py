@@ -20,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -59,6 +60,7 @@ def _path(text: object) -> object:
 
 File = Annotated[Path, Field(strict=False), BeforeValidator(_path)]
 Finite = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+FromZero = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class _Settings(BaseModel):
@@ -243,7 +245,8 @@ class ControllerSettings(_Connection):
         ``lease_s`` and who takes nothing after ``wait_s``, so only one that goes on training for
         ever holds the round up. Null, because any number would on a slower machine leave clients
         out, and so change the result, without being asked to; where clients may hang, set several
-        times what a round takes.
+        times what a round takes. 0 ends a round when ``min_clients`` have come, as the DDS
+        document's controller does.
     state: file of the latest model, replaced whole after every round. Where it exists, training
         goes on from there.
     init_path: such a file of an earlier training, to start from in round 1; null for none.
@@ -255,7 +258,7 @@ class ControllerSettings(_Connection):
     epochs: Whole = 1
     lr: Finite
     min_clients: PositiveInt = 1
-    timeout_s: Finite | None = None
+    timeout_s: FromZero | None = None
     late: Literal["drop", "next"] = "drop"
     state: File
     init_path: File | None = None

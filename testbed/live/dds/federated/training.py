@@ -45,7 +45,8 @@ class Sent:
         without DDS and UDP.
     link_bytes: with the heads of DDS, UDP, IP and Ethernet, see :func:`link_bytes`.
     train_s: training and encoding.
-    communication_s: from publishing until the controller had it all, summed over packets.
+    communication_s: from publishing until the controller had it all, summed over packets; by the
+        machine's clock, and so of clients on the controller's machine only.
     """
 
     samples: int
