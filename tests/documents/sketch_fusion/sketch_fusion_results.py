@@ -62,12 +62,19 @@ def row(experiment: str, metric: str, value: float, unit: str = "1", **told) -> 
 
 def iteration(method: str, model: str, fused: bool, workers: int, factor: float = 1.0) -> float:
     """Seconds of an iteration."""
+    return sum(spent(method, model, fused, workers, factor))
+
+
+def spent(
+    method: str, model: str, fused: bool, workers: int, factor: float = 1.0
+) -> tuple[float, float, float]:
+    """Seconds of an iteration that go to computing, coding and sending, which overlaps nothing."""
     compute, tensors, values, _ = MODELS[model]
     share, start_ms, rate, gathers = CODECS[method]
     calls = 4 if fused and method != "Baseline" else tensors
     coding = calls * start_ms * 1e-3 + 4 * values / (rate * 2e11)
     sends = (workers - 1) if gathers else 2 * (workers - 1) / workers
-    return compute + factor * (coding + sends * share * 4 * values * 8 / 20e9)
+    return compute, factor * coding, factor * sends * share * 4 * values * 8 / 20e9
 
 
 def results() -> pd.DataFrame:
@@ -85,12 +92,16 @@ def _scaling():
     for (variant, (device, factor, per_server)), model in product(WAYS.items(), MODELS):
         compute, _, _, batch = MODELS[model]
         for method, fused, n in product(CODECS, (False, True), (1, 2, 4, 8, 16)):
-            seconds = iteration(method, model, fused, n, factor)
+            _, coding, sending = spent(method, model, fused, n, factor)
+            seconds = compute + coding + sending
             fusion = "layer_fusion" if fused else "layer_wise"
             place = dict(method=method, per_server=per_server, model=model, variant=variant)
             place |= dict(device=device, fusion=fusion, workers=n)
             yield row("scaling", "scaling_factor", compute / seconds, **place)
             yield row("scaling", "throughput", n * batch / seconds, "1/s", **place)
+            yield row("scaling", "iteration_time", seconds, "s", **place)
+            yield row("scaling", "compression_time", coding, "s", **place)
+            yield row("scaling", "exposed_communication", sending, "s", **place)
 
 
 def _measured():
