@@ -329,11 +329,13 @@ class Evidence:
             return None
         return result
 
-    def terms(self, claim: Claim) -> dict[str, float | pd.Series] | None:
-        """Our terms of a number that is fitted with its table; None if any has no value."""
-        own = self.value(claim.document, claim.ours, Found())
-        texts = claim.fit.terms.items()
-        found = {name: self.ours(claim, text, Found()) for name, text in texts} or {"ours": own}
+    def terms(
+        self, claim: Claim, reading: Coordinate | None = None
+    ) -> dict[str, float | pd.Series] | None:
+        """Our terms of a number that is fitted with its table, in one ``reading`` of the document;
+        None if any has no value."""
+        texts = claim.fit.terms or {"ours": f"{{{claim.id}}}"}
+        found = {name: self.ours(claim, text, Found(), reading) for name, text in texts.items()}
         return None if any(value is None for value in found.values()) else found
 
     def printed(self, claim: Claim, text: str) -> Interval | None:

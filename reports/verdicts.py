@@ -46,7 +46,7 @@ import pandas as pd
 from scipy import stats
 
 from reports import expressions, fits
-from reports.claims import Claim, Lookup, Other, Part, Quantity
+from reports.claims import Claim, Coordinate, Lookup, Other, Part, Quantity
 from reports.evidence import AGREES, MIN_SEEDS, Estimate, Evidence, Found, in_words, number, show
 from reports.expressions import Interval
 
@@ -416,7 +416,7 @@ def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
         lookup = claim.ours.having(**{next(iter(claim.otherwise)): reading})
         theirs = evidence.value(claim.document, lookup, found)
         if theirs is not None:
-            verdict, _ = _value_verdict(claim, evidence, found, rule, theirs, bound)
+            verdict, _ = _value_verdict(claim, evidence, found, rule, theirs, bound, reading)
             result.readings[reading] = verdict
     _leave_open(claim, result)
     if rule.stand_in and found.models - {claim.model}:
@@ -432,6 +432,7 @@ def _value_verdict(
     rule: Rule,
     ours: float | pd.Series | None,
     bound: float | None,
+    reading: Coordinate | None = None,
 ) -> tuple[str, str]:
     said = expressions.printed(claim.printed)
     if bound is not None and said.high < bound:
@@ -450,7 +451,7 @@ def _value_verdict(
         reason = f"{claim.calibrates} was chosen from this number; {ratio}"
         return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
     if claim.fit and (rule.absolute or other):
-        verdict, reason = _fitted(claim, evidence, rule)
+        verdict, reason = _fitted(claim, evidence, rule, reading)
         reason += f"; {ratio}{_variant_ratios(claim, evidence, said.middle)}"
         stands_in = f"; {_join(other)} stands in for {claim.model}" if other else ""
         return verdict, reason + stands_in
@@ -474,13 +475,15 @@ def _times_too_small(claim: Claim, evidence: Evidence) -> str:
     return f"; the rest of {claim.fit.table} gives {number(times)} times the printed"
 
 
-def _fitted(claim: Claim, evidence: Evidence, rule: Rule) -> tuple[str, str]:
+def _fitted(
+    claim: Claim, evidence: Evidence, rule: Rule, reading: Coordinate | None = None
+) -> tuple[str, str]:
     """What the fit on the other cells of its table says of a number."""
-    table = _fit(evidence, claim.document, claim.fit.table)
+    table = _fit(evidence, claim.document, claim.fit.table, reading)
     number_of = claim.number or claim.id
     if table is None or number_of not in table.others:
         return "undecided", f"too few cells of {claim.fit.table} ran to fit it"
-    terms = evidence.terms(claim)
+    terms = evidence.terms(claim, reading)
     predicted = sum(
         rate * term for rate, term in zip(table.others[number_of], terms.values(), strict=True)
     )
@@ -492,24 +495,26 @@ def _fitted(claim: Claim, evidence: Evidence, rule: Rule) -> tuple[str, str]:
     return verdict, told
 
 
-def _fit(evidence: Evidence, document: str, name: str) -> fits.Fit | None:
-    """The fit of a table, of its cells that ran and that physics allows."""
-    if name not in evidence.fits:
+def _fit(
+    evidence: Evidence, document: str, name: str, reading: Coordinate | None = None
+) -> fits.Fit | None:
+    """The fit of a table in one reading, of its cells that ran and that physics allows."""
+    if (name, reading) not in evidence.fits:
         cells = [
             one
             for one in evidence.claims.values()
             if one.fit and one.fit.table == name and not _impossible(one, evidence)
         ]
-        terms = {one.number or one.id: evidence.terms(one) for one in reversed(cells)}
+        terms = {one.number or one.id: evidence.terms(one, reading) for one in reversed(cells)}
         said = {one.number or one.id: expressions.printed(one.printed).middle for one in cells}
         ran = {key: one for key, one in terms.items() if one is not None}
-        evidence.fits[name] = fits.fit(
+        evidence.fits[name, reading] = fits.fit(
             {key: said[key] for key in ran},
             {key: [float(np.mean(term)) for term in one.values()] for key, one in ran.items()},
             list(next(iter(ran.values()), ())),
             inverse=any(RULES[one.quantity].inverse for one in cells),
         )
-    return evidence.fits[name]
+    return evidence.fits[name, reading]
 
 
 def _impossible(claim: Claim, evidence: Evidence) -> bool:

@@ -29,10 +29,15 @@ class LayerFusion(Fusion):
     it. Returned is the best grouping seen, where the document returns X_y even if worse. Where
     coding costs nothing, many small messages may be best and each gains less than ``epsilon``.
 
+    With ``literal`` it does what the document prints and no more: X_y is X_{y-1} with one more
+    boundary, which one binary search over all places that are left puts, and the last X_y that was
+    looked at is returned. That is O(N log N) groupings for up to N groups.
+
     Parameters
     ----------
     epsilon: least relative gain of a further group. The document names it and prints no value; at
         0.01 the search now and then ends many small gains short of the optimum.
+    literal: search as printed.
     """
 
     summary = "Groups added one by one, boundaries by binary search on the iteration time"
@@ -40,12 +45,15 @@ class LayerFusion(Fusion):
     needs_costs = True
 
     epsilon: float = 0.001
+    literal: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon < 1:
             raise ValueError(
                 f"layer_fusion: epsilon must be at least 0 and below 1, not {self.epsilon}"
             )
+        if not isinstance(self.literal, bool):
+            raise ValueError(f"layer_fusion: literal must be true or false, not {self.literal!r}")
 
     def __call__(self, sizes, costs=None):
         costs = checked("layer_fusion", sizes, costs)
@@ -53,14 +61,15 @@ class LayerFusion(Fusion):
         if not n:
             return []
         seconds = stopwatch(sizes, costs)
-        best = before = (seconds((n,)), (n,))
+        one_more = _one_cut if self.literal else _one_more
+        best = now = before = (seconds((n,)), (n,))
         for _ in range(2, n + 1):
-            now = _one_more(seconds, before[1])
+            now = one_more(seconds, before[1])
             best = min(best, now)
             if now[0] > before[0] or before[0] - now[0] < self.epsilon * before[0]:
                 break
             before = now
-        return between(best[1])
+        return between(now[1] if self.literal else best[1])
 
 
 def stopwatch(sizes: Sequence[int], costs: Costs) -> Callable[[Ends], float]:
@@ -96,6 +105,17 @@ def _one_more(seconds: Callable[[Ends], float], ends: Ends) -> tuple[float, Ends
     return min(found)
 
 
+def _one_cut(seconds: Callable[[Ends], float], ends: Ends) -> tuple[float, Ends]:
+    """``ends`` and one more, which a single binary search over all other places finds."""
+    free = sorted(set(range(1, ends[-1])) - set(ends))
+
+    def at(index: int) -> tuple[float, Ends]:
+        cut = tuple(sorted((*ends, free[index])))
+        return seconds(cut), cut
+
+    return _valley(at, 0, len(free) - 1)
+
+
 def _moved(seconds: Callable[[Ends], float], found: tuple[float, Ends]) -> tuple[float, Ends]:
     """``found`` with each end in turn where binary search between its neighbours puts it."""
     before = None
@@ -107,13 +127,17 @@ def _moved(seconds: Callable[[Ends], float], found: tuple[float, Ends]) -> tuple
 
 
 def _search(seconds: Callable[[Ends], float], left: Ends, right: Ends) -> tuple[float, Ends]:
-    """Binary search for the end to put between ``left`` and ``right``: the best one looked at."""
+    """The end that binary search puts between ``left`` and ``right``."""
 
     def at(end: int) -> tuple[float, Ends]:
         ends = (*left, end, *right)
         return seconds(ends), ends
 
-    low, high = (left[-1] if left else 0) + 1, right[0] - 1
+    return _valley(at, (left[-1] if left else 0) + 1, right[0] - 1)
+
+
+def _valley(at: Callable[[int], tuple[float, Ends]], low: int, high: int) -> tuple[float, Ends]:
+    """The best that binary search for a valley between two indices looks at."""
     best = at(low)
     while low < high:
         middle = (low + high) // 2

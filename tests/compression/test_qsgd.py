@@ -68,6 +68,25 @@ def test_is_unbiased_with_the_exact_variance_within_the_bound(bits, norm):
     assert np.abs(got - values).max() <= norms.max() / s * (1 + 1e-6)
 
 
+def test_the_largest_value_as_norm_loses_a_tenth_at_equal_bytes():
+    """At two bits a value v of norm N has the variance N|v| - v², which sums up in closed form."""
+    d, tensor = 512, normal(512 * 400)
+    parts = tensor.double().numpy().reshape(-1, d)
+    squares, bodies, lost = (parts**2).sum(), {}, {}
+    for norm, order in (("l2", 2), ("max", np.inf)):
+        codec = load("qsgd", bits=2, bucket=d, norm=norm)
+        payload = codec.compress(tensor, "w")
+        error = (codec.decompress(payload) - tensor).double().square().sum().item()
+        norms = np.linalg.norm(parts, order, axis=1)
+        exact = (norms * np.abs(parts).sum(1)).sum() / squares - 1
+        bodies[norm], lost[norm] = payload.nbytes, error / squares
+        assert lost[norm] == pytest.approx(exact, rel=0.02)
+    assert bodies["l2"] == bodies["max"] == 4 * 400 + 2 * tensor.numel() // 8
+    # Of normal values: √(2d/π) - 1 by l2; the largest of 512 is 3.0 to 3.3 deviations.
+    assert lost["l2"] == pytest.approx(math.sqrt(2 * d / math.pi) - 1, rel=0.02)
+    assert 3.0 * math.sqrt(2 / math.pi) - 1 < lost["max"] < 3.3 * math.sqrt(2 / math.pi) - 1
+
+
 def test_parties_of_one_seed_round_independently():
     tensor, count = normal(200), 500
     one, same, other = (draws(load("qsgd", party=p), tensor, count) for p in (0, 0, 1))

@@ -28,6 +28,7 @@ VARIANTS = [
     ("random_k", {"ratio": 0.3}),
     ("random_k", {"ratio": 0.3, "error_feedback": False, "scale": True}),
     ("power_sgd", {"square_from": 200}),
+    ("qsgd", {"norm": "max"}),
     ("qsgd", {"bits": 3, "bucket": 0, "norm": "max"}),
     ("qsgd", {"bits": 8, "bucket": 5, "error_feedback": True}),
     ("terngrad", {"clip": 0.0}),

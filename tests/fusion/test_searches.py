@@ -248,6 +248,60 @@ def test_layer_fusion_stops_where_a_group_brings_less_than_epsilon():
     assert counts == sorted(counts) and counts[2] > counts[1]
 
 
+def as_told(sizes, costs, epsilon):
+    """Sketch-Fusion §4.3 word for word: another group a step, where a binary search over the ends
+    that are free puts it; X_y is returned once it is worse, or not better by ε."""
+    n, looked_at = len(sizes), set()
+    clock = stopwatch(sizes, checked("test", sizes, costs))
+
+    def iteration_s(ends):
+        looked_at.add(tuple(sorted(ends)))
+        return clock(tuple(sorted(ends)))
+
+    ends, before = {n}, iteration_s({n})
+    while len(ends) < n:
+        free = [end for end in range(1, n) if end not in ends]
+        seen = {free[0]: iteration_s(ends | {free[0]})}
+        while len(free) > 1:
+            half = (len(free) - 1) // 2
+            for end in free[half : half + 2]:
+                seen[end] = iteration_s(ends | {end})
+            left = seen[free[half]] <= seen[free[half + 1]]
+            free = free[: half + 1] if left else free[half + 1 :]
+        # Of equally good ones the grouping that ends first.
+        ends = min((took, tuple(sorted(ends | {end}))) for end, took in seen.items())[1]
+        now, ends = iteration_s(ends), set(ends)
+        if now > before or before - now < epsilon * before:
+            break
+        before = now
+    return sorted(ends), len(looked_at)
+
+
+@given(cases(), st.sampled_from([0.0, 0.001, 0.5]))
+@settings(max_examples=40, deadline=None)
+def test_layer_fusion_to_the_letter(case, epsilon):
+    sizes, costs = case
+    groups = load("layer_fusion", epsilon=epsilon, literal=True)(sizes, costs)
+    ends, looked_at = as_told(sizes, costs, epsilon)
+    took = timeline(sizes, groups, costs).iteration_s
+    told = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
+    assert took == pytest.approx(timeline(sizes, told, costs).iteration_s, rel=1e-9)
+    n = len(sizes)
+    assert looked_at <= n * (2 * np.ceil(np.log2(n + 1)) + 2)  # O(N log N)
+
+
+def test_the_letter_returns_a_grouping_that_is_worse():
+    # Each message costs more than all that overlapping it could hide.
+    sizes, costs = [1] * 8, Costs([0.01] * 8, affine(1.0, 0.0), nothing, nothing)
+    assert len(load("layer_fusion")(sizes, costs)) == 1
+    assert len(load("layer_fusion", literal=True)(sizes, costs)) == 2
+
+
+def test_literal_is_true_or_false():
+    with pytest.raises(ValueError, match="layer_fusion: literal must be true or false, not 1"):
+        load("layer_fusion", literal=1)
+
+
 @pytest.mark.parametrize("epsilon", [-0.1, 1.0, float("nan")])
 def test_layer_fusion_refuses_an_epsilon_that_is_none(epsilon):
     with pytest.raises(ValueError, match="epsilon must be at least 0 and below 1"):

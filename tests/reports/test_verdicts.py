@@ -526,6 +526,28 @@ def test_readings_that_the_text_leaves_open_decide_nothing_if_they_differ():
         one(demo("ordering", readings=["another"], **fields), results)
 
 
+def test_a_table_is_fitted_in_each_reading():
+    """As read here all cells take three times what is printed, by the clock nine times, and in
+    another reading the last one takes twice as much as the rest."""
+    axes = {"t": ("method", "variant")}
+    numbers = [1.0, 2.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0]
+    cells, results = [], []
+    for n, printed in enumerate(numbers):
+        fields = {"id": f"D-{n}", "printed": str(printed), "quantity": "latency", "axes": axes}
+        cells.append(fields | {"ours": f"t/{n}/next/size", "fit": {"table": "T"}})
+        for variant, times in (("next", 3.0), ("clock", 9.0), ("other", 6.0 if n == 7 else 3.0)):
+            results += rows(times * printed, case=str(n), variant=variant)
+
+    def judged(*readings):
+        every = [demo(**cell, readings=readings) for cell in cells]
+        return judge(every, frame(results), {}, "desk").set_index("id")
+
+    assert set(judged("clock")["verdict"]) == {"holds"}
+    last = judged("clock", "other").loc["D-7"]
+    assert last["verdict"] == "undecided"
+    assert "as here holds, clock: holds, other: off by ×" in last["reason"]
+
+
 def test_among_many_tests_a_few_come_out_by_chance():
     """Benjamini and Hochberg's rule, against its definition."""
     rng = np.random.default_rng(1)

@@ -37,7 +37,8 @@ CODECS = {
     "PowerSGD": (0.02, 1.8, 1.0, False),
     "Sketch-Fusion": (0.02, 0.7, 0.7, False),
 }
-FUSIONS = {"layer_wise": 1.8, "whole_model": 1.3, "mg_wfbp": 1.04, "layer_fusion": 1.01}
+FUSIONS = {"layer_wise": 1.8, "whole_model": 1.3, "mg_wfbp": 1.04}
+FUSIONS |= {"layer_fusion_printed": 1.02, "layer_fusion": 1.01}
 FUSIONS |= {"optimal": 1.0}
 # Device, slowness and workers a server of every way of modelling.
 WAYS = {
@@ -47,8 +48,21 @@ WAYS = {
     "flat, one flop rate": ("v100_flops", 1.2, 1),
     "flat, this CPU": ("this_cpu", 3.0, 1),
 }
-HOURS = {"Baseline": 1.0, "DGC": 1.25, "Sketch-Fusion": 0.85}
-HOURS |= {"Sketch-Fusion no EF": 0.84, "Sketch-Fusion HEAVYMIX": 0.9}
+# What the document leaves open, read otherwise: how many GPUs share b, whether the tensors of the
+# baseline are fused, and how much more sketches take to code.
+READINGS = {
+    "fused baseline": (1, True, 1.0),
+    "b of all GPUs": (16, False, 1.0),
+    "fused baseline, b of all GPUs": (16, True, 1.0),
+    "LayerFusion to the letter": (1, False, 1.0),
+    "a sketch costs what SignSGD does": (1, False, 0.8),
+    "a sketch costs what Top-k does": (1, False, 4.0),
+}
+WAYS |= dict.fromkeys(READINGS, ("v100_document", 1.0, 1))
+FUSED = 0.5  # of the time that sending takes without fusing
+# Rounds to the target, in thousands.
+ROUNDS = {"Baseline": 1.0, "DGC": 1.25, "Sketch-Fusion": 0.85}
+ROUNDS |= {"Sketch-Fusion no EF": 0.84, "Sketch-Fusion HEAVYMIX": 0.9}
 HERE = {"device": "this_cpu", "evidence": "measured"}
 
 
@@ -62,35 +76,80 @@ def row(experiment: str, metric: str, value: float, unit: str = "1", **told) -> 
 
 def iteration(method: str, model: str, fused: bool, workers: int, factor: float = 1.0) -> float:
     """Seconds of an iteration."""
+    return sum(spent(method, model, fused, workers, factor))
+
+
+def spent(
+    method: str, model: str, fused: bool, workers: int, factor: float = 1.0
+) -> tuple[float, float, float]:
+    """Seconds of an iteration that go to computing, coding and sending, which overlaps nothing."""
     compute, tensors, values, _ = MODELS[model]
     share, start_ms, rate, gathers = CODECS[method]
     calls = 4 if fused and method != "Baseline" else tensors
     coding = calls * start_ms * 1e-3 + 4 * values / (rate * 2e11)
     sends = (workers - 1) if gathers else 2 * (workers - 1) / workers
-    return compute + factor * (coding + sends * share * 4 * values * 8 / 20e9)
+    return compute, factor * coding, factor * sends * share * 4 * values * 8 / 20e9
 
 
-def results() -> pd.DataFrame:
-    """Every row that Sketch-Fusion's experiments write."""
-    scaling = frame(_scaling())
+def results(readings: dict[str, tuple[int, bool, float]] | None = None) -> pd.DataFrame:
+    """Every row that Sketch-Fusion's experiments write; ``readings`` in place of ``READINGS``."""
+    scaling = frame(_scaling(READINGS if readings is None else readings))
     bench = Bench("sketch_fusion", "gains", SETTINGS, "desk")
     others = [*experiments.gains(bench, scaling), *_measured(), *_fusion(), *_timeline()]
-    others += [*_training(), *_theory(), *_live()]
+    others += [*_training(), *_theory(), *_live(), *_sketch_cost(), *_errors()]
     for model, (_, tensors, _, _) in MODELS.items():
         others.append(row("tensors", "tensors", tensors, model=model, evidence="computed"))
     return pd.concat([scaling, frame(others)], ignore_index=True)
 
 
-def _scaling():
+def _scaling(readings):
     for (variant, (device, factor, per_server)), model in product(WAYS.items(), MODELS):
-        compute, _, _, batch = MODELS[model]
+        shared, fuses, sketches = readings.get(variant, (1, False, 1.0))
         for method, fused, n in product(CODECS, (False, True), (1, 2, 4, 8, 16)):
-            seconds = iteration(method, model, fused, n, factor)
-            fusion = "layer_fusion" if fused else "layer_wise"
+            compute, coding, sending = spent(method, model, fused, n, factor)
+            coding *= sketches if method == "Sketch-Fusion" else 1.0
             place = dict(method=method, per_server=per_server, model=model, variant=variant)
-            place |= dict(device=device, fusion=fusion, workers=n)
-            yield row("scaling", "scaling_factor", compute / seconds, **place)
-            yield row("scaling", "throughput", n * batch / seconds, "1/s", **place)
+            place |= dict(
+                device=device, fusion="layer_fusion" if fused else "layer_wise", workers=n
+            )
+            took = compute / min(shared, n), coding, sending
+            yield from _iteration("scaling", model, shared, took, place)
+            if method == "Baseline" and not fused:
+                took = *took[:2], took[2] * (FUSED if fuses else 1.0)
+                place["fusion"] = "layer_fusion" if fuses else "layer_wise"
+                yield from _iteration("baseline", model, shared, took, place)
+
+
+def _iteration(experiment, model, shared, took, place):
+    (compute, coding, sending), seconds = took, sum(took)
+    n = place["workers"]
+    samples = n * MODELS[model][3] / min(shared, n)
+    yield row(experiment, "scaling_factor", compute / seconds, **place)
+    yield row(experiment, "throughput", samples / seconds, "1/s", **place)
+    yield row(experiment, "iteration_time", seconds, "s", **place)
+    yield row(experiment, "compression_time", coding, "s", **place)
+    yield row(experiment, "exposed_communication", sending, "s", **place)
+
+
+def _sketch_cost():
+    """The lead falls as a sketch costs more, to nothing at eight times SignSGD's cost, or never."""
+    for model, variant in product(("resnet20", "resnet50", "lstm"), ("flat", "b of all GPUs")):
+        place = dict(method="Sketch-Fusion", model=model, variant=variant)
+        lead = 0.95 if model == "resnet20" else 8**0.1
+        for times in (1.0, 3.0, 9.0):
+            value = lead / times**0.1
+            yield row("sketch_cost", "lead", value, sketch_cost=times, **place)
+        yield row("sketch_cost", "lead_by_work", lead / 12**0.1, sketch_cost=12.0, **place)
+        yield row("sketch_cost", "cost_by_work", 12.0, **place)
+        if lead > 1:
+            yield row("sketch_cost", "crossover", 8.0, **place)
+
+
+def _errors():
+    for number, method in enumerate([*CODECS, "QSGD, max norm"]):
+        place = dict(method=method, evidence="measured")
+        yield row("errors", "relative_error", 2.0**-number, **place)
+        yield row("errors", "bytes_a_value", 4.0 / (1 + number), "B", **place)
 
 
 def _measured():
@@ -145,8 +204,8 @@ def _timeline():
 def _training():
     """Curves that rise to a final accuracy, and what the summaries make of them."""
     for experiment, model, methods in (
-        ("figure6", "resnet8", list(HOURS)),
-        ("lstm", "lstm", list(HOURS)[:3]),
+        ("figure6", "resnet8", list(ROUNDS)),
+        ("lstm", "lstm", list(ROUNDS)[:3]),
     ):
         for method, seed in product(methods, (1, 2, 3)):
             place = dict(method=method, model=model, seed=seed, evidence="measured")
@@ -154,7 +213,7 @@ def _training():
             final = (60.0 if "no EF" in method else 80.0) + random.normal(0, 0.1)
             for step in range(0, 101, 10):
                 accuracy = final * (1 - math.exp(-step / 20))
-                point = place | dict(round=step, time_s=36.0 * step * HOURS[method])
+                point = place | dict(round=step, time_s=36.0 * step * ROUNDS[method])
                 yield row(experiment, "test_accuracy", accuracy, "%", **point)
                 yield row(experiment, "bytes_sent", 1e6 * step, "B", **point)
                 if experiment == "lstm":
@@ -163,8 +222,8 @@ def _training():
             yield row(experiment, "final_accuracy", final, "%", **place)
             yield row(experiment, "target_accuracy", 79.5, "%", **place)
             place["evidence"] = "simulated"
-            hours = HOURS[method] * (0.9 + seed / 100)
-            yield row(experiment, "time_to_target", hours, "h", **place)
+            rounds = 1000 * ROUNDS[method] * (0.9 + seed / 100)
+            yield row(experiment, "rounds_to_target", rounds, "rounds", **place)
 
 
 def _theory():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reports import claims
+from reports.verdicts import RULES
 from workflow.settings import ROOT
 
 
@@ -19,6 +20,16 @@ def test_every_entry_is_there_once_with_what_it_names(wing):
         "formula": 4,
     }
     assert 4 <= sum(bool(claim.headline) for claim in found) <= 6
+
+
+def test_absolute_numbers_are_fitted_or_were_chosen_from(skf_claims):
+    """None of them is held against ours as it is: machines and software are others."""
+    absolute = [one for one in skf_claims if one.kind == "value" and RULES[one.quantity].absolute]
+    assert len(absolute) == 7 + 7 * 3 * 2 + 3
+    assert {one.id for one in absolute if not one.fit} == {
+        f"SKF-T4-SF-{model}" for model in ("ResNet-20", "ResNet-50", "LSTM")
+    }
+    assert all(bool(one.fit) != bool(one.calibrates) for one in absolute)
 
 
 def test_table_4_is_complete(skf_claims):

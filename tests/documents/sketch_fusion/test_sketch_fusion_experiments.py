@@ -8,14 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from sketch_fusion_results import HOURS, RECIPE, SETTINGS, iteration
+from sketch_fusion_results import RECIPE, ROUNDS, SETTINGS, iteration
 
 from testbed import results
 from testbed.live import data_parallel
 from testbed.live.one_process import simulated
+from testbed.prices import load_codec
 from testbed.results import coordinates
+from testbed.training import pipeline
 from testbed.training.datasets import Dataset
 from testbed.training.device import profiles
+from testbed.training.recipe import Part
 from workflow import settings
 from workflow.documents.sketch_fusion import experiments
 from workflow.experiment import Bench
@@ -50,6 +53,83 @@ def test_gains_are_taken_where_something_is_compressed(method, variant, factor, 
         ratios = [a / b for a, b in zip(alone, fused, strict=True)]
         wanted |= {f"least_{name}": min(ratios), f"largest_{name}": max(ratios)}
     assert ours == {name: pytest.approx(value) for name, value in wanted.items()}
+
+
+@pytest.fixture(scope="module")
+def scaled(wing, smoke):
+    """Rows of ``scaling``, by what tells them apart."""
+    rows = run(wing, smoke, "scaling")
+    place = ["experiment", "metric", "variant", "model", "method", "fusion", "workers"]
+    return rows.set_index(place)["value"].sort_index()
+
+
+def test_a_shared_batch_is_a_sixteenth_a_gpu(scaled):
+    """What is sent and coded stays, so that the same milliseconds are more of an iteration."""
+    place = ("resnet50", "Baseline", "layer_wise")
+    times, factors, speeds = (
+        {read: scaled["scaling", metric, read, *place] for read in ("flat", "b of all GPUs")}
+        for metric in ("iteration_time", "scaling_factor", "throughput")
+    )
+    alone = {read: times[read][16] * factors[read][16] for read in times}
+    assert alone["flat"] == pytest.approx(16 * alone["b of all GPUs"])
+    assert times["b of all GPUs"][1] == pytest.approx(times["flat"][1])  # alone it has all of b
+    assert speeds["b of all GPUs"][16] == pytest.approx(128 / times["b of all GPUs"][16])
+    # With the tensors of the baseline fused 23 %, and 41 % of linear scaling with FP16.
+    fused = scaled["baseline", "scaling_factor", "fused baseline, b of all GPUs", "resnet50"]
+    assert fused["Baseline", "layer_fusion", 16] == pytest.approx(0.23, abs=0.005)
+    half = scaled["scaling", "scaling_factor", "b of all GPUs", "resnet50", "FP16"]
+    assert half["layer_fusion", 16] == pytest.approx(0.41, abs=0.005)
+
+
+def test_the_baseline_is_fused_or_not_as_it_is_read(scaled):
+    for model in ("resnet20", "lstm"):
+        place = "scaling", "iteration_time", "flat", model, "Baseline"
+        for read, fusion in (("flat", "layer_wise"), ("fused baseline", "layer_fusion")):
+            base = scaled["baseline", "iteration_time", read, model, "Baseline"]
+            assert base[fusion].equals(scaled[place][fusion])
+
+
+def test_sketches_cost_what_others_do_in_their_readings(scaled, smoke):
+    """A ring's sum is decoded once, so that coding every tensor once is all there is."""
+    known = profiles()["v100_document"].known
+    for label, codec in (("SignSGD", "sign_sgd"), ("Top-k", "top_k")):
+        reading = f"a sketch costs what {label} does"
+        coding = scaled["scaling", "compression_time", reading, "resnet50"]
+        layers = pipeline.layers(Part(name="resnet50"))
+        cost = sum(known[codec].seconds(4 * n) for n in layers.sizes)
+        assert coding["Sketch-Fusion", "layer_wise", 16] == pytest.approx(cost)
+        others = scaled["scaling", "compression_time", "flat", "resnet50"].drop("Sketch-Fusion")
+        assert coding.drop("Sketch-Fusion").equals(others)
+
+
+def test_a_sketch_costs_one_thing_on_one_gpu():
+    sketch = load_codec(SETTINGS.methods["Sketch-Fusion"].codec)
+    every = [profiles()[name] for name in ("v100_document", "v100_flops", "v100_matrix")]
+    assert len({one.encode_s(sketch, 1e6) + one.decode_s(sketch, 1e6) for one in every}) == 1
+
+
+def test_the_lead_ends_at_the_crossover(wing, smoke):
+    rows = run(wing, smoke, "sketch_cost")
+    swept = rows[rows["metric"] == "lead"].set_index(["model", "variant", "sketch_cost"])["value"]
+    ends = rows[rows["metric"] == "crossover"].set_index(["model", "variant"])["value"]
+    assert {model for model, _ in ends.index} == {"resnet50", "lstm"}
+    for place, crossover in ends.items():
+        lead = swept.loc[place]
+        assert (lead[lead.index < crossover] > 1).all() and (lead[lead.index > crossover] < 1).all()
+    assert (swept.loc["resnet20"] < 1).all()
+
+
+def test_crossings_are_found():
+    assert experiments._crossing(lambda x: 6 / x, 1.0, 10.0) == pytest.approx(6, rel=2e-4)
+
+
+def test_qsgd_by_the_largest_value_loses_less_at_equal_bytes(wing, smoke):
+    rows = run(wing, smoke, "errors").set_index(["metric", "method"])["value"]
+    lost, nbytes = rows["relative_error"], rows["bytes_a_value"]
+    assert nbytes["QSGD"] == nbytes["QSGD, max norm"] == (2 + 32 / 512) / 8
+    assert lost["QSGD"] == pytest.approx(17, rel=0.05)
+    assert lost["QSGD, max norm"] == pytest.approx(1.6, rel=0.05)
+    assert lost["Baseline"] == 0 and lost["Top-k"] < 1
 
 
 def test_gains_are_those_of_every_way_of_modelling(wing):
@@ -122,7 +202,7 @@ def test_runs_train_small_models_in_the_time_of_the_documents(wing):
     bench = Bench("sketch_fusion", "figure6", recipe, "desk")
     sections = {key: getattr(recipe, key) for key in one.sections}
     runs = list(one.runs(bench, sections).values())
-    assert len(runs) == len(HOURS) * 3 and {run.at["method"] for run in runs} == set(HOURS)
+    assert len(runs) == len(ROUNDS) * 3 and {run.at["method"] for run in runs} == set(ROUNDS)
     for run in runs:
         assert (run.model.name, run.stands_for.name) == ("resnet8", "resnet20")
         assert (run.timed_workers, run.timed_batch, run.batch) == (16, 128, 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from sketch_fusion_results import FUSIONS, RECIPE, iteration
+from sketch_fusion_results import CODECS, FUSIONS, RECIPE, iteration, spent
 
 from reports.charts import Missing
 from reports.charts.drawing import draw
@@ -139,7 +139,40 @@ def test_searches_are_held_against_the_best(table):
     assert set(made["LayerFusion, % over"].round(9)) == {1.0}
     assert list(made["model"].unique()) == ["ResNet-20", "VGG-16", "ResNet-50", "LSTM"]
     assert set(made["groups of the best"]) == {len(FUSIONS)}
-    assert set(made["LayerFusion found in, ms"]) == {64.0}
+    assert set(made["LayerFusion found in, ms"]) == {256.0}
+    assert set(made["LayerFusion to the letter, % over"].round(9)) == {2.0}
+
+
+def test_readings_of_b_stand_beside_each_other(table):
+    made = table("readings_table").set_index(["model", "Table 3's b"])
+    assert len(made) == 4 * 2
+    for read, shared in (("of each GPU", 1), ("of all", 16)):
+        compute, coding, sending = spent("Baseline", "resnet50", False, 16)
+        alone = compute / shared
+        baseline = 100 * alone / (alone + coding + sending)
+        assert made.loc[("ResNet-50", read), "baseline, %"] == pytest.approx(baseline)
+        # 128 images of each of 16 GPUs, or of all, at Table 4's 1,768 a second.
+        took = made.loc[("ResNet-50", read), "DGC's iteration by Table 4, ms"]
+        assert took == pytest.approx(1e3 * 16 * 128 / shared / 1768)
+    assert made["of it coding by Table 1, ms"].dropna().tolist() == [242, 242]
+
+
+def test_the_lead_ends_where_a_sketch_costs_too_much(table):
+    made = table("sketch_cost_table").set_index(["model", "Table 3's b"])
+    assert made.loc[("LSTM", "of all"), "at SignSGD's cost"] == pytest.approx(8**0.1)
+    assert made.loc[("LSTM", "of all"), "at Top-k's cost"] == pytest.approx((8 / 9) ** 0.1)
+    assert (made.loc["ResNet-50", "best up to, times SignSGD's"] == 8).all()
+    assert made.loc["ResNet-20", "best up to, times SignSGD's"].isna().all()
+    (here,) = made["on this CPU, times SignSGD's"].dropna().unique()
+    sketch, sign = (
+        (0.1024 / rate + 161 * start * 1e-5) for rate, start in ((0.7, 0.7), (2.5, 0.6))
+    )
+    assert here == pytest.approx(sketch / sign)
+
+
+def test_errors_have_a_line_each(table):
+    made = table("errors").set_index("method")
+    assert len(made) == len(CODECS) + 1 and made.loc["FP16", "error / values"] == 0.5
 
 
 def test_theorems_are_held_against_their_bounds(table):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -54,7 +54,12 @@ HERE = "this_cpu"
 SMALL, LARGE = 4, 20
 """Powers of two between whose sizes of a tensor the document says how much longer coding takes."""
 
-Grouping = Literal["layer_wise", "whole_model", "mg_wfbp", "layer_fusion", "optimal"]
+FLAT, SHARED = "flat", "b of all GPUs"
+"""The way of modelling whose numbers are ours, and Table 3's batch read as that of all GPUs."""
+
+Grouping = Literal[
+    "layer_wise", "whole_model", "mg_wfbp", "layer_fusion_printed", "layer_fusion", "optimal"
+]
 ModelName = Annotated[str, Of("model")]
 
 
@@ -84,12 +89,16 @@ class Settings(declarations.Settings):
     def check(self, check: Check) -> None:
         for name in self.models:
             check.need("models", name, known("model"))
-        for label in ("Baseline", "Top-k", "PowerSGD"):
+        for label in ("Baseline", "Top-k", "SignSGD", "PowerSGD", "Sketch-Fusion"):
             check.need("methods", label, self.methods)
         for name in ("timeline", "live"):
             for label in getattr(self, name).methods:
                 check.need(f"{name}.methods", label, self.methods)
         check.need("timeline.model", self.timeline.model, self.models)
+        for label in self.sketch_cost.rivals:
+            check.need("sketch_cost.rivals", label, self.methods)
+        for name in self.sketch_cost.models:
+            check.need("sketch_cost.models", name, self.models)
         for name in self.scaling_here.batch:
             check.need("scaling_here.batch", name, self.models)
         for name in ("figure6", "lstm"):
@@ -127,6 +136,7 @@ class Fusions(Section):
     layer_wise: Fusion
     whole_model: Fusion
     mg_wfbp: Fusion
+    layer_fusion_printed: Fusion
     layer_fusion: Fusion
     optimal: Fusion
 
@@ -137,12 +147,27 @@ class Fusions(Section):
 
 @dataclass(frozen=True)
 class Way:
-    """How communication and computing are modelled: flat, or ``per_server`` workers a server."""
+    """How communication and computing are modelled, and what of the document is read how.
+
+    Attributes
+    ----------
+    per_server: workers a server; 1 where all communicate alike.
+    shared: whether Table 3's batch is that of all GPUs, not of each.
+    baseline: what groups the tensors of the baseline.
+    search: what groups those that LayerFusion groups.
+    """
 
     variant: str
     device_name: str
     device: device.Device
     per_server: int = 1
+    shared: bool = False
+    baseline: Grouping = LAYER_WISE
+    search: Grouping = LAYER_FUSION
+
+    def batch(self, setup: Setup, workers: int) -> float:
+        """Samples of a worker's iteration."""
+        return setup.batch / workers if self.shared else setup.batch
 
 
 def _row(
@@ -160,7 +185,33 @@ def _row(
 
 
 def _flat(cluster: Cluster) -> Way:
-    return Way("flat", cluster.device, device.profile(cluster.device))
+    return Way(FLAT, cluster.device, device.profile(cluster.device))
+
+
+def _readings(bench: Bench, flat: Way) -> list[Way]:
+    """What the document leaves open, each taken otherwise: whose batch b is, whether the baseline's
+    tensors are fused (as well as our search can), how LayerFusion searches, and what a sketch
+    costs, from SignSGD's in Table 1 to Top-k's."""
+    fused = dict(baseline=LAYER_FUSION)
+    ways = [
+        replace(flat, variant="fused baseline", **fused),
+        replace(flat, variant=SHARED, shared=True),
+        replace(flat, variant=f"fused baseline, {SHARED}", shared=True, **fused),
+        replace(flat, variant="LayerFusion to the letter", search="layer_fusion_printed"),
+    ]
+    for label in ("SignSGD", "Top-k"):
+        known = flat.device.known[bench.settings.methods[label].codec.name]
+        priced = _with_sketch(bench, flat, known)
+        ways.append(replace(flat, variant=f"a sketch costs what {label} does", device=priced))
+    return ways
+
+
+def _with_sketch(bench: Bench, way: Way, cost: device.Cost) -> device.Device:
+    """The device of a way, if a sketch cost so much on it."""
+    sketch = bench.settings.methods["Sketch-Fusion"].codec
+    coding = device.Coding(rate=cost.rate, fixed_s=cost.fixed_s, parameters=sketch.parameters)
+    told = way.device.model_dump()
+    return device.Device(**told | {"known": told["known"] | {sketch.name: coding.model_dump()}})
 
 
 def _codec(part: Part) -> codecs.Compressor:
@@ -187,8 +238,13 @@ def _costs(
         overhead_s=cluster.overhead_s,
         inner=star(inside, cluster.inner_rate, latency=cluster.latency) if inside > 1 else None,
     )
-    batch = bench.settings.models[layers.model].batch
-    return system.costs(way.device, layers, pipeline.single_gpu_s(way.device, layers, batch))
+    return system.costs(way.device, layers, _alone(bench, way, layers, workers))
+
+
+def _alone(bench: Bench, way: Way, layers: pipeline.Layers, workers: int) -> float:
+    """Seconds in which one of so many workers computes an iteration."""
+    batch = way.batch(bench.settings.models[layers.model], workers)
+    return pipeline.single_gpu_s(way.device, layers, batch)
 
 
 # Throughput ---------------------------------------------------------------------------------------
@@ -208,12 +264,13 @@ def tensors(bench: Bench, tensors: Tensors) -> Iterator[Row]:
         yield bench.row("parameters", models.count(shapes), "values", **same)
 
 
-@experiment(memory_mb=3000)
+@experiment(makes=("baseline",), memory_mb=3000)
 def scaling(bench: Bench, cluster: Cluster, fusion: Fusions) -> Iterator[Row]:
     """Scaling factor and throughput by workers (Figures 1a, 3 to 5, Table 4): on the document's
-    V100 in every way of communicating, and with one flop rate for all models."""
+    V100 as the document can be read, in every way of communicating, and with one flop rate for all
+    models."""
     flat = _flat(cluster)
-    ways = [flat]
+    ways = [flat, *_readings(bench, flat)]
     ways += [Way(f"{n} a server", flat.device_name, flat.device, n) for n in cluster.per_server]
     ways += [Way("flat, one flop rate", "v100_flops", device.profile("v100_flops"))]
     layers = {name: pipeline.layers(Part(name=name)) for name in bench.settings.models}
@@ -226,35 +283,114 @@ def _scaling(
     bench: Bench, cluster: Cluster, fusion: Fusions, way: Way, layers: pipeline.Layers
 ) -> Iterator[Row]:
     bench.say(f"scaling: {layers.model}, {way.variant}")
-    batch = bench.settings.models[layers.model].batch
-    alone = pipeline.single_gpu_s(way.device, layers, batch)
+    groupings = {LAYER_WISE: fusion.load(LAYER_WISE), LAYER_FUSION: fusion.load(way.search)}
     for label, method in bench.settings.methods.items():
-        for name in (LAYER_WISE, LAYER_FUSION):
-            for workers in cluster.workers:
-                costs = _costs(bench, cluster, way, layers, method, workers)
-                if costs is None:
-                    continue
-                spans = pipeline.overlapped(layers, fusion.load(name), costs)
-                coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
-                row = partial(
-                    _row,
-                    bench,
-                    method=label,
-                    at=dict(per_server=way.per_server),
-                    experiment="scaling",
-                    variant=way.variant,
-                    exchange=method.exchange,
-                    fusion=name,
-                    model=layers.model,
-                    workers=workers,
-                    bandwidth=cluster.rate,
-                    device=way.device_name,
-                )
-                yield row("scaling_factor", alone / spans.iteration_s, "1")
-                yield row("throughput", workers * batch / spans.iteration_s, "1/s")
-                yield row("iteration_time", spans.iteration_s, "s")
-                yield row("exposed_communication", spans.exposed_communication_s, "s")
-                yield row("compression_time", coding, "s")
+        for workers in cluster.workers:
+            costs = _costs(bench, cluster, way, layers, method, workers)
+            if costs is None:
+                continue
+            same = dict(
+                method=label,
+                at=dict(per_server=way.per_server),
+                variant=way.variant,
+                exchange=method.exchange,
+                model=layers.model,
+                workers=workers,
+                bandwidth=cluster.rate,
+                device=way.device_name,
+            )
+            for name, grouping in groupings.items():
+                told = same | dict(experiment="scaling", fusion=name)
+                yield from _iteration(bench, way, layers, grouping, costs, told)
+            if label == "Baseline":
+                told = same | dict(experiment="baseline", fusion=way.baseline)
+                yield from _iteration(bench, way, layers, fusion.load(way.baseline), costs, told)
+
+
+def _iteration(
+    bench: Bench,
+    way: Way,
+    layers: pipeline.Layers,
+    grouping: fusions.Fusion,
+    costs: fusions.Costs,
+    told: dict[str, Any],
+) -> Iterator[Row]:
+    """What an iteration takes, and where its time goes."""
+    workers = told["workers"]
+    spans = pipeline.overlapped(layers, grouping, costs)
+    coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
+    samples = workers * way.batch(bench.settings.models[layers.model], workers)
+    row = partial(_row, bench, **told)
+    alone = _alone(bench, way, layers, workers)
+    yield row("scaling_factor", alone / spans.iteration_s, "1")
+    yield row("throughput", samples / spans.iteration_s, "1/s")
+    yield row("iteration_time", spans.iteration_s, "s")
+    yield row("exposed_communication", spans.exposed_communication_s, "s")
+    yield row("compression_time", coding, "s")
+
+
+class SketchCost(Section):
+    """``rivals``: methods of Table 4. ``steps``: costs between SignSGD's and Top-k's, both in."""
+
+    models: list[ModelName]
+    rivals: list[str]
+    steps: Annotated[int, Field(ge=2)]
+
+
+@experiment(memory_mb=3000)
+def sketch_cost(
+    bench: Bench, cluster: Cluster, fusion: Fusions, sketch_cost: SketchCost
+) -> Iterator[Row]:
+    """By how much Sketch-Fusion leads Table 4's others, by what a sketch costs; and the cost, in
+    SignSGD's of Table 1, at which it no longer does."""
+    methods, workers = bench.settings.methods, max(cluster.workers)
+    flat = _flat(cluster)
+    low, high = (flat.device.known[methods[label].codec.name] for label in ("SignSGD", "Top-k"))
+    search = fusion.load(LAYER_FUSION)
+    for way in (flat, replace(flat, variant=SHARED, shared=True)):
+        for name in sketch_cost.models:
+            bench.say(f"cost of a sketch: {name}, {way.variant}")
+            layers = pipeline.layers(Part(name=name))
+
+            def seconds(label: str, way: Way, layers: pipeline.Layers = layers) -> float:
+                costs = _costs(bench, cluster, way, layers, methods[label], workers)
+                return pipeline.overlapped(layers, search, costs).iteration_s
+
+            best = min(seconds(label, way) for label in sketch_cost.rivals)
+
+            def lead(times: float, way: Way = way, best: float = best, seconds=seconds) -> float:
+                cost = device.Cost(rate=low.rate / times, fixed_s=times * low.fixed_s)
+                priced = replace(way, device=_with_sketch(bench, way, cost))
+                return best / seconds("Sketch-Fusion", priced)
+
+            same = dict(method="Sketch-Fusion", model=name, variant=way.variant)
+            same |= dict(workers=workers, device=way.device_name, fusion=LAYER_FUSION)
+            most = high.fixed_s / low.fixed_s
+            for times in np.geomspace(1.0, most, sketch_cost.steps):
+                at = dict(sketch_cost=round(float(times), 6))
+                yield _row(bench, "lead", lead(times), "1", at=at, **same)
+            if lead(1.0) > 1 > lead(most):
+                crossing = _crossing(lead, 1.0, most)
+                yield _row(bench, "crossover", crossing, "1", **same)
+            # Priced by what it does to memory, as the profile has it.
+            by_work, signs = (_cost(way, methods[it], name) for it in ("Sketch-Fusion", "SignSGD"))
+            at, value = dict(sketch_cost=by_work / signs), best / seconds("Sketch-Fusion", way)
+            yield _row(bench, "lead_by_work", value, "1", at=at, **same)
+            yield _row(bench, "cost_by_work", by_work / signs, "1", **same)
+
+
+def _cost(way: Way, method: Method, model: str) -> float:
+    """Seconds to encode and decode a model's tensors, one by one."""
+    codec, sizes = _codec(method.codec), pipeline.layers(Part(name=model)).sizes
+    return sum(way.device.encode_s(codec, 4 * n) + way.device.decode_s(codec, 4 * n) for n in sizes)
+
+
+def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that falls from above 1 to below it is 1, by bisection, to four digits."""
+    while high / low > 1 + 1e-4:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if falling(middle) > 1 else (low, middle)
+    return low
 
 
 class Timeline(Section):
@@ -395,6 +531,30 @@ def compression(bench: Bench, measured: Measured, compression: Compression) -> I
     yield speed("torch PowerSGD hook", "total", seconds)
 
 
+class Errors(Section):
+    """``side``: of the square matrix that is coded. ``others``: codecs besides the methods'."""
+
+    side: PositiveInt
+    others: dict[str, Codec]
+
+
+@experiment(memory_mb=1000)
+def errors(bench: Bench, errors: Errors) -> Iterator[Row]:
+    """What one coding of normal values loses, as a share of their squares, and the bytes it takes.
+    What a codec keeps for later counts as lost."""
+    methods = {label: one.codec for label, one in bench.settings.methods.items()}
+    shape = (errors.side, errors.side)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for label, part in (methods | errors.others).items():
+        codec = _codec(part)
+        (decoded, *_), _, _ = codecs.aggregate([codec], [values], "values")
+        lost = float((decoded - values).square().sum() / values.square().sum())
+        told = dict(compression=part.name, evidence="measured")
+        yield _row(bench, "relative_error", lost, "1", label, **told)
+        nbytes = sum(codec.payload_bytes(shape)) / values.numel()
+        yield _row(bench, "bytes_a_value", nbytes, "B", label, **told | {"evidence": "computed"})
+
+
 class TensorSizes(Section):
     """``powers``: of two, sizes of a tensor."""
 
@@ -433,7 +593,7 @@ class ScalingHere(Section):
     batch: dict[str, PositiveInt]
 
 
-@experiment(makes=("scaling",), alone=True, memory_mb=6000)
+@experiment(makes=("scaling", "baseline"), alone=True, memory_mb=6000)
 def scaling_here(
     bench: Bench,
     cluster: Cluster,
@@ -467,11 +627,14 @@ def gains(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     # Inside of one server nothing is compressed.
     factors = factors[factors["workers"] > factors["per_server"]]
     places = ["variant", "model", "device"]
-    for place, here in factors.groupby(places, sort=False):
+    baselines = factors[factors["experiment"] == "baseline"]
+    baselines = baselines.set_index([*places, "workers"])["value"].sort_index()
+    for place, here in factors[factors["experiment"] == "scaling"].groupby(places, sort=False):
         found = here.pivot(index="workers", columns=["fusion", "method"], values="value")
         for label in here["method"].unique():
-            for metric, base in (("gain", label), ("gain_over_baseline", "Baseline")):
-                ratios = found[LAYER_FUSION, label] / found[LAYER_WISE, base]
+            bases = {"gain": found[LAYER_WISE, label], "gain_over_baseline": baselines.loc[place]}
+            for metric, base in bases.items():
+                ratios = found[LAYER_FUSION, label] / base
                 for end, value in (("least", ratios.min()), ("largest", ratios.max())):
                     told = dict(zip(places, place, strict=True))
                     yield _row(bench, f"{end}_{metric}", value, "1", label, **told)

@@ -41,13 +41,17 @@ FAMILIES = {
 MODELS = {"resnet20": "ResNet-20", "vgg16": "VGG-16", "resnet50": "ResNet-50", "lstm": "LSTM"}
 FUSIONS = {"layer_wise": "layer-wise", "layer_fusion": "LayerFusion", "mg_wfbp": "MG-WFBP"}
 FUSIONS |= {"whole_model": "whole model", "optimal": "the best"}
+FUSIONS |= {"layer_fusion_printed": "LayerFusion to the letter"}
 STYLE = Style(
     looks={one: Look(ink, style="solid") for ink, methods in FAMILIES.items() for one in methods}
     | {
         "layer_wise": Look("vermillion", "s"),
         "whole_model": Look("orange", "D"),
         "mg_wfbp": Look("purple", "^"),
+        "layer_fusion_printed": Look("green", "v"),
         "layer_fusion": Look("blue", "o"),
+        "flat": "blue",
+        "b of all GPUs": "vermillion",
         "compute": "sky",
         "encode": "orange",
         "network": "blue",
@@ -64,11 +68,13 @@ STYLE = Style(
         "time_s": "simulated time",
         "bytes_sent": "sent and received by one worker",
         "parameter_server": "PS",
+        "flat": "b of each GPU",
+        "sketch_cost": "what a sketch costs, times SignSGD's",
     },
     forms={"workers": "{} GPUs", "groups": "y = {}", "theorem": "Theorem {}"},
     order={
         "model": list(MODELS),
-        "fusion": ["layer_wise", "whole_model", "mg_wfbp", "layer_fusion"],
+        "fusion": ["layer_wise", "whole_model", "mg_wfbp", "layer_fusion_printed", "layer_fusion"],
         "stream": ["compute", "encode", "network", "decode"],
     },
 )
@@ -76,8 +82,10 @@ V100 = (
     "Computing and compressing take what Tables 1 and 4 imply for a V100, and a sketch, which they "
     "leave out, what its work would; the network is simulated with the exact bytes."
 )
-MAIN, CPU = "flat", "flat, this CPU"
+MAIN, CPU = experiments.FLAT, "flat, this CPU"
 """The way of modelling whose numbers are ours, and this machine beside it."""
+READ = [MAIN, experiments.SHARED]
+"""As Table 3's batch can be read."""
 
 
 def _several(values: list[float]) -> list[float]:
@@ -185,6 +193,21 @@ def speed(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 @table(
+    title="What one coding loses",
+    shows="Squared error of one matrix of normal values, coded once, over its squares, and the "
+    "bytes of a value. What a codec keeps for the next gradient counts as lost. QSGD rounds "
+    "without bias, so that it may lose more than there is: with a bucket's l2 norm, as in its "
+    "theory, much more than with its largest value, at equal bytes.",
+    of=[experiments.errors],
+)
+def errors(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Relative squared errors, and bytes, by method."""
+    found = tables.wide(rows, ["method"])
+    named = {"relative_error": "error / values", "bytes_a_value": "bytes a value"}
+    return found[list(named)].rename(columns=named).reset_index()
+
+
+@table(
     title="Table 4: throughput on 16 GPUs",
     shows="Samples a second of all workers, simulated at 20 Gbit/s, beside the printed ones; gain "
     "is LayerFusion to layer-wise. Last, the same with compression and computing as timed on this "
@@ -197,6 +220,7 @@ def speed(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 )
 def table4(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Table 4 as simulated on the document's V100 and on this CPU, beside the printed numbers."""
+    rows = rows[rows["experiment"] == "scaling"]
     speeds = rows[(rows["metric"] == "throughput") & (rows["workers"] == rows["workers"].max())]
     ours, here = (
         tables.wide(speeds[speeds["variant"] == variant], ["model", "method"], "fusion")
@@ -245,6 +269,8 @@ def _factors(number: int, model: str, says: str, printed: dict[str, str] | None 
     """Scaling factors of one model: a panel a number of GPUs, a row a method."""
     here = {"variant": MAIN, "model": model, "workers": _several}
     wise = {**here, "method": "Baseline", "fusion": "layer_wise"}
+    fused = {**wise, "fusion": "layer_fusion"}
+    both = ["layer_wise", "layer_fusion"]
     cpu = {**here, "variant": CPU, "method": _compressors, "fusion": "layer_fusion"}
     ids = {name: {"method": method, "workers": 16} for name, method in (printed or {}).items()}
     return Figure(
@@ -254,7 +280,7 @@ def _factors(number: int, model: str, says: str, printed: dict[str, str] | None 
         of=[experiments.scaling],
         style=STYLE,
         chart=Dots(
-            rows=Rows("scaling_factor", {**here, "fusion": ["layer_wise", "layer_fusion"]}),
+            rows=Rows("scaling_factor", {**here, "fusion": both}, "scaling"),
             y="method",
             colour="fusion",
             panels="workers",
@@ -269,7 +295,10 @@ def _factors(number: int, model: str, says: str, printed: dict[str, str] | None 
                 ),
                 Layer(Printed(ids=ids, times=0.01), "D", "printed", colour="ink"),
             ],
-            lines=[Line(Rows("scaling_factor", wise, "scaling"), "baseline")],
+            lines=[
+                Line(Rows("scaling_factor", wise, "scaling"), "baseline"),
+                Line(Rows("scaling_factor", fused, "scaling"), "baseline, fused", style="dotted"),
+            ],
         ),
     )
 
@@ -304,6 +333,140 @@ def _text(end: str, method: str) -> Printed:
     return Printed(ids=ids)
 
 
+readings = Figure(
+    title="Whose batch is b? Scaling factors on 16 GPUs in both readings",
+    shows="Table 3's batch read as each GPU's, as everywhere else here, and as that of all 16 "
+    "together, of which a GPU computes a sixteenth. Messages stay as they are, so that computing "
+    f"hides less of them. {V100}",
+    says="On ResNet-50 the baseline reaches about 35 % and FP16 with LayerFusion about 50 %; whose "
+    "batch it is is not said. Neither reading comes to both numbers.",
+    of=[experiments.scaling],
+    style=STYLE,
+    chart=Dots(
+        rows=Rows(
+            "scaling_factor",
+            {
+                "variant": READ,
+                "model": ["resnet20", "resnet50", "lstm"],
+                "workers": max,
+                "fusion": ["layer_wise", "layer_fusion"],
+            },
+            "scaling",
+        ),
+        y="method",
+        colour="variant",
+        marker="fusion",
+        panels="model",
+        limits=(0, None),
+        also=[
+            Layer(
+                Printed(
+                    ids={
+                        f"SKF-F4a/{label}": {"method": method, "model": "resnet50"}
+                        for label, method in (
+                            ("FP16 with LayerFusion", "FP16"),
+                            ("baseline", "Baseline"),
+                        )
+                    },
+                    times=0.01,
+                ),
+                "D",
+                "printed",
+                colour="ink",
+            )
+        ],
+    ),
+)
+
+
+@table(
+    title="Whose batch is b? In numbers",
+    shows="Scaling factors on 16 GPUs, the baseline tensor by tensor and with its tensors fused as "
+    "well as our search can; Sketch-Fusion's throughput over that of the fused baseline; and an "
+    "iteration of DGC layer by layer as Table 4's throughput implies it, beside its coding alone "
+    "in Table 1, which must fit into it.",
+    says="On ResNet-50 the baseline reaches about 35 % and FP16 about 50 %.",
+    of=[experiments.scaling, experiments.compression],
+)
+def readings_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Both readings of Table 3's batch, and what each contradicts."""
+    rows = rows[(rows["experiment"] == "scaling") & rows["variant"].isin(READ)]
+    rows = rows[rows["workers"] == rows["workers"].max()]
+    place = ["model", "variant"]
+    factors = rows[rows["metric"] == "scaling_factor"]
+    found = factors.pivot_table("value", place, ["method", "fusion"], sort=False)
+    shown = {
+        "baseline, %": ("Baseline", "layer_wise"),
+        "baseline fused, %": ("Baseline", "layer_fusion"),
+        "FP16 with LayerFusion, %": ("FP16", "layer_fusion"),
+        "Sketch-Fusion, %": ("Sketch-Fusion", "layer_fusion"),
+    }
+    made = pd.DataFrame({name: 100 * found[column] for name, column in shown.items()})
+    made["Sketch-Fusion / baseline fused"] = found[shown["Sketch-Fusion, %"]]
+    made["Sketch-Fusion / baseline fused"] /= found[shown["baseline fused, %"]]
+    dgc = rows[(rows["method"] == "DGC") & (rows["fusion"] == "layer_wise")]
+    dgc = tables.wide(dgc, place)
+    samples = dgc["iteration_time"] * dgc["throughput"]
+    cells = [("DGC", f"{MODELS[model]}-LW") for model, _ in made.index]
+    throughput = _printed(verdicts, "Table 4").reindex(cells).to_numpy()
+    made["DGC's iteration by Table 4, ms"] = 1e3 * samples / throughput
+    coding = _printed(verdicts, "Table 1").droplevel("column")["DGC"]
+    only = made.index.get_level_values("model") == "resnet50"
+    made.loc[only, "of it coding by Table 1, ms"] = coding
+    made = made.reset_index().rename(columns={"variant": "Table 3's b"})
+    return made.replace({"model": MODELS, "Table 3's b": {MAIN: "of each GPU", READ[1]: "of all"}})
+
+
+sketch_cost = Figure(
+    title="What a sketch may cost",
+    shows="Throughput of Sketch-Fusion on 16 GPUs over that of the best other method of Table 4, "
+    "all with LayerFusion, by what compressing and decompressing a sketch costs a V100: from what "
+    "Table 1 prints for SignSGD to what it prints for Top-k. Diamonds: priced by what it does to "
+    "memory, as in all else here.",
+    says="Sketch-Fusion is far ahead on all three models. What a sketch costs is not printed.",
+    of=[experiments.sketch_cost],
+    style=STYLE,
+    chart=Lines(
+        rows=Rows("lead"),
+        x="sketch_cost",
+        colour="variant",
+        panels="model",
+        log="x",
+        label="times the best other",
+        lines=[Line(1, style="solid")],
+        also=[Layer(Rows("lead_by_work"), "D", "by its work")],
+    ),
+)
+
+
+@table(
+    title="What a sketch may cost, in numbers",
+    shows="Sketch-Fusion's throughput over the best other's of Table 4 where a sketch costs what "
+    "SignSGD and what Top-k do in Table 1; the cost, in SignSGD's, up to which it is the best (a "
+    "dash: at none or at all of them); its cost by what it does to memory; and how many times as "
+    "long as SignSGD a sketch takes on this machine's CPU, for ResNet-50.",
+    says="Sketch-Fusion is far ahead on all three models.",
+    of=[experiments.sketch_cost, experiments.compression],
+)
+def sketch_cost_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """The lead at both ends of the sweep, and where it ends."""
+    swept, place = rows[rows["experiment"] == "sketch_cost"], ["model", "variant"]
+    leads = swept[swept["metric"] == "lead"].sort_values("sketch_cost").groupby(place, sort=False)
+    made = pd.DataFrame(
+        {"at SignSGD's cost": leads["value"].first(), "at Top-k's cost": leads["value"].last()}
+    )
+    found = tables.wide(swept[swept["metric"] != "lead"], place)
+    made["best up to, times SignSGD's"] = found.get("crossover")
+    made["by its work"] = found["lead_by_work"]
+    made["by its work, times SignSGD's"] = found["cost_by_work"]
+    here = rows[(rows["experiment"] == "compression") & (rows["variant"] == "layer-wise")]
+    here = tables.wide(here, ["method"])["compression_time"]
+    only = made.index.get_level_values("model") == "resnet50"
+    made.loc[only, "on this CPU, times SignSGD's"] = here["Sketch-Fusion"] / here["SignSGD"]
+    made = made.reset_index().rename(columns={"variant": "Table 3's b"})
+    return made.replace({"model": MODELS, "Table 3's b": {MAIN: "of each GPU", READ[1]: "of all"}})
+
+
 gains = Figure(
     title="What LayerFusion gains",
     shows="Scaling factor with LayerFusion over layer-wise. At one number of GPUs this is also the "
@@ -322,6 +485,7 @@ gains = Figure(
                 "method": _compressors,
                 "workers": _several,
             },
+            "scaling",
             relative_to={"fusion": "layer_wise"},
         ),
         y="method",
@@ -352,7 +516,9 @@ gains = Figure(
 @table(
     title="How near the searches come to the best grouping",
     shows="Iteration time over that of the best of all groupings of consecutive tensors, found "
-    "exactly, for 16 workers on the document's V100; groups, and the time to search here.",
+    "exactly, for 16 workers on the document's V100; groups, and the time to search here. To the "
+    "letter each group more is one cut by one binary search, and the last grouping looked at is "
+    "returned; LayerFusion, here and in all else, moves the cuts, too, and returns the best.",
     says="Its search is heuristic, in O(N log N), and stops where another group gains little.",
     of=[experiments.fusion],
 )
@@ -363,9 +529,9 @@ def fusion_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     made = pd.DataFrame({"best possible, ms": 1e3 * found["iteration_time"]["optimal"]})
     for kind in STYLE.order["fusion"]:
         made[f"{FUSIONS[kind]}, % over"] = found["gap"][kind]
-    for kind in ("layer_fusion", "optimal"):
+    for kind in ("layer_fusion_printed", "layer_fusion", "optimal"):
         made[f"groups of {FUSIONS[kind]}"] = found["groups"][kind]
-    for kind in ("mg_wfbp", "layer_fusion", "optimal"):
+    for kind in ("mg_wfbp", "layer_fusion_printed", "layer_fusion", "optimal"):
         made[f"{FUSIONS[kind]} found in, ms"] = 1e3 * found["search_time"][kind]
     made = made.reset_index().rename(columns={"exchange": "collective"})
     return made.replace({"model": MODELS, "collective": {"parameter_server": "parameter server"}})
@@ -395,7 +561,8 @@ fusion = Figure(
 figure6 = Figure(
     title="Figure 6: accuracy over time",
     shows="Trained for real, with time simulated for 16 V100 at 20 Gbit/s. Bands are 95 % "
-    "intervals. Right, Sketch-Fusion with errors fed back, without (Algorithm 1 as printed), and "
+    "intervals. The clock is that of layers as many as the trained model's and as large as "
+    "ResNet-20's. Right, Sketch-Fusion with errors fed back, without (Algorithm 1 as printed), and "
     "with HEAVYMIX choosing what is sent. ImageNet is not to be had.",
     says="Sketch-Fusion converges in 5.2 to 18.6 % less time than the baseline and in 20 % less "
     "than DGC, which fails on ImageNet.",
@@ -422,7 +589,8 @@ figure6 = Figure(
 
 lstm = Figure(
     title="The LSTM on Penn Treebank",
-    shows="Perplexity over simulated time and over the bytes that one worker sent and received.",
+    shows="Perplexity over simulated time and over the bytes that one worker sent and received. No "
+    "claim rests on it, and at desk scale it is short.",
     says="Nothing: only its throughput is printed.",
     of=[convergence.lstm],
     style=STYLE,
