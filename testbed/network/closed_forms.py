@@ -97,7 +97,20 @@ def one_ring(shape: Shape) -> int:
 
 
 def doublings(shape: Shape) -> int:
-    return round(log2(prod(shape)))
+    """Steps of the largest binary block, which all others fit beside: floor(log2 n).
+
+    A block of ``2**j`` workers hands over after ``j`` steps, to one that has as many or more to do.
+    """
+    return prod(shape).bit_length() - 1
+
+
+def halved(n: int) -> float:
+    """What the busiest worker sends of ``n`` in binary blocks of ``b``: ``2 (1 - 1/b)`` in its
+    block, and ``1/b`` each to the next larger one and to the next smaller one, where there are."""
+    blocks = [1 << bit for bit in range(n.bit_length()) if n >> bit & 1]
+    ends = {blocks[0], blocks[-1]} if len(blocks) > 1 else set()
+    more = {b: 2 - (b in ends) if len(blocks) > 1 else 0 for b in blocks}
+    return max(2 - (2 - more[b]) / b for b in blocks)
 
 
 FORMS = {
@@ -109,9 +122,9 @@ FORMS = {
     # At the log2(n / s) stages between partners at least s apart, all s send all of it.
     ("butterfly", None): Form(lambda s, n, w: s * log2(n / s), doublings, log2, halves=1),
     # What crosses comes first: 1/2 + 1/4 + … + s/n of the vector, from each of s.
-    ("halving_doubling", "far"): Form(direct, doublings),
+    ("halving_doubling", "far"): Form(direct, doublings, halved),
     # What crosses comes last: 1/(2s) + … + 1/n of the vector, from each of s.
-    ("halving_doubling", "near"): Form(least, doublings),
+    ("halving_doubling", "near"): Form(least, doublings, halved),
     # What crosses was shrunk to 1/s a worker before, and is summed among the n/s of a place.
     ("blue_connect", None): Form(least, rings),
     ("geng_hips", "ps"): Form(least, stages),
@@ -150,7 +163,8 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
     ``egress_rack``, ``egress_pod``, … (vectors, the busiest region of each layer), ``chain`` (the
     half that moves partial sums), ``chain_whole`` and ``node_egress`` (vectors, the busiest
     worker). The egress of an oblivious ring is the mean over orders. A k-nomial tree has no closed
-    form for layers whose regions are no subtrees; they are left out.
+    form for layers whose regions are no subtrees, nor have binary blocks (halving and doubling of
+    workers that are no power of two) for any layer; they are left out.
 
     Raises
     ------
@@ -158,12 +172,12 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
         There is no formula for this choice, or none for that many workers.
     """
     form, n = _form(exchange, options), prod(shape)
-    if exchange in ("butterfly", "halving_doubling") and not _is_power(n, 2):
+    if exchange == "butterfly" and not _is_power(n, 2):
         raise ValueError(f"closed forms: {exchange} needs a power of 2 workers, not {n}")
     found = {}
     for layer in range(len(shape) - 1):
         s = prod(shape[: layer + 1])
-        if exchange != "k_nomial_tree" or _is_power(s, int(options.get("k", 2))):
+        if _has_egress(exchange, options, s, n):
             name = LAYERS[layer] if layer < len(LAYERS) else f"layer{layer}"
             found[f"egress_{name}"] = float(form.egress(s, n, shape[0]))
     chain = form.chain(shape)
@@ -207,6 +221,12 @@ def _form(exchange: str, options: Mapping[str, object]) -> Form:
     if key not in FORMS or getattr(method, "weights", None) is not None:
         raise ValueError(f"closed forms: there is none for {exchange} with {dict(options)}")
     return FORMS[key]
+
+
+def _has_egress(exchange: str, options: Mapping[str, object], s: int, n: int) -> bool:
+    if exchange == "k_nomial_tree":
+        return _is_power(s, int(options.get("k", 2)))
+    return exchange != "halving_doubling" or _is_power(n, 2)
 
 
 def _is_power(s: int, k: int) -> bool:
