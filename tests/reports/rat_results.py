@@ -32,7 +32,7 @@ def normalised(method: str, w: int, racks: int = RACKS) -> float:
         "RAT": ring * 1.02,
         "RAT barrier": BARRIER.get(w, 2.7),
         "k-nomial tree": 2 * math.log2(n),
-        "Butterfly": math.log2(n) * max(1, w / 2),
+        "Butterfly full mix": math.log2(n) * max(1, w / 2),
         "Ring oblivious": max(ring, 0.7 * w),
         "Halving-doubling far": max(ring, 0.75 * w),
         "ParameterHub": 2.0,
@@ -55,7 +55,7 @@ def counts(method: str, shape: tuple[int, ...]) -> dict[str, float]:
         "Ring": (once, n - 1),
         "Ring oblivious": (direct, n - 1),
         "k-nomial tree": ([logs] * layers, logs),
-        "Butterfly": ([s * math.log2(n / s) for s in sizes[:-1]], logs),
+        "Butterfly full mix": ([s * math.log2(n / s) for s in sizes[:-1]], logs),
         "Halving-doubling": (least, logs),
         "Halving-doubling far": (direct, logs),
         "BlueConnect": (least, steps),
@@ -201,7 +201,7 @@ def _faults(add) -> None:
 def _table1(add, refuse) -> None:
     for shape, method in product(RECIPE["table1"]["shapes"], RECIPE["methods"]):
         at = {"method": method, "shape": "x".join(map(str, shape))}
-        if method == "Butterfly" and math.prod(shape) & (math.prod(shape) - 1):
+        if method == "Butterfly full mix" and math.prod(shape) & (math.prod(shape) - 1):
             refuse("table1", at, "chain")
             continue
         for metric, value in counts(method, tuple(shape)).items():

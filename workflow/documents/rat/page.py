@@ -217,7 +217,7 @@ survival = Figure(
     title="All exchanges with pausing nodes",
     shows="Slowdown of every exchange on the network of Figure 7 for one k and d of its grid (see "
     "the recipe under Parameters), each against itself without pauses: what is slow anyway, as "
-    "Butterfly and k-nomial trees, has less to lose. Only workers pause, ParameterHub's boxes "
+    "a full mix and k-nomial trees, has less to lose. Only workers pause, ParameterHub's boxes "
     "do not. Bars are 95 % intervals over draws.",
     says="A chain blocks everyone behind the paused node; PS and RAT have short ones.",
     of=[experiments.survival],
