@@ -189,13 +189,14 @@ def pipelined_rat(w: int, r: int, uplinks: float, chunks: int) -> float:
     """Time of pipelined RAT on ``r`` racks of ``w``, in times that a card takes for the vector.
 
     Cards have rate 1, a rack ``uplinks`` of them. A chunk of the vector goes through four levels,
-    up and down: in racks a card takes (1 - 1/w) times the chunk for each, between racks the slower of
-    card and uplinks. Either the cards are busy from start to end, with 2 (n - 1)/n of the vector;
-    or the levels between racks follow each other without a gap, and the first chunk's way through
-    its rack comes before them and the last one's after: 2 (1 - 1/w)/chunks.
+    up and down: in racks a card takes (1 - 1/w) times the chunk for each, between racks the slower
+    of card and uplinks. Either the cards are busy from start to end, with 2 (n - 1)/n of the
+    vector; or the levels between racks follow each other without a gap, and the first chunk's way
+    through its rack comes before them and the last one's after: 2 (1 - 1/w)/chunks.
 
-    The larger of the two is a lower bound. It is attained where one of them limits clearly, and
-    with few chunks where both nearly do it is up to 7 % short (tests/exchange/test_rat.py).
+    The larger of the two is a lower bound. It is attained where uplinks limit clearly, and where
+    cards do with an even number of chunks; else it is up to 0.6/chunks of itself short
+    (tests/exchange/test_rat.py).
     """
     n = r * w
     between = max((r - 1) / n, (r - 1) / (r * uplinks))
