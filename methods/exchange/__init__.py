@@ -8,7 +8,7 @@ on arrays, the fluid simulator, a packet simulator and real processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -113,8 +113,9 @@ class Plan:
     units: number of equal parts the vector is cut into.
     chunks: every transfer is sent as so many pieces, pipelined piece by piece.
     overlap: whether phases may overlap.
-    window: pieces that a node sends to one other at once, 0 for no limit: at 1 they go one after
-        the other, as over one connection. Of those that may start, the first chunk of any
+    window: pieces that a node sends to one other at once, 0 for no limit. At 1, as in all plans
+        that exchanges make, they go one after the other, over the one connection that a pair of
+        nodes keeps. Whoever may start first does; of those that may at once, the first chunk of any
         transfer goes before the second of any, and among equals the lowest-numbered transfer.
     contributors: (k,) node ids whose own values enter the sum; other nodes start from nothing.
     receivers: (m,) node ids that must end with the whole sum.
@@ -135,7 +136,7 @@ class Plan:
     receivers: np.ndarray
     chunks: int = 1
     overlap: bool = True
-    window: int = 0
+    window: int = 1
     name: str = "plan"
 
     def __post_init__(self) -> None:
@@ -154,6 +155,21 @@ class Plan:
 
     def dependencies(self, transfer: int) -> np.ndarray:
         return self.dep_idx[self.dep_ptr[transfer] : self.dep_ptr[transfer + 1]]
+
+
+def in_pieces(plan: Plan, pieces: int) -> Plan:
+    """The plan with messages cut so that nothing larger than 1/``pieces`` of the vector is waited
+    for: in as many chunks as its largest message needs.
+
+    One rule for exchanges with messages of all sizes, from the whole vector (a server's) to 1/n of
+    it (a ring's). Where phases do not overlap, what has not arrived in full is not passed on, and
+    plans stay as they are.
+    """
+    if pieces < 1:
+        raise ValueError(f"{plan.name}: pieces must be at least 1, not {pieces}")
+    largest = int((plan.hi - plan.lo)[plan.src != plan.dst].max(initial=0))
+    chunks = max(1, -(-pieces * largest // plan.units))
+    return replace(plan, chunks=chunks) if plan.overlap else plan
 
 
 class PlanBuilder:

@@ -58,8 +58,7 @@ def grid_all_reduce(
     for index, order in enumerate(orders):
         _add_part(builder, grid.transpose(order), index * grid.size, ring)
     everybody = np.sort(grid, axis=None)
-    # Around a ring, one part follows the other.
-    return builder.build(everybody, everybody, window=int(ring), **options)
+    return builder.build(everybody, everybody, **options)
 
 
 def _add_part(builder: PlanBuilder, nodes: np.ndarray, first: int, ring: bool) -> None:

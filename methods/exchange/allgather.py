@@ -37,4 +37,4 @@ class Allgather(Exchange):
         builder = PlanBuilder("allgather", 1, ("push/0", "pull/0"))
         step = np.arange(1, n)[:, None]
         builder.extend(nodes, nodes[(rank + step) % n], "push/0", REDUCE, phase=step - 1)
-        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap, window=1)
+        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap)

@@ -1,4 +1,4 @@
-"""Butterfly mixing: everybody swaps the whole vector with one partner a stage."""
+"""Butterfly, a full mix: everybody swaps the whole vector with one partner a stage."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ class Butterfly(Exchange):
     """In stage s, ranks that differ in bit s swap the sums they have, so both have the sum of two.
 
     A power of two workers; log2 n stages, a phase each, all of them of partial sums.
+
+    This is the full mix: all stages run, and then everybody has the sum. Butterfly *mixing*
+    [@zhao2013butterfly] is another algorithm, whose point is not to do that: one stage follows each
+    gradient step, so that models are only partly mixed when the next step begins. It is measured
+    there against this full mix, and changes what is learned, which no exchange does here.
+
+    Its closed form: log2 n messages one after the other, log2 n vectors out of every worker
+    (recursive doubling in [@thakur2005optimization]).
     """
 
-    summary: ClassVar[str] = "log2 n stages of swapping whole vectors with a partner"
-    source: ClassVar[str] = "RAT, section 2.3 (butterfly mixing [@zhao2013butterfly]; its [19])"
+    summary: ClassVar[str] = "full mix: log2 n stages of swapping whole vectors with a partner"
+    source: ClassVar[str] = (
+        "the full mix that butterfly mixing [@zhao2013butterfly] is compared with (RAT, section "
+        "2.3, names butterfly mixing)"
+    )
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

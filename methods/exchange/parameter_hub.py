@@ -20,6 +20,14 @@ class ParameterHub(Exchange):
     racks, so ``2(R-1)/R`` of the vector leaves a rack, the least possible. A rack's helper is the
     first server in its region of the innermost layer; racks without members take no part. Without
     regions there is one rack, and its helper is the first server.
+
+    The box gives each of its cards an equal share of the chunks of every key, so that all of them
+    work for every worker: a helper's cards are one cable of their common rate (``helpers`` of
+    :func:`testbed.network.topology.tree`), and messages should go in fine ``chunks``.
+
+    Its closed form, where uplinks do not limit: with ``c`` cards for ``w`` workers of a rack,
+    ``max(1, (w + 2(R-1)/R)/c)`` times a card's time for the vector, as pushes and pulls overlap.
+    Such a box for a rack is the paper's design (PBox; hierarchical reduction between racks).
     """
 
     summary: ClassVar[str] = "a helper with many cards sums for its rack, then the helpers sum"

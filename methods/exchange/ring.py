@@ -52,7 +52,7 @@ class Ring(Exchange):
             after = np.where(step, (step - 1) * n + (rank - 1) % n, -1)
             to = np.roll(nodes, -1)
             builder.extend(nodes, to, slot, op, after, share, share + 1, phase=int(op == COPY))
-        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap, window=1)
+        return builder.build(nodes, nodes, chunks=self.chunks, overlap=self.overlap)
 
     def _in_order(self, topology: Topology, members: Sequence[int] | None) -> list[int]:
         if self.order == "rack":

@@ -23,7 +23,8 @@ import numpy as np
 TRANSFER = np.dtype(
     [
         # Fixed when the plan starts.
-        ("latency", "f8"),
+        ("latency", "f8"),  # before a piece flows: of its route, and the message's own
+        ("lag", "f8"),  # that of its route, by which it arrives later than it leaves
         ("nbytes", "f8"),  # of a piece
         ("src", "i4"),
         ("dst", "i4"),
@@ -373,9 +374,38 @@ def _send(s, which, now):
             if free == np.inf:
                 break
             s.slots[slot] = np.inf
-        t = lane.root
-        lane.root = _meld(s, s.transfers[t].left, s.transfers[t].right)
+        t = _pick(s, lane, max(free, s.nodes[lane.node].resumed))
         _start(s, t, slot, free, now)
+
+
+@_inner
+def _pick(s, lane, free):
+    """Take what a sender that could send from ``free`` on sends next out of a lane's queue.
+
+    That is the first in the queue's order of what was ready then, or else what was ready first: a
+    slot is known to be free only when its message arrives, which is later than it left, and what
+    became ready in between cannot have kept the sender from what it had.
+    """
+    least, best, later = np.inf, -1, -1
+    while lane.root >= 0:
+        t = lane.root
+        flow = s.transfers[t]
+        lane.root = _meld(s, flow.left, flow.right)
+        ready = s.pieces[flow.piece0 + flow.chunk].ready
+        if ready <= _soon(free):
+            lane.root = _meld(s, lane.root, later)
+            return t
+        if ready < least:
+            least, best = ready, t
+        flow.left = flow.right = -1
+        later = _meld(s, later, t)
+    while later >= 0:
+        t = later
+        later = _meld(s, s.transfers[t].left, s.transfers[t].right)
+        if t != best:
+            s.transfers[t].left = s.transfers[t].right = -1
+            lane.root = _meld(s, lane.root, t)
+    return best
 
 
 @_inner
@@ -383,7 +413,8 @@ def _start(s, t, slot, free, now):
     """Put the current piece of ``t`` on its way; it shares links after its latency.
 
     The slot was free and the piece ready some time ago if the last message left, as it did, its
-    latency before it arrived: so that latency is waited for once and not once a piece.
+    lag before it arrived: so the route's latency is waited for once and not once a piece, and only
+    what a message costs of itself is paid by every piece.
     """
     flow = s.transfers[t]
     begin = max(s.pieces[flow.piece0 + flow.chunk].ready, free, s.nodes[flow.src].resumed)
@@ -594,7 +625,7 @@ def _complete(s, t, now):
     for h in range(s.flows[t].route0, s.flows[t].route1):
         s.links[s.hops[h].link].bytes += flow.nbytes
     if flow.slot >= 0:
-        s.slots[flow.slot] = now - flow.latency
+        s.slots[flow.slot] = now - flow.lag
         flow.slot = -1
         _touch(s, flow.lane)
     flow.chunk = chunk + 1
@@ -602,8 +633,8 @@ def _complete(s, t, now):
         after = s.successors[k]
         _release(s, after, s.transfers[after].piece0 + chunk, now, now)
     if flow.chunk < plan.chunks:
-        # The next piece follows as soon as this one has left, a latency before it arrived.
-        _release(s, t, flow.piece0 + flow.chunk, now - flow.latency, now)
+        # The next piece follows as soon as this one has left, a lag before it arrived.
+        _release(s, t, flow.piece0 + flow.chunk, now - flow.lag, now)
         return
     flow.end_s = now
     plan.left -= 1

@@ -97,7 +97,20 @@ def one_ring(shape: Shape) -> int:
 
 
 def doublings(shape: Shape) -> int:
-    return round(log2(prod(shape)))
+    """Steps of the largest binary block, which all others fit beside: floor(log2 n).
+
+    A block of ``2**j`` workers hands over after ``j`` steps, to one that has as many or more to do.
+    """
+    return prod(shape).bit_length() - 1
+
+
+def halved(n: int) -> float:
+    """What the busiest worker sends of ``n`` in binary blocks of ``b``: ``2 (1 - 1/b)`` in its
+    block, and ``1/b`` each to the next larger one and to the next smaller one, where there are."""
+    blocks = [1 << bit for bit in range(n.bit_length()) if n >> bit & 1]
+    ends = {blocks[0], blocks[-1]} if len(blocks) > 1 else set()
+    more = {b: 2 - (b in ends) if len(blocks) > 1 else 0 for b in blocks}
+    return max(2 - (2 - more[b]) / b for b in blocks)
 
 
 FORMS = {
@@ -109,9 +122,9 @@ FORMS = {
     # At the log2(n / s) stages between partners at least s apart, all s send all of it.
     ("butterfly", None): Form(lambda s, n, w: s * log2(n / s), doublings, log2, halves=1),
     # What crosses comes first: 1/2 + 1/4 + … + s/n of the vector, from each of s.
-    ("halving_doubling", "far"): Form(direct, doublings),
+    ("halving_doubling", "far"): Form(direct, doublings, halved),
     # What crosses comes last: 1/(2s) + … + 1/n of the vector, from each of s.
-    ("halving_doubling", "near"): Form(least, doublings),
+    ("halving_doubling", "near"): Form(least, doublings, halved),
     # What crosses was shrunk to 1/s a worker before, and is summed among the n/s of a place.
     ("blue_connect", None): Form(least, rings),
     ("geng_hips", "ps"): Form(least, stages),
@@ -150,7 +163,8 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
     ``egress_rack``, ``egress_pod``, … (vectors, the busiest region of each layer), ``chain`` (the
     half that moves partial sums), ``chain_whole`` and ``node_egress`` (vectors, the busiest
     worker). The egress of an oblivious ring is the mean over orders. A k-nomial tree has no closed
-    form for layers whose regions are no subtrees; they are left out.
+    form for layers whose regions are no subtrees, nor have binary blocks (halving and doubling of
+    workers that are no power of two) for any layer; they are left out.
 
     Raises
     ------
@@ -158,12 +172,12 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
         There is no formula for this choice, or none for that many workers.
     """
     form, n = _form(exchange, options), prod(shape)
-    if exchange in ("butterfly", "halving_doubling") and not _is_power(n, 2):
+    if exchange == "butterfly" and not _is_power(n, 2):
         raise ValueError(f"closed forms: {exchange} needs a power of 2 workers, not {n}")
     found = {}
     for layer in range(len(shape) - 1):
         s = prod(shape[: layer + 1])
-        if exchange != "k_nomial_tree" or _is_power(s, int(options.get("k", 2))):
+        if _has_egress(exchange, options, s, n):
             name = LAYERS[layer] if layer < len(LAYERS) else f"layer{layer}"
             found[f"egress_{name}"] = float(form.egress(s, n, shape[0]))
     chain = form.chain(shape)
@@ -174,28 +188,19 @@ def table1(exchange: str, options: Mapping[str, object], shape: Shape) -> dict[s
 def pipelined_rat(w: int, r: int, uplinks: float, chunks: int) -> float:
     """Time of pipelined RAT on ``r`` racks of ``w``, in times that a card takes for the vector.
 
-    Cards have rate 1, a rack ``uplinks`` of them. A worker sends four kinds of flow, of M/n each:
-    n - r to rack aggregators; r - 1 from those to roots; from its own root r - 1 to the other
-    racks' aggregators and w - 1 to its rack; (r - 1)(w - 1) from aggregators to racks. A chunk of
-    one kind follows the same chunk of the kind before, so chunk k of kind j is sent in round j + k,
-    and a round takes as long as the fullest card or uplink in it. Cards are full in every round
-    that has leaves' flows; the first and last kinds are such. So there is a fill term, the excess
-    over the most loaded link, only
+    Cards have rate 1, a rack ``uplinks`` of them. A chunk of the vector goes through four levels,
+    up and down: in racks a card takes (1 - 1/w) times the chunk for each, between racks the slower
+    of card and uplinks. Either the cards are busy from start to end, with 2 (n - 1)/n of the
+    vector; or the levels between racks follow each other without a gap, and the first chunk's way
+    through its rack comes before them and the last one's after: 2 (1 - 1/w)/chunks.
 
-    - with fewer chunks than keep both kinds of leaves' flows in all rounds (three), or
-    - where uplinks limit, that wait for the first kind and leave the last behind:
-      (1 - 1/w)(2 - 1/r) / chunks.
+    The larger of the two is a lower bound. It is attained where uplinks limit clearly, and where
+    cards do with an even number of chunks; else it is up to 0.6/chunks of itself short
+    (tests/exchange/test_rat.py).
     """
     n = r * w
-    cards = [n - r, r - 1, (r - 1) + (w - 1), (r - 1) * (w - 1)]
-    between = [0, w * (r - 1), w * (r - 1), 0]
-    total = 0.0
-    for step in range(chunks + 3):
-        kinds = [kind for kind in range(4) if 0 <= step - kind < chunks]
-        load_of_cards = sum(cards[kind] for kind in kinds)
-        load_of_uplinks = sum(between[kind] for kind in kinds) / uplinks
-        total += max(load_of_cards, load_of_uplinks) / (n * chunks)
-    return total
+    between = max((r - 1) / n, (r - 1) / (r * uplinks))
+    return max(2 * (n - 1) / n, 2 * between + 2 * (1 - 1 / w) / chunks)
 
 
 def _form(exchange: str, options: Mapping[str, object]) -> Form:
@@ -207,6 +212,12 @@ def _form(exchange: str, options: Mapping[str, object]) -> Form:
     if key not in FORMS or getattr(method, "weights", None) is not None:
         raise ValueError(f"closed forms: there is none for {exchange} with {dict(options)}")
     return FORMS[key]
+
+
+def _has_egress(exchange: str, options: Mapping[str, object], s: int, n: int) -> bool:
+    if exchange == "k_nomial_tree":
+        return _is_power(s, int(options.get("k", 2)))
+    return exchange != "halving_doubling" or _is_power(n, 2)
 
 
 def _is_power(s: int, k: int) -> bool:

@@ -3,6 +3,9 @@
 A message first spends the latency of its route, then streams at the rate that progressive filling
 gives it: all rates rise together, and a flow stops rising at its first full link. Links are
 directed, so a full-duplex cable carries both ways at once. Any number of plans share the network.
+
+What a message costs besides its bytes, and what adding it up costs, is nothing unless a network is
+told so (``message_s``, ``sum_rate``).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from methods.exchange import COPY, Plan, Topology
+from methods.exchange import COPY, REDUCE, Plan, Topology
 from testbed.network import _engine as engine
 from testbed.network.counting import (
     Sizes,
@@ -109,6 +112,11 @@ class Network:
     paths: which of its equal shortest paths a pair of nodes takes; within each plan by itself.
     efficiency: payload share of what links carry, e.g. :func:`tcp_efficiency`.
     flow_cap: highest rate of a single transfer, bit/s, as links count.
+    message_s: seconds that sending a message takes before its first byte leaves, for each of the
+        pieces that a plan cuts it into; the next to the same receiver waits for it where the plan
+        has a send window, and the cards do not (``o`` of the LogP model).
+    sum_rate: payload bytes/s that a node adds up of all that reaches it with REDUCE, as it comes in
+        (the inverse of ``gamma`` in the usual cost model); what is copied costs nothing.
 
     Where a plan has a send window, a message takes its place in it until its last byte left, which
     is the message's latency before it arrives.
@@ -122,14 +130,23 @@ class Network:
         paths: Paths = Paths(),
         efficiency: float = 1.0,
         flow_cap: float = math.inf,
+        message_s: float = 0.0,
+        sum_rate: float = math.inf,
     ) -> None:
         if not 0 < efficiency <= 1:
             raise ValueError(f"efficiency must be above 0 and at most 1, not {efficiency}")
         if not flow_cap > 0:
             raise ValueError(f"flow_cap must be a rate above 0 bit/s, not {flow_cap}")
+        if not 0 <= message_s < math.inf:
+            raise ValueError(f"message_s must be finite and >= 0, not {message_s}")
+        if not sum_rate > 0:
+            raise ValueError(f"sum_rate must be a rate above 0 bytes/s, not {sum_rate}")
         if not np.isfinite(topology.link_latency).all():
             raise ValueError(f"{topology.name}: link latencies must be finite")
         self.topology, self.paths, self.efficiency = topology, paths, efficiency
+        self.message_s, self.sum_rate = message_s, sum_rate
+        # Where sums take time, what a node adds up also crosses a link that it alone has.
+        links = topology.n_links + (topology.n_nodes if sum_rate < math.inf else 0)
         self._live: dict[int, Result] = {}
         self._plans: dict[bytes, SimpleNamespace] = {}
         # The key is the plan's id, which no other plan gets while this one is held.
@@ -138,15 +155,16 @@ class Network:
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
         # How many flows each link may have to list.
-        self._room = np.zeros(topology.n_links, np.int64)
+        self._room = np.zeros(links, np.int64)
         faults = faults or Faults()
-        times, links, rates, flows = link_changes(faults, topology)
+        times, altered, rates, flows = link_changes(faults, topology)
         events = 2 * len(faults.pauses)
-        self._state = engine.empty_state(topology.n_nodes, topology.n_links, events, len(times))
-        self._state.links["rate"] = topology.link_rate / 8
+        self._state = engine.empty_state(topology.n_nodes, links, events, len(times))
+        self._state.links["rate"] = sum_rate / efficiency
+        self._state.links["rate"][: topology.n_links] = topology.link_rate / 8
         self._state.clock[1] = flow_cap / 8
         changes = self._state.changes
-        changes["link"], changes["rate"], changes["foreign"] = links, rates / 8, flows
+        changes["link"], changes["rate"], changes["foreign"] = altered, rates / 8, flows
         nodes, begins, ends = np.array(faults.pauses, dtype=np.float64).reshape(-1, 3).T
         self._push(begins, engine.PAUSE, nodes.astype(np.int64))
         self._push(ends, engine.RESUME, nodes.astype(np.int64))
@@ -165,7 +183,7 @@ class Network:
     @property
     def link_bytes(self) -> np.ndarray:
         """Bytes that each link has delivered so far: those of all messages that arrived."""
-        return self._state.links["bytes"].copy()
+        return self._state.links["bytes"][: self.topology.n_links].copy()
 
     def start(
         self,
@@ -238,7 +256,9 @@ class Network:
         key = digest.digest()
         if key not in self._plans:
             _forget(self._plans)
-            self._plans[key] = _compile(plan, self.topology, self.paths)
+            self._plans[key] = _compile(
+                plan, self.topology, self.paths, self.message_s, self.sum_rate < math.inf
+            )
         _forget(self._seen)
         self._seen[id(plan)] = plan, self._plans[key]
         return self._plans[key]
@@ -250,7 +270,7 @@ class Network:
             transfers=n,
             flows=n,
             pieces=n * chunks,
-            hops=len(static.route),
+            hops=len(static.hops),
             successors=len(static.successors),
             phases=len(static.phase_ptr),
             lanes=len(static.lane_nodes),
@@ -275,7 +295,7 @@ class Network:
         rows["nbytes"] = result.transfers["nbytes"] / chunks
         rows["piece0"] = start["pieces"] + np.arange(n) * chunks
         for table, column, name, ptr in [
-            (flows, "route", "hops", static.route_ptr),
+            (flows, "route", "hops", static.hop_ptr),
             (rows, "next", "successors", static.next_ptr),
         ]:
             table[f"{column}0"], table[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
@@ -283,7 +303,7 @@ class Network:
         rows["chunk"], rows["slot"] = 0, -1
         flows["at"], flows["group"], flows["linked"] = -1, -1, 0
         flows["nothing"] = engine.SAME_SIZE * rows["nbytes"]
-        view["hops"]["link"] = static.route
+        view["hops"]["link"] = static.hops
         view["successors"][:] = t0 + static.successors
         view["phases"][:] = static.phase_ptr
         rows["lane"] = start["lanes"] + static.lane
@@ -366,13 +386,25 @@ def _forget(kept: dict) -> None:
         kept.pop(next(iter(kept)))
 
 
-def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:
-    """Routes, successors and phases of ``plan`` as arrays; all numbered from 0 within the plan."""
+def _compile(
+    plan: Plan, topology: Topology, paths: Paths, message_s: float, adds: bool
+) -> SimpleNamespace:
+    """Routes, successors and phases of ``plan`` as arrays; all numbered from 0 within the plan.
+
+    Where sums take time (``adds``), ``hops`` are the routes and, after the last link, that of the
+    node which adds up: number ``n_links`` and the node's.
+    """
     check_structure(plan)
-    n = len(plan)
+    n, moves = len(plan), plan.src != plan.dst
     route_ptr, route = plan_routes(plan, topology, paths)
     owner = np.repeat(np.arange(n), np.diff(route_ptr))
-    limits = np.isfinite(topology.link_rate[route])
+    lag = np.bincount(owner, topology.link_latency[route], minlength=n)
+    added = np.flatnonzero((plan.op == REDUCE) & adds)
+    hops = np.insert(route, route_ptr[added + 1], topology.n_links + plan.dst[added])
+    extra = np.cumsum(np.bincount(added, minlength=n))
+    hop_ptr = route_ptr + np.concatenate([[0], extra])
+    limits = np.concatenate([np.isfinite(topology.link_rate), np.ones(adds * topology.n_nodes)])
+    owner = np.repeat(np.arange(n), np.diff(hop_ptr))
     n_dependencies = np.diff(plan.dep_ptr)
     waiter = np.repeat(np.arange(n), n_dependencies)
     copies = np.bincount(waiter, plan.op[plan.dep_idx] == COPY, minlength=n) > 0
@@ -384,9 +416,11 @@ def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:
     return SimpleNamespace(
         route_ptr=route_ptr,
         route=route,
+        hop_ptr=hop_ptr,
+        hops=hops,
         lane=lane,
         lane_nodes=lanes // topology.n_nodes,
-        crossings=np.bincount(route, minlength=topology.n_links),
+        crossings=np.bincount(hops, minlength=len(limits)),
         next_ptr=np.concatenate([[0], np.cumsum(np.bincount(plan.dep_idx, minlength=n))]),
         successors=waiter[np.argsort(plan.dep_idx, kind="stable")],
         n_dependencies=n_dependencies,
@@ -397,7 +431,8 @@ def _compile(plan: Plan, topology: Topology, paths: Paths) -> SimpleNamespace:
         columns=dict(
             src=plan.src,
             dst=plan.dst,
-            latency=np.bincount(owner, topology.link_latency[route], minlength=n),
-            limited=np.bincount(owner, limits, minlength=n) > 0,
+            latency=lag + message_s * moves,
+            lag=lag,
+            limited=np.bincount(owner, limits[hops], minlength=n) > 0,
         ),
     )

@@ -164,7 +164,9 @@ def tree(
     rates: of one uplink, bit/s, one a layer; instead of ``oversubscription``.
     latency: seconds on a cable, a number or one a layer, the workers' own cables first.
     helpers: whether each rack has a server with ``helper_nics`` cards like a worker's:
-        ``servers[i]`` is that of rack ``i``.
+        ``servers[i]`` is that of rack ``i``. Its cards are one cable of their common rate: what it
+        sends and gets is striped over them, as ParameterHub's box gives every card its share of
+        each message's chunks.
 
     Source: RAT, sections 1.1 and 3.2 (layers and regions); 2.3 (helpers: ParameterHub's PBox).
     """
@@ -337,8 +339,8 @@ def _racks(
     for rack, switch in enumerate(switches):
         for worker in members[rack]:
             cables.join(worker, switch, rate, latency)
-        for _ in range(nics):
-            cables.join(helpers[rack], switch, rate, latency)
+        if nics:
+            cables.join(helpers[rack], switch, nics * rate, latency)
     return sum(members, []), helpers, switches
 
 

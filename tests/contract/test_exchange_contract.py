@@ -36,8 +36,6 @@ REFUSES = {
     "butterfly": NO_POWER_OF_2,
     "geng_hips ps": UNEQUAL,
     "geng_hips ring": UNEQUAL,
-    "halving_doubling far": NO_POWER_OF_2,
-    "halving_doubling near": NO_POWER_OF_2,
     "hips": {name for name in NETWORKS if not name.startswith("sites")},  # one server too few
     "parameter_hub": {"bcube 2^3"},
     "parameter_server central": {"bcube 2^3"},

@@ -49,12 +49,28 @@ def test_racks_send_the_least_and_pods_more():
     assert traffic["pod"].egress == pytest.approx(3 * 2 / 2)  # of 3 racks, each with half outside
 
 
-def test_the_helper_of_many_cards_takes_a_rack_at_full_rate():
-    """With barriers: a push, two steps between helpers, a pull; and with one card w of them."""
-    for nics, seconds in [(10, 1 + 1 + 1), (1, 4 + 1 + 4)]:
-        network = leaf_spine(2, 4, 8e9, helpers=True, helper_nics=nics, spines=1)
-        plan = load("parameter_hub", overlap=False)(network)
-        assert simulate(plan, network, 1e9).completion_s == pytest.approx(seconds)
+@pytest.mark.parametrize("workers", [4, 10, 15, 20])
+@pytest.mark.parametrize("nics", [1, 4, 10])
+def test_a_rack_takes_as_long_as_its_box_has_too_few_cards(workers, nics):
+    """With barriers: a push, two steps between helpers at an uplink's rate, a pull.
+
+    Striping shares 15 workers' messages evenly over 10 cards: 1.5 times a card's time for the
+    vector, and not 2 as where each worker had one card to itself.
+    """
+    seconds = 1 + 2 * max(1, workers / nics)
+    network = leaf_spine(2, workers, 8e9, helpers=True, helper_nics=nics, spines=1)
+    plan = load("parameter_hub", overlap=False)(network)
+    assert simulate(plan, network, 1e9).completion_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("per_rack", [4, 8, 16, 32, 64])
+def test_in_fine_chunks_it_takes_what_its_fullest_card_does(per_rack):
+    """Four racks with boxes of ten cards. A box gets w vectors from its rack and 3/4 twice from the
+    other boxes; a worker sends and gets the vector once, and not 2(n - 1)/n times as in a ring."""
+    network = leaf_spine(4, per_rack, 8e9, helpers=True)
+    took = simulate(load("parameter_hub", chunks=512)(network), network, 1e9).completion_s
+    seconds = max(1, (per_rack + 2 * 3 / 4) / 10)
+    assert seconds * (1 - 1e-9) <= took < seconds * 1.01
 
 
 def test_groups_and_members():

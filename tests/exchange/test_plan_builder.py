@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, Topology
+from methods.exchange import COPY, REDUCE, PlanBuilder, Topology, in_pieces, load, names
 from methods.exchange._regions import equal, hierarchy, parties, power_of
 from testbed.network import geo_sites, leaf_spine, tree
 
@@ -86,3 +86,46 @@ def test_clear_errors():
         equal("x", hierarchy("x", geo_sites([3, 1]), None)[0])
     with pytest.raises(ValueError, match="x: node 0 is not a worker"):
         hierarchy("x", geo_sites([3, 1]), [0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "share"),
+    [
+        ("parameter_server", {"shards": "central"}, 1),
+        ("parameter_server", {"shards": "colocated"}, 1 / 16),
+        ("ring", {}, 1 / 16),
+        ("halving_doubling", {}, 1 / 2),
+        ("k_nomial_tree", {}, 1),
+        ("parameter_hub", {}, 1),
+        ("rat", {}, 4 / 16),  # of the trees of a position in four racks
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 5, 64, 512])
+def test_no_piece_is_larger_than_the_rule_says_and_no_message_is_cut_finer(
+    name, options, share, pieces
+):
+    network = leaf_spine(4, 4, 1e9, helpers=True)
+    plan = in_pieces(load(name, **options)(network), pieces)
+    moves = plan.src != plan.dst
+    largest = ((plan.hi - plan.lo)[moves] / plan.units).max()
+    assert largest == share
+    assert largest / plan.chunks <= 1 / pieces
+    assert plan.chunks == 1 or largest / (plan.chunks - 1) > 1 / pieces
+
+
+def test_plans_that_wait_for_whole_phases_are_not_cut():
+    network = leaf_spine(4, 4, 1e9)
+    assert in_pieces(load("rat", overlap=False)(network), 512).chunks == 1
+    nothing = in_pieces(load("ring")(leaf_spine(1, 1, 1e9)), 512)
+    assert nothing.chunks == 1 and not len(nothing)
+    with pytest.raises(ValueError, match="ring: pieces must be at least 1, not 0"):
+        in_pieces(load("ring")(network), 0)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_pair_of_nodes_has_one_connection(name):
+    for network in (geo_sites([2, 2]), leaf_spine(4, 4, 1e9, helpers=True)):
+        try:
+            assert load(name)(network).window == 1
+        except ValueError as error:
+            assert "hips" in str(error)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from exact import total_is_exact
 
-from methods.exchange import load
+from methods.exchange import COPY, REDUCE, load
 from testbed.network import (
     bcube,
     bound,
@@ -45,19 +45,38 @@ def test_exact_sums(network, overlap):
         assert took >= least * (1 - 1e-9)
 
 
-def described(plan):
-    """Transfers by what they carry and what they include, whatever their numbers are."""
-    rows = list(zip(plan.src, plan.dst, plan.lo, plan.hi, plan.op, plan.phase, strict=True))
-    return sorted(
-        (row, sorted(rows[d] for d in plan.dependencies(t))) for t, row in enumerate(rows)
-    )
+def edges(plan):
+    """What every part of the vector travels: (part, src, dst, op)."""
+    rows = zip(*(c.tolist() for c in (plan.lo, plan.hi, plan.src, plan.dst, plan.op)), strict=True)
+    return sorted((p, a, b, op) for lo, hi, a, b, op in rows for p in range(lo, hi) if a != b)
+
+
+@pytest.mark.parametrize(
+    "network", [*(one for name, one in NETWORKS.items() if name != "bcube")], ids=lambda t: t.name
+)
+def test_masters_are_those_of_the_description(network):
+    """Each part has one master a rack, at the place of the part's own worker, who sums all."""
+    workers = network.workers.tolist()
+    rack_of = network.regions[0] if network.regions else np.zeros(network.n_nodes, int)
+    racks = {}
+    for worker in workers:
+        racks.setdefault(int(rack_of[worker]), []).append(worker)
+    places = {worker: rack.index(worker) for rack in racks.values() for worker in rack}
+    expected = []
+    for part, root in enumerate(sorted(workers, key=lambda worker: (places[worker], worker))):
+        masters = {r: rack[places[root] % len(rack)] for r, rack in racks.items()}
+        for r, rack in racks.items():
+            ways = [(worker, masters[r]) for worker in rack if worker != masters[r]]
+            ways += [(masters[r], root)] if masters[r] != root else []
+            for a, b in ways:
+                expected += [(part, a, b, REDUCE), (part, b, a, COPY)]
+    assert edges(load("plink")(network)) == sorted(expected)
 
 
 @pytest.mark.parametrize("per_rack", [[4], [1, 1], [3, 3], [4, 4, 4, 4], [3, 1, 2], [1, 5]])
 def test_on_one_layer_these_are_the_trees_of_rat(per_rack):
-    """Two programs that share no line: so this tests RAT, too."""
     network = leaf_spine(len(per_rack), per_rack, 1e9)
-    assert described(load("plink")(network)) == described(load("rat")(network))
+    assert edges(load("plink")(network)) == edges(load("rat")(network))
 
 
 def test_cards_are_even_and_pods_are_not_looked_at():

@@ -49,7 +49,7 @@ def test_counts_are_the_formulas(scheme):
     name, options = SCHEMES[scheme]
     for shape in SHAPES:
         network = tree(shape, 1e9, helpers=True)
-        if prod(shape) & (prod(shape) - 1) and name in ("butterfly", "halving_doubling"):
+        if prod(shape) & (prod(shape) - 1) and name == "butterfly":
             with pytest.raises(ValueError, match="power of 2"):
                 load(name, **options)(network)
             with pytest.raises(ValueError, match="power of 2"):
@@ -57,7 +57,8 @@ def test_counts_are_the_formulas(scheme):
             continue
         count = counted(load(name, **options)(network), network)
         formula = table1(name, options, shape)
-        if name != "k_nomial_tree":
+        binary = not prod(shape) & (prod(shape) - 1)
+        if name != "k_nomial_tree" and (binary or name != "halving_doubling"):
             assert set(formula) == set(count)
         assert {k: count[k] for k in formula} == pytest.approx(formula), shape
 

@@ -94,16 +94,19 @@ def lexicographic(flows, capacity, cap):
     return [Fraction(fixed[i]) for i in range(n)]
 
 
-def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
+def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message=0, sums=None):
     """Arrival of every transfer of every job: ``ends[job][transfer]`` in exact seconds.
 
-    ``paths`` maps (src, dst) to links; ``cap`` is bytes/s.
+    ``paths`` maps (src, dst) to links; ``cap`` is bytes/s. A piece waits ``message`` seconds before
+    it is sent, and a node adds up ``sums`` bytes/s of what reaches it to be added.
     """
     whole = {
         link: Fraction(rate) / 8
         for link, rate in enumerate(topology.link_rate.tolist())
         if rate < float("inf")
     }
+    if sums is not None:
+        whole |= {len(topology.link_rate) + node: Fraction(sums) for node in topology.workers}
     latency = [Fraction(value) for value in topology.link_latency.tolist()]
     pauses = [(node, Fraction(begin), Fraction(end)) for node, begin, end in faults.pauses]
     every_fault = [*faults.pauses, *faults.rates, *faults.bursts]
@@ -115,10 +118,13 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
         for t in range(len(plan)):
             src, dst = int(plan.src[t]), int(plan.dst[t])
             links = paths[src, dst]
+            seconds = sum((latency[link] for link in links), Fraction(0))
+            if sums is not None and plan.op[t] == 0:
+                links = [*links, len(topology.link_rate) + dst]
             for c in range(plan.chunks):
                 pieces[j, t, c] = Piece(
                     *(j, t, c, src, dst, Fraction(job.nbytes[t]) / plan.chunks),
-                    sum((latency[link] for link in links), Fraction(0)),
+                    seconds,
                     links,
                 )
             slots.setdefault((j, src, dst), [Fraction(-1)] * plan.window)
@@ -193,22 +199,28 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling):
                         moved = True
             if moved:
                 continue
-            for key in sorted(pieces, key=lambda key: (key[0], key[2], key[1])):
-                piece = pieces[key]
+            # Of those that could begin, who can first; then first chunks, then lowest numbers.
+            could = []
+            for key, piece in pieces.items():
                 if piece.state != READY or paused(piece.src, now):
                     continue
-                begin = piece.ready
+                times, slot = [piece.ready], -1
                 if jobs[piece.plan].plan.window:
                     mine = slots[piece.plan, piece.src, piece.dst]
                     free = [k for k, since in enumerate(mine) if since is not None]
                     if not free:
                         continue
-                    piece.slot = min(free, key=lambda k: (mine[k], k))
-                    begin = max(begin, mine[piece.slot])
-                    mine[piece.slot] = None
-                resumed = [end for n, _, end in pauses if n == piece.src and end <= now]
-                piece.began = max([begin, *resumed])
-                piece.state, piece.enters = LATENT, piece.began + piece.latency
+                    slot = min(free, key=lambda k: (mine[k], k))
+                    times.append(mine[slot])
+                times += [end for n, _, end in pauses if n == piece.src and end <= now]
+                could.append((max(times), key[0], key[2], key[1], slot))
+            if could:
+                began, j, c, t, slot = min(could)
+                piece = pieces[j, t, c]
+                piece.began, piece.slot = began, slot
+                if slot >= 0:
+                    slots[j, piece.src, piece.dst][slot] = None
+                piece.state, piece.enters = LATENT, began + piece.latency + message
                 moved = True
 
     now = Fraction(0)

@@ -128,9 +128,9 @@ def test_racks_with_uplinks_of_different_speed(uplinks):
     least = max(least, 8 / capacity.min())  # each rack sends its sum whatever the shares
     assert most(plan, topology, weights) == pytest.approx(least, rel=1e-6)
     if least > 8 / capacity.min():
-        assert weights.reshape(racks, 8).sum(axis=1) == pytest.approx(shares(least), abs=1e-6)
+        assert weights.reshape(8, racks).sum(axis=0) == pytest.approx(shares(least), abs=1e-6)
     # Trees rooted in one rack load the uplinks alike, so the evenest shares give them the same.
-    assert np.ptp(weights.reshape(racks, 8), axis=1).max() < 1e-6
+    assert np.ptp(weights.reshape(8, racks), axis=0).max() < 1e-6
 
 
 @pytest.mark.parametrize("paths", [Paths("first"), Paths("ecmp", 1)], ids=lambda p: p.choice)

@@ -411,3 +411,75 @@ def test_two_copies_of_a_cable_are_two_links():
     result = simulate(builder.build([0], [2]), topology, 3.0)
     assert result.link_bytes.tolist() == [3.0, 0, 0, 0, 3.0, 0]
     assert result.completion_s == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+@pytest.mark.parametrize("efficiency", [1.0, 0.5])
+def test_a_server_adds_up_as_fast_as_it_can(chunks, efficiency):
+    """w pushes of S into a fast card take w S / sum_rate; the pulls, which are copies, the card's
+    time. What links carry counts headers, what is added does not."""
+    workers, push_s = 6, 6 * S / 2.0
+    topology = star(workers, 8.0 * 40, server_rate=8.0 * 400)
+    plan = load("parameter_server", chunks=chunks, overlap=False)(topology)
+    options = dict(efficiency=efficiency)
+    free = simulate(plan, topology, S, **options).completion_s
+    result = simulate(plan, topology, S, sum_rate=2.0, **options)
+    pull_s = S / efficiency / 40
+    assert free == pytest.approx(2 * pull_s)
+    assert result.completion_s == pytest.approx(push_s + pull_s)
+    plain = simulate(plan, topology, S, **options)
+    assert result.link_bytes == pytest.approx(plain.link_bytes)
+
+
+@pytest.mark.parametrize("chunks", [1, 5])
+@pytest.mark.parametrize("latency", [0.0, 0.25])
+def test_every_piece_pays_for_its_message_and_its_route_once(chunks, latency):
+    """Along one connection: (message + piece's time) for each piece, and the latency once."""
+    topology = star(2, 8.0, latency=latency / 2)
+    builder = PlanBuilder("two", 1, ("s",))
+    builder.add(0, 1, "s", REDUCE)
+    builder.add(0, 1, "s", REDUCE)
+    plan = builder.build([0], [], chunks=chunks, window=1)
+    took = simulate(plan, topology, S, message_s=0.5).completion_s
+    assert took == pytest.approx(2 * (chunks * 0.5 + S) + latency)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8])
+def test_ring_in_the_usual_cost_model(n):
+    """2(n - 1) alpha + 2 (n - 1)/n beta + (n - 1)/n gamma, where sums are slower than cards."""
+    alpha, beta, gamma = 1e-3, 1 / 1e9, 1 / 0.5e9
+    topology, nbytes = star(n, 8 / beta), 4e8
+    plan = load("ring")(topology)
+    took = simulate(plan, topology, nbytes, message_s=alpha, sum_rate=1 / gamma).completion_s
+    share = nbytes * (n - 1) / n
+    # A card's time is hidden behind the sum's, which is streamed.
+    assert took == pytest.approx(2 * (n - 1) * alpha + share * (gamma + beta))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(message_s=-1.0), "message_s must be finite and >= 0"),
+        (dict(message_s=math.inf), "message_s must be finite"),
+        (dict(sum_rate=0.0), "sum_rate must be a rate above 0"),
+    ],
+)
+def test_costs_must_make_sense(options, message):
+    with pytest.raises(ValueError, match=message):
+        Network(star(2, 8.0), **options)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 8])
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.1])
+def test_a_ring_in_pieces_hides_latency_up_to_the_rest_of_a_message(chunks, latency):
+    """A step takes its card's time ``a``, or a piece's and the latency, and the last one ``a + L``.
+
+    A sender goes on with what it has: it does not wait for the first piece of the next step.
+    """
+    n = 4
+    a = S / n / 1e9
+    plan = load("ring", chunks=chunks)(star(n, 8e9, latency=latency * a / 2))
+    took = simulate(plan, star(n, 8e9, latency=latency * a / 2), S).completion_s
+    steps = 2 * (n - 1)
+    expected = (steps - 1) * max(1, 1 / chunks + latency) + 1 + latency
+    assert took / a == pytest.approx(expected)

@@ -107,7 +107,7 @@ def scenes(draw, simple=False):
     return topology, plans, faults, cap
 
 
-def check(scene, rates_of, tolerance=1e-6):
+def check(scene, rates_of, tolerance=1e-6, message=0, sums=None):
     topology, plans, faults, cap = scene
     hosts = topology.workers.tolist()
     paths = {(a, b): route(topology, a, b) for a in hosts for b in hosts}
@@ -115,8 +115,16 @@ def check(scene, rates_of, tolerance=1e-6):
         *(topology, paths, [job for job, _ in plans], faults),
         cap=None if cap is None else Fraction(cap),
         rates_of=rates_of,
+        message=Fraction(message),
+        sums=sums,
     )
-    network = Network(topology, faults, flow_cap=np.inf if cap is None else 8 * cap)
+    network = Network(
+        topology,
+        faults,
+        flow_cap=np.inf if cap is None else 8 * cap,
+        message_s=message,
+        sum_rate=np.inf if sums is None else sums,
+    )
     results = [network.start(job.plan, sizes, job.at, job.ready) for job, sizes in plans]
     order = []
     while batch := network.advance():
@@ -135,6 +143,12 @@ def check(scene, rates_of, tolerance=1e-6):
 @given(scenes())
 def test_agrees_with_an_exact_event_by_event_simulator(scene):
     check(scene, water_filling)
+
+
+@settings(FUZZ, max_examples=100)
+@given(scenes(), st.sampled_from([0, 0.25, 0.5]), st.sampled_from([None, 1, 2, 5]))
+def test_agrees_where_messages_and_sums_take_time(scene, message, sums):
+    check(scene, water_filling, message=message, sums=sums)
 
 
 @settings(FUZZ, max_examples=15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,9 +70,16 @@ def random_network(seed):
     return Topology([f"{i}" for i in range(n)], range(hosts), [], src, dst, ones, 0 * ones)
 
 
+def twice(topology, cables=2):
+    """Every cable so many times."""
+    columns = ("link_src", "link_dst", "link_rate", "link_latency")
+    return replace(topology, **{name: np.tile(getattr(topology, name), cables) for name in columns})
+
+
 NETWORKS = {
     "grid": lambda: grid(3),
-    "helpers": lambda: leaf_spine(3, [1, 2, 3], 1e9, spines=3, helpers=True, helper_nics=2),
+    "helpers": lambda: leaf_spine(3, [1, 2, 3], 1e9, spines=3, helpers=True),
+    "cables twice": lambda: twice(leaf_spine(3, [1, 2, 3], 1e9, spines=2, helpers=True)),
     "three layers": lambda: tree((2, 2, 2), 1e9, spines=(2, 3)),
     "bcube": lambda: bcube(2, 3, 1e9),
     "random 1": lambda: random_network(1),
@@ -166,8 +174,8 @@ def test_turns_at_every_branching_of_a_deeper_tree(shape, spines, differ):
     assert max(np.ptp(group) for group in cables) <= differ
 
 
-def test_helpers_use_all_their_cards():
-    topology = leaf_spine(2, 20, 1e9, helpers=True, helper_nics=10)
+def test_parallel_cables_take_turns():
+    topology = twice(leaf_spine(2, 20, 1e9, helpers=True), 10)
     helper = topology.servers[0]
     pairs = [(w, helper) for w in range(20)] + [(helper, w) for w in range(20)]
     _, links = routes(topology, pairs)

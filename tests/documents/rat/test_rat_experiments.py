@@ -1,9 +1,11 @@
 """What RAT's experiments must show, on the smallest settings, against closed forms."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from testbed import results
 from testbed.network import packet
@@ -75,17 +77,25 @@ def test_counts_of_table_1_are_those_of_the_formulas(jobs):
 
 
 def test_ring_needs_the_latency_of_its_closed_form(jobs, recipe):
-    """2(n - 1) steps of a + L, a = M / (n B), against 2(n - 1) a and what RAT's levels add.
+    """A step of a ring takes a = M / (n B) and, if none of it is hidden, a latency L.
 
-    That is no less than nothing (all of it hidden) and no more than a latency for each of the four
-    levels up and down.
+    If pieces hide all they can, it takes a, or a piece's time and L if that is longer, and only
+    the last step a + L. RAT takes 2(n - 1) a and what its levels add: no less than nothing (all of
+    it hidden) and no more than a latency for each of the four levels up and down.
     """
     table = run(jobs, "latency")
-    wanted = recipe.latency_needed.ratio
     for row in table[table["metric"] == "needed_latency"].itertuples():
         a = 8 * recipe.nbytes / row.bandwidth / row.workers
-        steps = 2 * (row.workers - 1)
-        least, most = ((wanted - 1) * steps * a / (steps - c * wanted) for c in (0, 4))
+        steps, pieces = 2 * (row.workers - 1), math.ceil(recipe.pieces / row.workers)
+
+        def bare(hop, a=a, steps=steps):
+            return steps * (a + hop) - recipe.latency_needed.ratio * steps * a
+
+        def hidden(hop, a=a, steps=steps, pieces=pieces):
+            ring = (steps - 1) * max(a, a / pieces + hop) + a + hop
+            return ring - recipe.latency_needed.ratio * (steps * a + 4 * hop)
+
+        least, most = (brentq(excess, 0, 9 * a) for excess in (bare, hidden))
         assert least <= row.value <= most
 
 
@@ -99,32 +109,88 @@ def test_pausing_nodes_only_delay_and_draws_are_shared(jobs, recipe):
         assert set(slow["seed"]) == set(recipe.figure7.draws)
 
 
-def test_joint_finds_the_cell_that_fits_and_the_share_that_does(recipe):
-    figure = recipe.figure7
-    bench = Bench("rat", "joint", recipe, "smoke")
+def grid_rows(figure, bench, ratio):
+    """Rows of Figure 7 in which Ring takes ``ratio(k, d, draw)`` and all others 1 s."""
     made = []
-
-    def add(method, seconds, seed=-1, **at):
-        fields = dict(seed=seed, at=dict(method=method, **at), evidence="simulated")
-        made.append(bench.row("completion_time", seconds, "s", **fields))
-
-    truth = (figure.paused[-1], figure.periods[0])
     for method in figure.methods:
-        add(method, 1.0, k=0)
-        for paused in figure.paused:
-            for period in figure.periods:
-                ring, other = (12.0, 12 / 5.7) if (paused, period) == truth else (100.0, 1.5)
-                for draw in figure.draws:
-                    seconds = (ring if method == "Ring" else other) * (1 + draw / 1e6)
-                    add(method, seconds, draw, k=paused, d=period)
-    rows = experiments.joint(bench, rows=results.frame(made), figure7=figure)
+        fields = dict(evidence="simulated", seed=-1)
+        made.append(bench.row("completion_time", 1.0, "s", at=dict(method=method, k=0), **fields))
+        for k, d, draw in itertools.product(figure.paused, figure.periods, figure.draws):
+            seconds = ratio(k, d, draw) if method == "Ring" else 1.0
+            at = dict(method=method, k=k, d=d)
+            fields = dict(evidence="simulated", seed=draw)
+            made.append(bench.row("completion_time", seconds, "s", at=at, **fields))
+    return results.frame(made)
+
+
+def test_the_grid_is_told_by_its_mean_and_its_worst_cell_draw_by_draw(recipe):
+    figure, bench = recipe.figure7, Bench("rat", "joint", recipe, "smoke")
+    truth = (figure.paused[-1], figure.periods[0])
+
+    def ratio(k, d, draw):
+        return (10.0 if (k, d) == truth else 2.0) + draw / 100
+
+    rows = experiments.joint(bench, rows=grid_rows(figure, bench, ratio), figure7=figure)
+    found = results.coordinates(results.frame(rows))
+    cells = len(figure.paused) * len(figure.periods)
+    for against in ("PS", "RAT", "itself"):
+        for draw in figure.draws:
+            here = dict(against=against, seed=draw)
+            worst, mean = (value(found, "ring_over", over=o, **here) for o in ("worst", "mean"))
+            assert worst == pytest.approx(10 + draw / 100)
+            assert mean == pytest.approx((10 + 2 * (cells - 1)) / cells + draw / 100)
+            few = value(found, "ring_over", over="mean of few paused", **here)
+            many = value(found, "ring_over", over="mean of many paused", **here)
+            assert few == pytest.approx(2 + draw / 100) and many > mean
+        place = dict(against=against, over="worst")
+        assert value(found, "ring_over_paused", **place) == truth[0]
+        assert value(found, "ring_over_period", **place) == truth[1]
+    assert set(found[found["metric"] == "rat_over"]["value"]) == {1.0}
+
+
+def test_the_cell_nearest_to_the_printed_numbers_is_noted_and_how_many_are_near(recipe):
+    figure, bench = recipe.figure7, Bench("rat", "joint", recipe, "smoke")
+    truth = (figure.paused[0], figure.periods[-1])
+
+    def ratio(k, d, draw):
+        return 8.0 if (k, d) == truth else 100.0  # nearest to 12 and to 5.7, and near to neither
+
+    rows = experiments.joint(bench, rows=grid_rows(figure, bench, ratio), figure7=figure)
     found = results.coordinates(results.frame(rows))
     assert value(found, "paused_nodes") == truth[0]
     assert value(found, "redraw_period") == truth[1]
-    seeds = found[(found["over"] == "joint") & (found["metric"] == "ring_over_rat")]
-    assert list(seeds["seed"]) == figure.draws and np.allclose(seeds["value"], 5.7)
-    cells = len(figure.paused) * len(figure.periods)
-    assert value(found, "share_joint") == pytest.approx(100 / cells)
+    assert set(found[found["metric"] == "near"]["value"]) == {0.0}
+
+
+def test_gains_are_averaged_in_the_three_ways_that_the_text_can_be_read(recipe):
+    bench, made = Bench("rat", "gains", recipe, "smoke"), []
+    for oversubscription, bandwidth, variant in itertools.product((2, 32), (10e9, 40e9), "xb"):
+        for method in ("PS", "RAT"):
+            slow = {2: 1.0, 32: 24.0}[oversubscription] + (bandwidth > 2e10)
+            at = dict(method=method, oversubscription=oversubscription)
+            seconds = (slow if method == "PS" else 1.0) * (1 if variant == "b" else 7)
+            fields = dict(variant={"b": "balanced", "x": "ecmp"}[variant], bandwidth=bandwidth)
+            row = bench.row("completion_time", seconds, "s", at=at, evidence="simulated", **fields)
+            made.append(row)
+    rows = experiments.gains(bench, rows=results.frame(made), figure6=recipe.figure6)
+    found = results.coordinates(results.frame(rows)).set_index("over")["value"]
+    assert found["all settings"] == pytest.approx((1 + 2 + 24 + 25) / 4)
+    assert found["bandwidths, at the highest oversubscription"] == pytest.approx(24.5)
+    assert found["the largest"] == 25.0
+
+
+def test_every_cable_fails_in_turn(jobs, recipe):
+    table = run(jobs, "disturbances")
+    slow = table[table["metric"] == "slowdown"]
+    figure = recipe.figure6
+    for method, kind in itertools.product(recipe.disturbances.methods, recipe.disturbances.kinds):
+        places = slow[(slow["method"] == method) & (slow["kind"] == kind)]["seed"]
+        cables = figure.racks * (figure.spines if kind == "failed cable" else 1)
+        assert sorted(places) == list(range(cables))
+    failed = slow[slow["kind"] == "failed cable"].set_index(["method", "seed"])["value"]
+    # A ring crosses from a rack to the next by one cable: to fail another costs it nothing.
+    assert failed["Ring"].min() == pytest.approx(1) and failed["Ring"].max() > 1.01
+    assert failed["RAT"].min() > 1.01
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ def test_table_1_lists_every_plan_and_names_what_differs_from_its_formula(rows):
     ok = coordinates(ok)
     assert set(counted.index) == set(zip(ok["method"], ok["shape"], strict=True))
     assert not counted.index.duplicated().any()
-    assert ("Butterfly", "6x4") not in counted.index  # refused
+    assert ("Butterfly full mix", "6x4") not in counted.index  # refused
     assert (
         counted.loc[("RAT", "4x4x4"), "pod"] == 1.5 and counted.loc[("RAT", "4x4x4"), "chain"] == 3
     )
