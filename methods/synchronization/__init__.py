@@ -114,8 +114,8 @@ class Policy:
     """Base of every synchronization policy.
 
     ``begin`` is called once with the group (site) of each worker, at time 0; ``on`` once an event.
-    After a :class:`Synced`, the policy says which of the members go on. A :class:`Sync` names only
-    workers that idle.
+    After a :class:`Synced`, the policy says which of the members go on. A :class:`Sync` names
+    workers that idle, or any that no other one has under way if they compute on.
     """
 
     summary: ClassVar[str]
@@ -124,8 +124,10 @@ class Policy:
     """What a worker sends: its last gradient, or its change since the last synchronization, of
     however many iterations. One instance may answer other than its class, by its parameters."""
     continues_after_upload: ClassVar[bool] = False
-    """Whether a worker goes on computing while what it sent is on its way, or waits for the
-    decision about it. If not, it idles from its :class:`Finished` until its :class:`Synced`."""
+    """Whether a :class:`Sync` may name a worker that computes. It brings the iterations that it has
+    finished; the one under way goes on, counts for its next meeting, and what it changes is added
+    to the model that arrives. If not, a worker idles from its last :class:`Finished` until its
+    :class:`Synced`. One instance may answer other than its class, by its parameters."""
     asynchronous: ClassVar[bool] = False
     """Whether synchronizations of disjoint members run side by side, so that a server that keeps
     the model must apply each as it comes."""

@@ -89,6 +89,10 @@ def train(
             f"{recipe.synchronization.name} needs optimizer_at: server; without an optimizer the "
             "global server would hand each site only its own gradient"
         )
+    if policy.continues_after_upload and gradients:
+        raise ValueError(
+            f"{recipe.synchronization.name}: workers that compute on send changes, not gradients"
+        )
     lockstep = policy.clock_free and gradients and not recipe.uneven and not recipe.seconds
     if not lockstep and (len(recipe.networks) != 1 or recipe.overlap):
         raise ValueError(
@@ -469,6 +473,8 @@ class _Server:
         self.done: Counter[int] = Counter()  # iterations since the last global meeting
         self.brought: dict[int, tuple[list[torch.Tensor], Traffic]] = {}
         self.answers: dict[int, Replica] = {}
+        # By meeting and member, the model that it met with.
+        self.met: dict[int, dict[int, Replica]] = {}
 
     def computed(self, worker: int) -> None:
         """Compute the iteration that ``worker`` has finished; ``vmap`` takes all begun ones along,
@@ -495,6 +501,7 @@ class _Server:
     def collect(self, meeting: Meeting) -> Traffic:
         """Encode what the members bring."""
         sync = meeting.sync
+        self.met[meeting.number] = {rank: self.learner.replicas[rank] for rank in sync.members}
         if not sync.bringing:
             return Traffic(rounds=[{}])
         if sync.level != GLOBAL and self.session.recipe.levels[-1].up.name != "identity":
@@ -539,10 +546,19 @@ class _Server:
         return learner.moved(model, total) if self.changes else learner.update(model, total)
 
     def release(self, meeting: Meeting, members: Sequence[int]) -> None:
-        """``members`` go on from the answer."""
-        model = self.answers.pop(meeting.number)
+        """``members`` go on from the answer, and those that computed on keep what they have
+        changed since."""
+        model, met = self.answers.pop(meeting.number), self.met.pop(meeting.number)
         for worker in members:
+            if worker in self.begun:  # what it computes began from the model before
+                self.gradients |= self.learner.gradients([worker])
+                self.begun.remove(worker)
+            own, before = self.learner.replicas[worker].parameters, met[worker].parameters
             self.learner.adopt(worker, model)
+            if own is not before:
+                since = torch._foreach_sub(own, before)
+                moved = torch._foreach_add(model.parameters, since)
+                self.learner.replicas[worker].parameters = list(moved)
             self.last[worker] = model
             if meeting.sync.level == GLOBAL:
                 self.last_global[worker] = model

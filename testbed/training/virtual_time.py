@@ -5,8 +5,9 @@ hangs its own work (a gradient when an iteration is :class:`Computed`, an update
 model when a meeting is :class:`Applied`). :func:`play` only keeps a :class:`Log`.
 
 A :class:`Sync` is a meeting. What its members hold is pushed, applied to the model at the server,
-and the model of that moment is pulled; members idle throughout. Members of weight 0 push nothing,
-and where all are, the pull starts at once.
+and the model of that moment is pulled; members idle throughout, but for those that were computing
+when it was decided (:attr:`Policy.continues_after_upload`). Members of weight 0 push nothing, and
+where all are, the pull starts at once.
 
 What happens at one time happens in this order: pushes and pulls that arrive, in the order in which
 their network reports them (for constant times, the order in which they started); iterations that
@@ -144,6 +145,7 @@ class Meeting:
     ----------
     number: from 0, in the order of the decisions.
     arrived: when each member had finished its last iteration (or, without one, began to idle).
+    computing: whether each member computes on, and so waits for nobody.
     work: the iterations of each member that it brings: all since its last meeting.
     staleness: updates of the global model since each member that brings something last pulled it,
         counted when this one is applied. None for meetings of inner levels.
@@ -152,6 +154,7 @@ class Meeting:
     number: int
     sync: Sync
     arrived: tuple[float, ...]
+    computing: tuple[bool, ...]
     work: tuple[range, ...]
     decided: float
     applied: float = math.nan
@@ -161,13 +164,16 @@ class Meeting:
     @property
     def waits(self) -> tuple[float, ...]:
         """Seconds that each member waits for the last one to arrive (LPSP §1)."""
-        last = max(self.arrived)
-        return tuple(last - t for t in self.arrived)
+        return self._until(max(self.arrived))
 
     @property
     def delays(self) -> tuple[float, ...]:
-        """Seconds from each member's arrival until the decision that lets it meet."""
-        return tuple(self.decided - t for t in self.arrived)
+        """Seconds that each member waits for the decision that lets it meet."""
+        return self._until(self.decided)
+
+    def _until(self, end: float) -> tuple[float, ...]:
+        pairs = zip(self.arrived, self.computing, strict=True)
+        return tuple(0.0 if computing else end - t for t, computing in pairs)
 
 
 @dataclass(frozen=True)
@@ -257,11 +263,8 @@ def happenings(
 
     Raises
     ------
-    ValueError: the policy lets workers compute while they upload, which this engine does not.
     RuntimeError: a decision that cannot be carried out, or no event left (a deadlock).
     """
-    if policy.continues_after_upload:
-        raise ValueError(f"{_name(policy)}: here workers idle while their upload is on its way")
     if not hasattr(communication, "advance"):
         communication = Seconds(communication)
     return _Engine(policy, stragglers, communication, groups, changes).run()
@@ -269,10 +272,13 @@ def happenings(
 
 @dataclass
 class _Worker:
-    """``doing`` is computing, idle, meeting or away."""
+    """``doing`` is computing, idle, meeting or away; who computes on may be ``expecting`` the
+    answer of a meeting."""
 
     doing: str = "idle"
+    expecting: bool = False
     since: float = 0.0
+    finished: float = 0.0
     iteration: int = 0
     brought: int = 0
     version: int = 0
@@ -310,7 +316,7 @@ class _Engine:
                     worker = self.workers[rank]
                     if presence != worker.presence:
                         continue
-                    start, worker.since = worker.since, t
+                    start, worker.since, worker.finished = worker.since, t, t
                     worker.doing, worker.iteration = "idle", iteration
                     yield Computed(rank, iteration, start, t)
                 case Joined() | Left():
@@ -333,12 +339,17 @@ class _Engine:
                     self._later(Finished(rank, number, t + seconds), 1, rank, worker.presence)
                     yield Begun(rank, number, t)
                 case Sync(members=members):
-                    workers = [self._idle(rank, decision) for rank in members]
-                    arrived = tuple(w.since for w in workers)
+                    workers = [self._free(rank, decision) for rank in members]
+                    on = tuple(w.doing == "computing" for w in workers)
+                    arrived = tuple(
+                        w.finished if w.doing == "computing" else w.since for w in workers
+                    )
                     work = tuple(range(w.brought + 1, w.iteration + 1) for w in workers)
-                    meeting = Meeting(next(self.numbers), decision, arrived, work, t)
+                    meeting = Meeting(next(self.numbers), decision, arrived, on, work, t)
                     for worker in workers:
-                        worker.doing, worker.brought = "meeting", worker.iteration
+                        worker.brought = worker.iteration
+                        worker.expecting = worker.doing == "computing"
+                        worker.doing = "computing" if worker.expecting else "meeting"
                     yield Decided(meeting, t)
                     presence = [w.presence for w in workers]
                     if decision.bringing:
@@ -357,6 +368,15 @@ class _Engine:
             raise RuntimeError(f"{_name(self.policy)}: {decision}, but worker {rank} is {doing}")
         return self.workers[rank]
 
+    def _free(self, rank: int, decision: Decision) -> _Worker:
+        """A worker that may meet."""
+        on = self.policy.continues_after_upload and 0 <= rank < len(self.workers)
+        if on and self.workers[rank].expecting:
+            raise RuntimeError(f"{_name(self.policy)}: {decision}, but worker {rank} is meeting")
+        if on and self.workers[rank].doing == "computing":
+            return self.workers[rank]
+        return self._idle(rank, decision)
+
     def _start(self, phase: Phase, meeting: Meeting, presence: list[int], t: float) -> None:
         handle = self.communication.start(phase, meeting.sync, t)
         self.under_way[handle] = phase, meeting, presence
@@ -368,8 +388,10 @@ class _Engine:
             yield from self._apply(meeting, presence, t)
             return
         meeting.received = t
-        for rank in here:
-            self.workers[rank].doing, self.workers[rank].since = "idle", t
+        for worker in (self.workers[rank] for rank in here):
+            if worker.doing == "meeting":
+                worker.doing, worker.since = "idle", t
+            worker.expecting = False
         yield Received(meeting, tuple(here), t)
         yield from self._tell(Synced(tuple(here), t))
 
@@ -397,7 +419,7 @@ class _Engine:
         if isinstance(event, Joined):
             worker.doing, worker.version = "idle", self.version
         else:
-            worker.doing = "away"
+            worker.doing, worker.expecting = "away", False
             worker.presence += 1
             worker.brought = worker.iteration
 
@@ -503,15 +525,17 @@ def play(
                     end = min(end, t)
             case Decided(meeting=meeting):
                 log.meetings.append(meeting)
-                for worker in meeting.sync.members:
-                    turn(worker, t, "push" if meeting.sync.bringing else "pull")
+                for worker, on in zip(meeting.sync.members, meeting.computing, strict=True):
+                    if not on:
+                        turn(worker, t, "push" if meeting.sync.bringing else "pull")
             case Applied(meeting=meeting):
                 for worker in meeting.sync.members:
                     if opened.get(worker, ("",))[0] == "push":
                         turn(worker, t, "pull")
             case Received(members=members):
                 for worker in members:
-                    turn(worker, t, "wait")
+                    if opened.get(worker, ("",))[0] == "pull":
+                        turn(worker, t, "wait")
             case Changed(event=event):
                 turn(event.worker, t, "wait" if isinstance(event, Joined) else None)
     log.end = end

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods import synchronization
-from methods.synchronization import Finished, Joined, Left, Sync, Wait
+from methods.synchronization import Finished, Joined, Left, SetTimer, Sync, Wait
 from testbed.training.stragglers import Fixed, Jitter
 from testbed.training.virtual_time import play
 
@@ -24,8 +24,11 @@ VARIANTS = [
     ("gssp", dict(grouping="static", staleness=0)),
     ("gssp", dict(group_size=2, staleness=1)),
     ("gssp", dict(group_size=None)),
+    ("gssp", dict(grouping="by_time", group_size=2)),
     ("mll_sgd", dict(hub_rounds=3, group_size=2)),
     ("mll_sgd", dict(local_iterations=2, hub_rounds=2, group_size=2, step_probability=0.6)),
+    ("mll_sgd", dict(local_iterations=2, hub_rounds=2, group_size=2, rounds="slots")),
+    ("mll_sgd", dict(rounds="slots", group_size=None)),
     ("fedavg", dict(timeout_s=1.5)),
     ("fedavg", dict(timeout_s=1.5, late="next", local_iterations=2)),
     ("fedavg", dict(timeout_s=0.0)),
@@ -33,6 +36,10 @@ VARIANTS = [
     ("lpsp", dict(decision="arrival")),
     ("lpsp", dict(normalise="mean", limit_over="all", cap=3)),
     ("lpsp", dict(s=0.0, p_min=1.0, decision="arrival")),
+    ("lpsp", dict(decision="clock")),
+    ("lpsp", dict(computes_on=True)),
+    ("lpsp", dict(computes_on=True, decision="arrival", p_min=1.0)),
+    ("lpsp", dict(computes_on=True, decision="clock", s=0.0)),
 ]
 every = pytest.mark.parametrize(
     ("name", "parameters"), VARIANTS, ids=lambda value: getattr(value, "__str__", str)()
@@ -140,7 +147,8 @@ def test_whoever_finished_is_told_what_to_do(name, parameters):
     log = run(name, parameters, [1.0, 1.3, 1.7, 2.1, 2.3])
     for told in log.told:
         if isinstance(told.event, Finished):
-            named = [getattr(d, "members", None) or (d.worker,) for d in told.decisions]
+            decisions = [d for d in told.decisions if not isinstance(d, SetTimer)]
+            named = [getattr(d, "members", None) or (d.worker,) for d in decisions]
             assert any(told.event.worker in workers for workers in named)
             waits = [d.worker for d in told.decisions if isinstance(d, Wait)]
             assert waits in ([], [told.event.worker])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from methods import synchronization
 from methods.synchronization import Joined, Left, Sync
-from methods.synchronization.gssp import natural_breaks
+from methods.synchronization.gssp import in_squads, natural_breaks
 from testbed.training.stragglers import Fixed, Jitter, Varying, removable, uniform
 from testbed.training.virtual_time import Begun, Computed, happenings, play
 
@@ -171,6 +171,32 @@ def test_gssp_finds_the_groups_of_similar_speed():
         assert max(counts) - min(counts) <= 2
 
 
+def test_gssp_in_fours_by_time_has_groups_of_one_size():
+    # By natural breaks three are fast and five are slow; the fourth fastest is slow.
+    times = (2.2, 1.0, 2.0, 1.02, 2.3, 1.04, 2.4, 2.1)
+    policy = load("gssp", staleness=1, grouping="by_time")
+    log = run(policy, Fixed(times), seconds=500.0)
+    groups = [{w for w in range(8) if policy._group[w] == g} for g in (0, 1)]
+    assert groups == [{1, 3, 5, 2}, {7, 0, 4, 6}]
+    for members in groups:  # each goes at the pace of its slowest
+        counts = [log.iterations[w] for w in members]
+        slowest = max(times[w] for w in members)
+        assert max(counts) - min(counts) <= 2
+        assert min(counts) == pytest.approx(500 / slowest, rel=0.05)
+
+
+@given(st.lists(st.floats(0.5, 5) | st.sampled_from([1.0, 2.0]), max_size=9), st.integers(1, 4))
+def test_squads_by_size_are_full_and_in_order(values, size):
+    labels = in_squads(values, size)
+    classes = [
+        [v for v, label in zip(values, labels, strict=True) if label == k]
+        for k in sorted(set(labels))
+    ]
+    assert all(len(members) == size for members in classes[:-1])
+    assert sum(classes[:-1], []) == [] or len(classes[-1]) <= size
+    assert all(max(a) <= min(b) for a, b in itertools.pairwise(classes))
+
+
 def test_gssp_lets_no_one_wait_for_its_new_group_to_catch_up():
     # At 200 s a fast worker, some 200 rounds along, becomes a slow one, and the other way round.
     def stragglers(worker, iteration, t):
@@ -242,6 +268,52 @@ def test_mll_sgd_meets_in_hubs_and_every_third_time_at_the_top():
     assert not any(log.staleness())
 
 
+def test_a_round_of_time_slots_waits_for_nobody():
+    """tau = 2 slots of the fastest's 1.0 s: hubs average at 2, 6, 10 s, all of them at 4, 8, 12."""
+    times = (1.0, 2.0, 2.5, 4.0)
+    policy = load("mll_sgd", local_iterations=2, hub_rounds=2, group_size=2, rounds="slots")
+    log = run(policy, Fixed(times), seconds=12.5)
+    hubs = [Sync((0, 1), level=0), Sync((2, 3), level=0)]
+    expected = [(t, sync) for t in (2, 6, 10) for sync in hubs]
+    expected += [(t, Sync((0, 1, 2, 3))) for t in (4, 8, 12)]
+    met = [(m.decided, m.sync) for m in log.meetings]
+    assert sorted(met, key=repr) == sorted(((float(t), sync) for t, sync in expected), key=repr)
+    by_round = {}
+    for meeting in log.meetings:
+        pairs = zip(meeting.sync.members, meeting.work, strict=True)
+        by_round.setdefault(meeting.decided, {}).update({w: len(work) for w, work in pairs})
+    assert [by_round[t] for t in (2.0, 4.0, 6.0)] == [
+        {0: 2, 1: 1, 2: 0, 3: 0},
+        {0: 2, 1: 1, 2: 1, 3: 1},  # iterations that end at that moment are in time
+        {0: 2, 1: 1, 2: 1, 3: 0},
+    ]
+    assert log.waited() == 0
+    assert log.iterations == [math.floor(12.5 / t) for t in times]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 5), rounds, st.integers(1, 3), st.floats(0, 1))
+def test_of_equal_workers_time_slots_are_barriers(n, h, q, c):
+    same = dict(local_iterations=h, hub_rounds=q, group_size=2)
+    barrier, slots = (
+        run(load("mll_sgd", rounds=how, **same), Fixed((1.0,) * n), c, seconds=30.0)
+        for how in ("barrier", "slots")
+    )
+    assert [(m.decided, m.sync, m.work) for m in slots.meetings] == [
+        (m.decided, m.sync, m.work) for m in barrier.meetings
+    ]
+
+
+def test_the_next_round_of_slots_starts_when_averages_have_come():
+    # The average of 2 s comes at 5, and the fastest needs two seconds from there.
+    policy = load("mll_sgd", local_iterations=2, group_size=4, rounds="slots")
+    log = run(policy, Fixed((1.0, 1.5)), 3.0, seconds=12.0)
+    assert [(m.decided, m.received) for m in log.meetings[:2]] == [(2.0, 5.0), (7.0, 10.0)]
+    # Two that it has finished meanwhile, at 3 and 4.5, and one since.
+    assert [len(m.work[1]) for m in log.meetings[:2]] == [1, 3]
+    assert log.waited() == 0
+
+
 def test_sites_are_hubs_where_asked():
     policy = load("mll_sgd", hub_rounds=2, group_size=None)
     log = play(policy, Fixed((1.0, 1.0, 1.0)), groups=[0, 1, 0], seconds=1.0)
@@ -270,7 +342,14 @@ def test_a_probability_thins_the_steps_of_mll_sgd():
     [
         ("ssp", dict(staleness=-1), "staleness must be a whole number of at least 0, not -1"),
         ("gssp", dict(group_size=0), "group_size must be a whole number of at least 1, not 0"),
-        ("gssp", dict(grouping="by eye"), "natural_breaks or static, not 'by eye'"),
+        ("gssp", dict(grouping="by eye"), "natural_breaks, by_time or static, not 'by eye'"),
+        ("gssp", dict(grouping="by_time", group_size=None), "grouping by_time needs a group_size"),
+        ("mll_sgd", dict(rounds="long"), "rounds must be barrier or slots, not 'long'"),
+        (
+            "mll_sgd",
+            dict(rounds="slots", step_probability=0.5),
+            "with slots, step_probability must be 1",
+        ),
         ("gssp", dict(momentum=1.0), "momentum must be at least 0 and below 1, not 1.0"),
         ("mll_sgd", dict(hub_rounds=0), "hub_rounds must be a whole number of at least 1"),
         ("mll_sgd", dict(step_probability=0.0), "step_probability must be above 0 and at most 1"),

@@ -90,6 +90,69 @@ def test_decided_on_arrival_its_points_are_those_of_the_example():
     assert [sum(m.delays) for m in log.meetings] == pytest.approx([0.0, 0.5])
 
 
+def test_by_the_clock_a_gathering_ends_when_its_mean_wait_reaches_the_limit():
+    # D_s is 0.54 for w1 and w2, who arrive at 3.6; 0.3 for w4 at 4.5 and 0.5 for w3 at 5.0.
+    log = run(lpsp(decision="clock"), seconds=5.6)
+    assert meetings(log) == [
+        (pytest.approx(4.14), (0, 1)),
+        (pytest.approx(4.8), (3,)),
+        (pytest.approx(5.5), (2,)),
+    ]
+
+
+def test_by_the_clock_no_tolerance_is_asp():
+    """§4.2.3: among candidates s = 0 uses ASP."""
+    asp = run(synchronization.load("asp", local_iterations=2), (1.0, 1.5), 0.3, seconds=40.0)
+    for decision in ("clock", "arrival"):
+        log = run(lpsp(s=0.0, p_min=1.6, decision=decision), (1.0, 1.5), 0.3, seconds=40.0)
+        assert [m.sync.members for m in log.meetings] == [m.sync.members for m in asp.meetings]
+        assert [m.decided for m in log.meetings] == pytest.approx(
+            [m.decided for m in asp.meetings], rel=1e-6
+        )
+
+
+def test_candidates_that_compute_on_wait_for_nobody_until_they_are_forced():
+    log = run(lpsp(computes_on=True), seconds=7.4)
+    assert meetings(log) == [(pytest.approx(4.5), (0, 1)), (pytest.approx(7.2), (2, 3))]
+    # w1 and w2 bring what they had at 3.6, and the iterations under way count for the next time;
+    # w4 has done a fourth by 6.0, which forces it, so that it idles until 7.2.
+    assert [[len(work) for work in m.work] for m in log.meetings] == [[2, 1], [2, 4]]
+    assert [sum(m.delays) for m in log.meetings] == pytest.approx([0, 1.2])
+    assert log.waited() == pytest.approx(1.2)
+    ends = sorted(s.end for s in log.spans if (s.worker, s.kind) == (0, "compute"))
+    assert ends[:4] == pytest.approx([1.8, 3.6, 5.4, 7.2])  # without a break
+
+
+def test_who_comes_to_its_limit_during_a_meeting_is_forced_into_the_next():
+    policy = lpsp(p_min=0.5, p_max=1.9, s=0.1, computes_on=True)
+    policy.begin([0, 0])
+    assert policy.on(Finished(0, 1, 1.0)) == [Continue(0)]
+    # D = 0.25 is above D_s = 0.125: worker 0 meets, in its second iteration.
+    assert policy.on(Finished(1, 1, 1.5)) == [Continue(1), Sync((0,))]
+    assert policy.on(Finished(0, 2, 2.0)) == [Continue(0)]  # its first since
+    assert policy.on(Finished(1, 2, 3.0)) == [Wait(1)]  # p = 3: forced
+    assert policy.on(Finished(0, 3, 3.0)) == [Wait(0)]  # p = 2, but its meeting is not over
+    assert policy.on(Synced((0,), 3.5)) == [Sync((0, 1))]
+    assert policy.on(Synced((0, 1), 4.0)) == [Continue(0), Continue(1)]
+
+
+@pytest.mark.parametrize("c", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize(
+    "reading",
+    [{}, dict(decision="arrival"), dict(decision="clock"), dict(s=0.0), dict(normalise="mean")],
+    ids=str,
+)
+def test_equal_workers_are_bsp(reading, seconds, c):
+    """Their index is the number of their iterations: at 2 they go on, at 3 all are candidates. A
+    last bit of the clock must not part them."""
+    times = (seconds,) * 8
+    bsp = run(synchronization.load("bsp", local_iterations=3), times, c, seconds=400 * seconds)
+    log = run(lpsp(**reading), times, c, seconds=400 * seconds)
+    assert meetings(log) == meetings(bsp)
+    assert log.iterations == bsp.iterations
+
+
 def test_algorithm_1_step_by_step():
     policy = lpsp(p_min=1, p_max=2, cap=9)
     policy.begin([0, 0, 0])
@@ -199,11 +262,13 @@ def test_with_no_tolerance_the_next_candidate_ends_every_gathering(times, c):
     )
     assert log.meetings
     for meeting in log.meetings:
-        (arrived,) = set(meeting.arrived)
+        arrived = max(meeting.arrived)
+        # Up to rounding, by which nobody is parted from who comes at the same time.
+        assert meeting.arrived == pytest.approx([arrived] * len(meeting.arrived), rel=1e-9)
         if len(meeting.sync.members) == len(times):
             assert meeting.decided == arrived
         else:
-            assert meeting.decided == min(t for t in arrivals if t > arrived)
+            assert meeting.decided == min(t for t in arrivals if t > arrived * (1 + 1e-9))
 
 
 def test_no_tolerance_is_not_asp():
@@ -223,7 +288,8 @@ def test_no_tolerance_is_not_asp():
         (dict(cap=0), "cap must be a whole number of at least 1, not 0"),
         (dict(normalise="max"), "normalise must be min or mean, not 'max'"),
         (dict(limit_over="some"), "limit_over must be candidates or all"),
-        (dict(decision="now"), "decision must be next or arrival"),
+        (dict(decision="now"), "decision must be next or arrival or clock"),
+        (dict(computes_on="yes"), "computes_on must be False or True"),
     ],
 )
 def test_bad_parameters_are_refused(parameters, said):

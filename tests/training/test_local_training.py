@@ -16,6 +16,7 @@ from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 from testbed.training.stragglers import uniform
 from testbed.training.virtual_time import (
     Applied,
+    Begun,
     Computed,
     Decided,
     OnNetwork,
@@ -34,6 +35,10 @@ POLICIES = {
     "gssp": dict(local_iterations=2, group_size=2),
     "mll_sgd": dict(local_iterations=2, hub_rounds=2, group_size=2),
     "lpsp": {},
+}
+COMPUTING_ON = {
+    "lpsp": dict(computes_on=True),
+    "mll_sgd": dict(local_iterations=2, hub_rounds=2, group_size=2, rounds="slots"),
 }
 
 
@@ -97,7 +102,7 @@ class Naively:
         self.server = self.flat(first)
         self.pulled = [self.server] * count
         self.joint = [self.server] * count
-        self.sums, self.answers = {}, {}
+        self.sums, self.answers, self.met = {}, {}, {}
         # Iterations of each worker that no global meeting has taken, and those on their way.
         self.own, self.coming, self.brought = [0] * count, {}, 0
 
@@ -105,15 +110,19 @@ class Naively:
     def flat(model):
         return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
-    def iterate(self, worker):
-        self.own[worker] += 1
+    def begin(self, worker):
+        """The gradient is that of the model with which the iteration begins."""
         index, model = next(self.streams[worker]), self.workers[worker]
         self.optimizers[worker].zero_grad()
         images = self.data.prepare(self.data.train_x[index])
         nn.functional.cross_entropy(model(images), self.data.train_y[index]).backward()
+
+    def iterate(self, worker):
+        self.own[worker] += 1
         self.optimizers[worker].step()
 
     def push(self, meeting):
+        self.met[meeting.number] = {w: self.flat(self.workers[w]) for w in meeting.sync.members}
         since = self.joint if meeting.sync.level == -1 else self.pulled
         members = meeting.sync.members
         if meeting.sync.weights == (0.0,):  # it only pulls
@@ -142,7 +151,8 @@ class Naively:
             self.pulled[worker] = self.answers[meeting.number]
             if meeting.sync.level == -1:
                 self.joint[worker] = self.pulled[worker]
-            own = self.pulled[worker].clone()
+            since = self.flat(self.workers[worker]) - self.met[meeting.number][worker]
+            own = self.pulled[worker] + since
             nn.utils.vector_to_parameters(own, self.workers[worker].parameters())
 
     def loss(self):
@@ -166,15 +176,23 @@ def network(spec):
 
 
 @pytest.mark.parametrize("average", ["members", "all"])
-@pytest.mark.parametrize("name", POLICIES)
-def test_local_sgd_equals_an_optimizer_a_worker(small_data, name, average):
-    spec = recipe(name, averaged_over=average)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [*POLICIES.items(), *COMPUTING_ON.items()],
+    ids=[*POLICIES, *(f"{name}-computing-on" for name in COMPUTING_ON)],
+)
+@pytest.mark.parametrize("how", ["one_by_one", "vmap"])
+def test_local_sgd_equals_an_optimizer_a_worker(small_data, name, parameters, average, how):
+    part = Part(name=name, **parameters)
+    spec = recipe(name, synchronization=part, averaged_over=average, gradients=how)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
     naive = Naively(spec, small_data)
     policy = synchronization.load(name, **spec.synchronization.parameters)
     speeds = uniform(4, spec.compute_s, 2.5, seed=spec.seed)
     for happening in happenings(policy, speeds, network(spec), groups=[0] * 4):
         match happening:
+            case Begun(worker=worker):
+                naive.begin(worker)
             case Computed(worker=worker):
                 naive.iterate(worker)
             case Decided(meeting=meeting):

@@ -306,7 +306,7 @@ def test_running_statistics_travel_with_replicas_only(small_data, monkeypatch):
 def test_a_policy_that_needs_more_than_the_trainer_has_is_refused(monkeypatch):
     mixed = type(trainer.synchronization.load("mixed"))
     monkeypatch.setattr(mixed, "continues_after_upload", True)
-    with pytest.raises(ValueError, match="mixed: here workers idle while their upload"):
+    with pytest.raises(ValueError, match="mixed: workers that compute on send changes"):
         run(synchronization=Part(name="mixed"), optimizer_at="server")
 
 

@@ -269,12 +269,57 @@ def test_decisions_that_cannot_be_carried_out_are_refused(policy, said):
         play(policy, Fixed((1.0, 1.0)), groups=[0, 0], seconds=5.0)
 
 
+@dataclass
+class Overlapping(Policy):
+    """Everyone computes on; what each has finished is taken along whenever it is free to meet."""
+
+    summary = source = "this test"
+    travels = "delta"
+    asynchronous = True
+    continues_after_upload = True
+    patient: bool = True
+    _meeting: set = field(default_factory=set)
+
+    def on(self, event):
+        if isinstance(event, Synced):
+            self._meeting -= set(event.members)
+        if not isinstance(event, Finished):
+            return []
+        if event.worker in self._meeting and self.patient:
+            return [Continue(event.worker)]
+        self._meeting.add(event.worker)
+        return [Continue(event.worker), Sync((event.worker,))]
+
+
+def test_who_computes_on_meets_without_a_break():
+    log = play(Overlapping(), Fixed((1.0,)), 1.2, groups=[0], seconds=6.5)
+    assert [(m.decided, m.received) for m in log.meetings[:2]] == [(1.0, 2.2), (3.0, 4.2)]
+    # What was under way counts for the next: 2 and 3 for the second.
+    assert [m.work for m in log.meetings] == [(range(1, 2),), (range(2, 4),), (range(4, 6),)]
+    assert [m.arrived for m in log.meetings] == [(1.0,), (3.0,), (5.0,)]
+    assert [(m.computing, m.waits, m.delays) for m in log.meetings[:1]] == [
+        ((True,), (0.0,), (0.0,))
+    ]
+    assert {span.kind for span in log.spans} == {"compute"} and len(log.spans) == 7
+    # Two workers: the model has one update more than either has pulled.
+    log = play(Overlapping(), Fixed((1.0, 1.0)), 0.5, groups=[0, 0], seconds=3.5)
+    assert [m.staleness for m in log.meetings] == [(0,), (1,), (1,), (1,), (1,), (1,)]
+
+
+def test_nobody_is_in_two_meetings_at_once():
+    with pytest.raises(RuntimeError, match="worker 0 is meeting"):
+        play(Overlapping(patient=False), Fixed((1.0,)), 1.2, groups=[0], seconds=6.5)
+
+
+def test_who_leaves_while_it_computes_on_is_not_sent_the_answer():
+    changes = [Left(0, 1.5), Joined(0, 1.6)]
+    happened = happenings(Overlapping(), Fixed((1.0, 9.0)), 1.2, groups=[0, 0], changes=changes)
+    happened = list(itertools.takewhile(lambda happening: happening.t < 2.5, happened))
+    assert [h.members for h in happened if isinstance(h, Received)] == [()]
+
+
 def test_other_refusals():
     with pytest.raises(ValueError, match="needs an end: iterations or seconds"):
         play(load("asp"), Fixed((1.0,)), groups=[0])
-    policy = Answers()
-    policy.continues_after_upload = True
-    with pytest.raises(ValueError, match="workers idle while their upload"):
-        play(policy, Fixed((1.0,)), groups=[0], seconds=1.0)
     with pytest.raises(RuntimeError, match="worker 0 is computing"):
         play(load("asp"), Fixed((1.0,)), groups=[0], changes=[Joined(0, 0.5)], seconds=1.0)

@@ -87,16 +87,22 @@ WORLDS = [
     ("LPSP-X08", "holds"),
     ("LPSP-X08", "fails", (example("drawn", "total_wait"), 0)),
     ("LPSP-F3a", "holds"),
-    ("LPSP-F3a", "direction only", (trained("mnist", "BSP on 12"), 0.85)),
-    # The plain ratio of 1.17.
-    ("LPSP-F3a", "fails", (trained("mnist", "BSP on 12"), 1.17 / 2.17)),
     ("LPSP-F3a", "fails", (trained("mnist", "SSP on 12"), 0.8)),
     ("LPSP-F3a", "fails", (trained("mnist", "MLL-SGD on 12"), 0.5)),
     # MLL-SGD and GSSP may come in either order.
     ("LPSP-F3a", "holds", (trained("mnist", "GSSP on 12"), 0.7)),
+    ("LPSP-F3a-x", "holds"),
+    ("LPSP-F3a-x", "direction only", (trained("mnist", "BSP on 12"), 0.85)),
+    # The plain ratio of 1.17.
+    ("LPSP-F3a-x", "fails", ("experiment == 'mnist' and method != 'LPSP' and workers == 12 and "
+                             "metric == 'time_to_target'", 0.9 / 2.17)),
     ("LPSP-F3b", "holds"),
     ("LPSP-F3b", "fails", (trained("mnist", "SSP on 16"), 1.3)),
-    ("LPSP-F3b", "direction only", (trained("mnist", "LPSP on 16"), 1.3)),
+    # Half as slow again, it is still second.
+    ("LPSP-F3b", "holds", (trained("mnist", "LPSP on 16"), 1.3)),
+    ("LPSP-F3b-x", "holds"),
+    ("LPSP-F3b-x", "direction only", (trained("mnist", "LPSP on 16"), 1.3)),
+    ("LPSP-F3b-x", "fails", (trained("mnist", "LPSP on 16"), 2.5)),
     ("LPSP-F3c", "holds"),
     ("LPSP-F3c", "fails", (accuracy("mnist", "SSP on 16"), 1.01)),
     ("LPSP-F3c", "fails", (accuracy("mnist", "LPSP on 16"), 0.998)),
@@ -104,26 +110,39 @@ WORLDS = [
     ("LPSP-F4", "fails", (trained("mnist", "GSSP on 12", "oscillation"), 0.1)),
     ("LPSP-F4", "fails", (trained("mnist", "LPSP on 12", "oscillation"), 20)),
     ("LPSP-F5a", "holds"),
-    ("LPSP-F5a", "direction only", (trained("cifar10", "LPSP on 12"), 1.2)),
+    ("LPSP-F5a", "holds", (trained("cifar10", "LPSP on 12"), 1.2)),
     ("LPSP-F5a", "fails", (trained("cifar10", "SSP on 12"), 0.8)),
+    ("LPSP-F5a-x", "holds"),
+    ("LPSP-F5a-x", "direction only", (trained("cifar10", "LPSP on 12"), 1.2)),
+    ("LPSP-F5a-x", "fails", (trained("cifar10", "LPSP on 12"), 2)),
     ("LPSP-F5b", "holds"),
     ("LPSP-F5b", "fails", (trained("cifar10", "SSP on 16"), 0.5)),
+    ("LPSP-F5b-x", "holds"),
+    ("LPSP-F5b-x", "fails", (trained("cifar10", "LPSP on 16"), 2)),
     ("LPSP-F5c", "holds"),
     ("LPSP-F5c", "fails", (trained("cifar10", "LPSP on 16"), 0.9)),
     ("LPSP-F5c", "fails", (trained("cifar10", "BSP on 16"), 1.2)),
     ("LPSP-T3a", "holds"),
     ("LPSP-T3a", "fails", (accuracy("mnist", "GSSP on 8"), 1.01)),
-    # Lower altogether: the order stays, and the level is nobody's fault.
-    ("LPSP-T3a", "not comparable", (
-        "experiment == 'mnist' and metric == 'final_accuracy'", 0.98)),
-    ("LPSP-T3a", "direction only", (accuracy("mnist", "SSP on 12"), 0.99)),
+    # Lower altogether: the order stays.
+    ("LPSP-T3a", "holds", ("experiment == 'mnist' and metric == 'final_accuracy'", 0.98)),
+    ("LPSP-T3a-top", "not comparable"),
+    # The level is nobody's fault, whether it agrees or not.
+    ("LPSP-T3a-top", "not comparable", (accuracy("mnist", "LPSP on 8"), 0.9)),
+    ("LPSP-T3a-x", "holds"),
+    ("LPSP-T3a-x", "direction only", (accuracy("mnist", "SSP on 12"), 0.99)),
     # A gap of 0.93 points is not 0.54.
-    ("LPSP-T3a", "direction only", (accuracy("mnist", "SSP on 12"), 0.996)),
+    ("LPSP-T3a-x", "direction only", (accuracy("mnist", "SSP on 12"), 0.996)),
+    ("LPSP-T3a-x", "fails", ("experiment == 'mnist' and method == 'LPSP' and "
+                             "metric == 'final_accuracy'", 0.99)),
     ("LPSP-T4a", "holds"),
-    ("LPSP-T4a", "direction only", (accuracy("cifar10", "SSP on 16"), 0.95)),
     ("LPSP-T4a", "fails", (accuracy("cifar10", "BSP on 8"), 1.1)),
     ("LPSP-T4a", "fails", (accuracy("mnist", "SSP on 12"), 0.9)),
     ("LPSP-T4a", "fails", (accuracy("mnist", "SSP on 8"), 0.9)),
+    ("LPSP-T4a-top", "not comparable"),
+    ("LPSP-T4a-top", "not comparable", (accuracy("cifar10", "LPSP on 8"), 0.9)),
+    ("LPSP-T4a-x", "holds"),
+    ("LPSP-T4a-x", "direction only", (accuracy("cifar10", "SSP on 16"), 0.95)),
     ("LPSP-F6", "holds"),
     ("LPSP-F6", "fails", (trained("cifar10", "p_min=3 on 12"), 0.5)),
     ("LPSP-F6", "fails", (accuracy("cifar10", "p_min=1 on 12"), 1.1)),
@@ -133,13 +152,16 @@ WORLDS = [
     ("LPSP-F7b", "holds"),
     ("LPSP-F7b", "fails", (trained("cifar10", "SSP on 12"), 0.5)),
     ("LPSP-ABS", "holds"),
-    ("LPSP-ABS", "direction only", (trained("mnist", "LPSP on 16"), 1.2)),
     # A third of a point below the best other.
     ("LPSP-ABS", "fails", (accuracy("mnist", "LPSP on 12"), 0.9955)),
     ("LPSP-ABS", "fails", (accuracy("cifar10", "LPSP on 16"), 0.97)),
     # Not the slowest of all, but behind MLL-SGD.
     ("LPSP-ABS", "fails", (trained("cifar10", "LPSP on 12"), 1.4)),
-    ("LPSP-ABS", "fails", (trained("cifar10", "LPSP on 16"), 2)),
+    ("LPSP-ABS-x", "holds"),
+    ("LPSP-ABS-x", "direction only", (trained("mnist", "LPSP on 16"), 1.2)),
+    ("LPSP-ABS-x", "fails", (trained("cifar10", "LPSP on 16"), 2)),
+    ("LPSP-ABS-acc", "holds"),
+    ("LPSP-ABS-acc", "direction only", (accuracy("cifar10", "SSP on 16"), 0.95)),
 ]  # fmt: skip
 
 
@@ -151,17 +173,24 @@ def test_verdicts_follow_results(name, verdict, changes, lpsp_claims, lpsp_rows)
 
 def test_every_claim_that_results_decide_is_tried_both_ways(lpsp_claims):
     tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
-    decided = {c.id for c in lpsp_claims if c.kind in ("value", "ordering", "derived")}
-    assert tried.keys() == decided
-    assert all(len(verdicts) > 1 for verdicts in tried.values())
+    judged = {c.id: c for c in lpsp_claims if c.kind in ("value", "ordering", "derived")}
+    assert tried.keys() == judged.keys()
+    # What our results cannot speak for is what tables say of a level.
+    mute = {
+        name
+        for name, claim in judged.items()
+        if claim.kind != "value" and all(part.elsewhere for part in claim.statements())
+    }
+    assert mute == {"LPSP-T3a-top", "LPSP-T4a-top"}
+    assert all((len(verdicts) > 1) != (name in mute) for name, verdicts in tried.items())
 
 
 def test_at_desk_scale_what_ran_is_judged_and_what_did_not_is_said(lpsp_claims, desk_rows):
     table = judge(lpsp_claims, desk_rows, RECIPE, "desk").set_index("id")
-    assert [*table.columns] == DETAILS[1:] and len(table) == len(lpsp_claims) == 49
+    assert [*table.columns] == DETAILS[1:] and len(table) == len(lpsp_claims) == 59
     reasons = {claim.id: claim.not_run["desk"].reason for claim in lpsp_claims if claim.not_run}
     gone = set(table.index[table["verdict"] == "not run here"])
-    assert gone == {"LPSP-F5b", "LPSP-F5c"}
+    assert gone == {"LPSP-F5b", "LPSP-F5b-x", "LPSP-F5c"}
     for name, says in (
         ("T3a", "8 workers: not run here (no results of mnist workers 8)"),
         ("T4a", "LPSP highest with 16: not run here (no results of cifar10 workers 16)"),
@@ -175,21 +204,21 @@ def test_at_desk_scale_what_ran_is_judged_and_what_did_not_is_said(lpsp_claims, 
         reason = table.loc[f"LPSP-{name}", "reason"]
         assert says in reason and reason.startswith(reasons[f"LPSP-{name}"])
     # The largest of those sizes that ran is held against what is printed.
-    reason = table.loc["LPSP-T4a", "reason"]
-    assert "LPSP's highest: holds (ours 65.2" in reason
-    assert "most over another: holds (ours 5.1" in reason
-    assert "of those that ran, no results of cifar10 workers 8, cifar10 workers 16)" in reason
+    assert "ours holds: ours 65.2" in table.loc["LPSP-T4a-top", "reason"]
+    reason = table.loc["LPSP-T4a-x", "reason"]
+    assert "ours 5.1" in reason
+    assert "of those that ran, no results of cifar10 workers 8, cifar10 workers 16" in reason
 
 
 def test_a_listed_claim_may_lack_only_what_the_list_names(lpsp_claims, desk_rows):
     for query, lost in (
         (accuracy("mnist", "BSP on 12"), "LPSP-T3a (mnist/method=BSP/workers=12/final_accuracy"),
         (accuracy("cifar10", "LPSP on 12"), "LPSP-T4a (cifar10/method=LPSP/workers=12"),
-        (trained("mnist", "SSP on 16"), "LPSP-ABS (mnist/method=SSP/workers=16/time_to_target"),
+        (trained("mnist", "SSP on 16"), "LPSP-ABS-x (mnist/method=SSP/workers=16/time_to_target"),
     ):
         few = desk_rows.drop(coordinates(desk_rows).query(query).index)
         with pytest.raises(ValueError, match=re.escape(lost)):
-            row(lpsp_claims, few, lost[:8], "desk")
+            row(lpsp_claims, few, lost.split()[0], "desk")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +227,7 @@ def test_a_listed_claim_may_lack_only_what_the_list_names(lpsp_claims, desk_rows
         ("LPSP-T3a", accuracy("mnist", "BSP on 16"), 0.9),
         ("LPSP-T4a", accuracy("cifar10", "LPSP on 12"), 0.9),
         ("LPSP-ABS", accuracy("cifar10", "LPSP on 12"), 0.9),
-        ("LPSP-ABS", trained("mnist", "LPSP on 16"), 3),
+        ("LPSP-ABS-x", trained("mnist", "LPSP on 16"), 3),
     ],
 )
 def test_what_ran_at_desk_scale_can_decide_against_a_claim(
@@ -226,10 +255,11 @@ def test_a_target_never_reached_is_later_than_every_time(lpsp_claims, lpsp_rows)
     late = never(lpsp_rows, trained("cifar10", "GSSP on 12"))
     found = row(lpsp_claims, late, "LPSP-F5a")
     # The order is as printed; how many times as fast LPSP is remains open.
-    assert found["verdict"] == "undecided"
+    assert found["verdict"] == "holds"
     assert "BSP before GSSP: holds (separate" in found["reason"]
-    assert "read as 1 + 0.87: undecided (no run succeeded" in found["reason"]
-    assert "GSSP on 12: never reached 98 % within 3000 s" in found["reason"]
+    size = row(lpsp_claims, late, "LPSP-F5a-x")
+    assert size["verdict"] == "undecided" and "no run succeeded" in size["reason"]
+    assert "GSSP on 12: never reached 98 % within 3000 s" in size["reason"]
     static = trained("control_static", "GSSP static on 12")
     found = row(lpsp_claims, never(lpsp_rows, static), "LPSP-F3a")
     assert "static groups of four: never, beside it" in found["reason"]
@@ -258,8 +288,9 @@ def test_times_of_zero_leave_ratios_open(lpsp_claims, lpsp_rows):
     for name in ("F5a", "F6", "F7", "F7b", "T4a"):
         found = row(lpsp_claims, zero, f"LPSP-{name}")
         assert found["verdict"] != "not run here"
-    reason = row(lpsp_claims, zero, "LPSP-F5a")["reason"]
-    assert "read as 1 + 0.87: undecided (it is not defined for every seed" in reason
+    found = row(lpsp_claims, zero, "LPSP-F5a-x")
+    assert found["verdict"] == "undecided"
+    assert "it is not defined for every seed" in found["reason"]
     none = change(zero, (trained("cifar10", "MLL-SGD on 12"), 0))
     assert row(lpsp_claims, none, "LPSP-F5a")["verdict"] == "undecided"
 
@@ -274,8 +305,8 @@ def test_every_lookup_finds_results(lpsp_claims, lpsp_rows):
 def test_reasons_give_both_conventions_and_what_waiting_can_explain(judged):
     reason = judged["reason"]
     for name, printed in (("F3a", "1.17"), ("F3b", "1.26"), ("F5a", "0.87"), ("F5b", "0.75")):
-        said = reason[f"LPSP-{name}"]
-        assert f"read as 1 + {printed}: holds" in said
+        said = reason[f"LPSP-{name}-x"]
+        assert judged.loc[f"LPSP-{name}-x", "verdict"] == "holds"
         assert re.search(f"read as a plain ratio, [^:]*, {printed}: (fails|direction only), ", said)
         assert "in the draws trained, over BSP, which need not be the slowest: 1." in said
         assert f"draws in which it gives {1 + float(printed):.2f}: 0" in said
@@ -283,7 +314,7 @@ def test_reasons_give_both_conventions_and_what_waiting_can_explain(judged):
         assert "and in static groups of four: 1.0" in reason[f"LPSP-{name}"]
     assert "GSSP in static groups of four: 16" in reason["LPSP-F3a"]
     assert "SSP at fixed speeds: 1.01" in reason["LPSP-F3a"]
-    assert "BSP's time to LPSP's over that, draw by draw: 1." in reason["LPSP-F3a"]
+    assert "BSP's time to LPSP's over that, draw by draw: 1." in reason["LPSP-F3a-x"]
     assert "§4.2.3 has LPSP faster than SSP" in reason["LPSP-F3b"]
     for name, decided in (("X05", "4.5"), ("X06", "8.6"), ("X07", "13.6")):
         assert f": {decided} s, beside it, and if it is decided on" in reason[f"LPSP-{name}"]
