@@ -73,12 +73,14 @@ class Link(BaseModel):
 
 
 class Uneven(BaseModel):
-    """Workers of different speed: an iteration of each takes ``compute_s`` times a factor drawn
-    evenly from 1 to ``highest`` by the run's seed, and each time up to ``jitter`` more or less."""
+    """Workers of different speed: an iteration takes as many times ``compute_s`` as ``sites`` says
+    of all workers of each site, else as a factor that each worker draws evenly from 1 to
+    ``highest`` by the run's seed; and each time up to ``jitter`` more or less."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    highest: Annotated[float, Field(ge=1)]
+    highest: Annotated[float, Field(ge=1)] = 1.0
+    sites: tuple[PositiveFloat, ...] = ()
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
@@ -174,8 +176,8 @@ class Recipe(BaseModel):
     def _ends(self) -> Recipe:
         if (self.rounds is None) == (self.seconds is None):
             raise ValueError("give either rounds or seconds")
-        if self.uneven and self.compute_s is None:
-            raise ValueError("uneven needs compute_s")
+        if self.uneven and self.uneven.sites and len(self.uneven.sites) != len(self.workers):
+            raise ValueError(f"uneven: sites needs a factor for each of {len(self.workers)} sites")
         if self.colour and not self.augment:
             raise ValueError("colour needs augment: true")
         if self.cluster == "star" and len(self.workers) != 1:

@@ -8,6 +8,7 @@ really have. One seed gives bit-equal results on one machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from testbed.training.datasets import Dataset, load_dataset
 from testbed.training.device import Device, profile
 from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
 from testbed.training.recipe import Link, Part, Recipe
-from testbed.training.stragglers import Jitter, Stragglers, uniform
+from testbed.training.stragglers import Fixed, Jitter, Stragglers, uniform
 from testbed.training.virtual_time import (
     Applied,
     Begun,
@@ -194,6 +195,10 @@ class _Session:
         if uneven is None:
             return lambda worker, iteration, t: self.compute_s
         speeds = uniform(sum(self.recipe.workers), self.compute_s, uneven.highest, seed)
+        if uneven.sites:
+            sites = zip(uneven.sites, self.recipe.workers, strict=True)
+            times = ([factor * self.compute_s] * workers for factor, workers in sites)
+            speeds = Fixed(tuple(itertools.chain(*times)))
         return Jitter(speeds, uneven.jitter, seed) if uneven.jitter else speeds
 
     def _overlap(self, part: Part, stood: Part, shape: tuple[int, ...]) -> Costs:

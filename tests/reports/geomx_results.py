@@ -102,8 +102,10 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
             _curve(add, experiment, case, workers, model, seeds, "bsp")
     for case in ("GeoMX-155M", "GeoMX-155M FP16", "GeoMX-155M BiSparse+FP16"):
         _curve(add, "residual", case, 8, "resnet8", seeds, "bsp")
-    _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp")
-    _curve(add, "mixed", "GeoMX-155M BiSparse", 8, model, seeds, "mixed")
+    for slowest in (1.0, 3.0):
+        at = {"slowest": slowest}
+        _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp", at=at)
+        _curve(add, "mixed", "GeoMX-155M BiSparse", 8, model, seeds, "mixed", at=at)
     for case in TABLE2:
         for compute in (0.0, 0.5, 2.0, 8.0):
             codec = split(case)[2]
@@ -182,7 +184,14 @@ def _links(rows: list[Row], scale: str) -> None:
 
 
 def _curve(
-    add, experiment: str, case: str, workers: int, model: str, seeds: int, synchronization: str
+    add,
+    experiment: str,
+    case: str,
+    workers: int,
+    model: str,
+    seeds: int,
+    synchronization: str,
+    **shared,
 ) -> None:
     codec = split(case)[2]
     up, down = (1e6 * part for part in PAYLOAD[codec])
@@ -190,7 +199,7 @@ def _curve(
     for seed in range(seeds):
         random = np.random.default_rng([seed, workers, len(codec)])
         place = {"model": model, "dataset": "fashion_mnist", "workers": workers, "seed": seed,
-                 "synchronization": synchronization}  # fmt: skip
+                 "synchronization": synchronization} | shared  # fmt: skip
         rounds = np.unique(np.geomspace(5, ROUNDS[codec], 30).astype(int))
         accuracy = ACCURACY[codec] - 80 * np.exp(-((rounds / 60) ** 0.6))
         accuracy += random.normal(0, 0.12, len(rounds))

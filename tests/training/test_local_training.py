@@ -285,7 +285,7 @@ def test_inner_levels_take_no_codec_with_a_memory():
     [
         (dict(seconds=1.0), "either rounds or seconds"),
         (dict(rounds=None), "either rounds or seconds"),
-        (dict(compute_s=None), "uneven needs compute_s"),
+        (dict(uneven=Uneven(sites=[1, 2])), "a factor for each of 1 sites"),
         (dict(workers=(2, 2)), "star takes workers of one site"),
         (dict(gradients="by_magic"), "gradients"),
     ],

@@ -13,7 +13,7 @@ from testbed.results import frame
 from testbed.training import augmentation, datasets, learner, models, trainer
 from testbed.training.datasets import Dataset
 from testbed.training.device import FREE, Device
-from testbed.training.recipe import Level, Link, Part, Recipe
+from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 
 IDENTITY = Level(up=Part(name="identity"))
 
@@ -267,6 +267,18 @@ def test_mixed_sites_do_not_wait_and_their_staleness_is_counted():
     )
     # Sites of one speed take turns: while one computes, each of the two others updates once.
     assert rows.query("metric == 'staleness'")["value"].item() == pytest.approx(2, abs=0.25)
+
+
+def test_a_slow_site_holds_up_all_but_under_mixed_synchronization():
+    """By hand: on links that take no time, full synchronization waits for the site that takes three
+    seconds; under mixed, sites do one iteration a second and a third of one."""
+    still = {"one": Link(lan=1e15, wan=1e15)}
+    common = dict(networks=still, workers=(2, 2), optimizer_at="server", rounds=60)
+    common |= dict(evaluate_every=60, compute_s=1.0, uneven=Uneven(sites=[1, 3]))
+    for policy, seconds in (("bsp", 3.0), ("mixed", 2 / (1 + 1 / 3))):
+        rows = run(synchronization=Part(name=policy), **common)
+        mean = rows.query("metric == 'mean_round_time'")["value"].item()
+        assert mean == pytest.approx(seconds, rel=0.02)
 
 
 def test_mixed_moves_the_bytes_of_bsp_at_equal_work():

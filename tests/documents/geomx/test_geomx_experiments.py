@@ -358,19 +358,22 @@ def test_the_record_of_the_repository_has_every_cell_of_the_tables():
 
 
 def test_runs_of_a_training_differ_in_their_ids_and_say_what_they_train(recipe):
-    for name, count in (("figure4", 2), ("figure6", 5), ("mixed", 2)):
+    for name, count in (("figure4", 2), ("figure6", 5), ("mixed", 4)):
         one = WING.trainings[name]
         sections = {key: getattr(recipe, key) for key in one.sections}
         runs = one.runs(bench(recipe, name), sections)
         assert len(runs) == count * len(recipe.seeds)
         for each in runs.values():
-            assert each.at == {"system": each.system.rpartition(" ")[0]}
+            assert each.at["system"] == "GeoMX" or each.system == f"{each.at['system']} bsp"
             assert each.stands_for.name == "resnet50_v1"
     links_of = {system: set(run.networks) for system, run in runs.items()}
     assert {frozenset(names) for names in links_of.values()} == {
-        frozenset({"full-sync"}), frozenset({"mixed"})
-    }  # fmt: skip
+        frozenset({name}) for name in recipe.mixed.cases
+    }
     assert {run.optimizer_at for run in runs.values()} == {"server"}
+    assert {run.system: run.at["slowest"] for run in runs.values()} == {
+        "GeoMX bsp": 1, "GeoMX mixed": 1, "GeoMX bsp uneven": 3, "GeoMX mixed uneven": 3
+    }  # fmt: skip
 
 
 def test_a_smaller_model_has_a_lower_bound_of_its_own(recipe):

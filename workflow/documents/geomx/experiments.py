@@ -20,6 +20,7 @@ from testbed.training.recipe import (
     Part,
     Policy,
     Recipe,
+    Uneven,
 )
 from workflow import experiment as declarations
 from workflow.experiment import PLANNING, Section, Seeds, experiment, training
@@ -80,9 +81,12 @@ class Variant(Section):
 
 
 class Case(Section):
+    """``slowness``: how many times the device's time an iteration takes in each site, if not 1."""
+
     system: str
     wan: PositiveFloat
     synchronization: Annotated[str, Of("synchronization")] = "bsp"
+    slowness: tuple[PositiveFloat, ...] = ()
 
 
 class Cases(Section):
@@ -434,17 +438,22 @@ def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
 
 def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iterator[Recipe]:
     """Cases that train alike share a run and differ in links."""
-    shared: dict[tuple[str, str], dict[str, Link]] = {}
+    shared: dict[tuple, dict[str, Link]] = {}
     for label, case in table.cases.items():
-        networks = shared.setdefault((case.system, case.synchronization), {})
+        networks = shared.setdefault((case.system, case.synchronization, case.slowness), {})
         networks[label] = bench.settings.link(case.wan, table.workers)
-    for (system, policy), networks in shared.items():
+    apart = any(case.slowness for case in table.cases.values())
+    for (system, policy, slowness), networks in shared.items():
+        # How much slower the slowest site is than the fastest, where some cases' sites differ.
+        uneven = dict(slowest=max(slowness or [1.0]) / min(slowness or [1.0])) if apart else {}
         for seed in bench.settings.seeds:
-            yield a_run(
+            run = a_run(
                 bench,
                 system,
                 table.workers,
                 networks,
+                at=dict(system=system, **uneven),
+                uneven=Uneven(sites=slowness) if slowness else None,
                 policy=Part(name=policy),
                 lower_bound=training.lower_bound,
                 model=training.model,
@@ -456,3 +465,5 @@ def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iter
                 seed=seed,
                 **fields,
             )
+            told = f"{run.system} uneven" if slowness else run.system
+            yield run.model_copy(update=dict(system=told))
