@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ from testbed.live.dds.federated.client import Client
 from testbed.live.dds.federated.controller import read_log
 from testbed.live.dds.federated.live import SHARED
 from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, parse
+from testbed.training import models
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +109,39 @@ def same_bytes(rounds, others):
 
 
 # Without processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_are_those_of_torch(momentum):
+    ours, theirs = (models.make("mlp", 3, hidden=16) for _ in range(2))
+    for model in (ours, theirs):  # with a parameter that gets no gradient
+        model[0].unused = torch.nn.Parameter(torch.ones(3))
+    optimizer, velocity = torch.optim.SGD(theirs.parameters(), 0.1, momentum), {}
+    for seed in range(4):
+        images = torch.randn(8, 1, 28, 28, generator=torch.Generator().manual_seed(seed))
+        for model in (ours, theirs):
+            model.zero_grad()
+            model(images).square().mean().backward()
+        optimizer.step()
+        training.descend(ours, velocity, 0.1, momentum)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_first_step_imports_nothing_that_takes_long():
+    """Torch's compiler takes two seconds, and the first call of numba half of one."""
+    script = """
+import sys
+from testbed.live.dds.federated import __main__, training, warm
+from testbed.training import models, pooling
+assert pooling._pool.signatures
+model = models.make("mnist_cnn")
+model(training.torch.zeros(1, 1, 28, 28)).sum().backward()
+training.descend(model, {}, 0.1, 0.9)
+assert "torch._dynamo" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize(

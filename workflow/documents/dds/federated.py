@@ -53,6 +53,8 @@ UNTIMED = 2
 """Live runs at the same time where nobody times them: they mostly start and wait."""
 START_S = 60.0
 """Allowed for processes to start and to find each other."""
+Live = dict[str, tuple[list["Round"], "Tensor"]]
+"""By mode, the rounds of a run on real processes and its final (n,) weights."""
 
 
 # What is trained ----------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def federated_bytes(bench: Bench, federated: Federated) -> Iterator[Row]:
 @experiment(alone=True, memory_mb=6000, makes=("federated_seeds",))
 def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeeds) -> Iterator[Row]:
     """Modes on real processes; and a few short rounds of each, of variants, and of error feedback
-    on the model of further seeds, beside one process."""
+    on the model of further seeds, beside the same in one process."""
     of_seed = partial(_settings, bench, federated, seed=federated.seed)
     modes = {label: federated.modes[label] for label in federated.live}
     settings = {label: of_seed(mode) for label, mode in modes.items()}
@@ -267,17 +269,27 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
     others = {label: mode for label, mode in federated.modes.items() if label not in modes}
     for label in [label for label, mode in others.items() if _feeds_back(mode.codec)][-1:]:
         short[label] = of_seed(others[label], model=model, test_limit=FEW, **few)
-    done = _all_live(bench, settings, 1 if federated.timed else UNTIMED)
-    again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
-    tests = Data(name=federated.dataset, test_limit=federated.test_limit).load()
-    examiners = [(Examiner(settings[label].task, tests), of[1]) for label, of in done.items()]
+    timed = _all_live(bench, settings, 1) if federated.timed else {}
+
+    def live() -> tuple[Live, Live, dict[str, float]]:
+        """The modes, what is repeated in one process, and the modes' final accuracies."""
+        done = timed or _all_live(bench, settings, UNTIMED)
+        again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
+        tests = Data(name=federated.dataset, test_limit=federated.test_limit).load()
+        finals = {
+            label: Examiner(settings[label].task, tests).accuracy(weights)
+            for label, (_, weights) in done.items()
+        }
+        return done, again, finals
+
     threads = dict(initializer=torch.set_num_threads, initargs=(bench.settings.threads,))
     with ThreadPoolExecutor(1, **threads) as pool:
-        accuracies = pool.map(lambda each: each[0].accuracy(each[1]), examiners)
-        # Beside it, on the other core; models are made in this thread alone.
+        beside = pool.submit(live)
         bench.say("federated: the same in one process")
-        repeated = {label: simulate((settings | short)[label])[1] for label in again}
-        finals = dict(zip(done, accuracies, strict=True))
+        checked = (settings if alike else {}) | short
+        loaded = {data: data.load() for data in {of.task.data for of in checked.values()}}
+        repeated = {label: simulate(of, loaded[of.task.data])[1] for label, of in checked.items()}
+        done, again, finals = beside.result()
     for label, (rounds, _) in done.items():
         row = _row(bench, label, settings[label], evidence="measured")
         sent = [[one.sent[client] for one in rounds] for client in range(federated.clients)]
@@ -309,9 +321,7 @@ def _alike(label: str, rounds: Sequence[Round]) -> Sent:
     return every[0]
 
 
-def _all_live(
-    bench: Bench, settings: dict[str, ControllerSettings], at_once: int
-) -> dict[str, tuple[list[Round], Tensor]]:
+def _all_live(bench: Bench, settings: dict[str, ControllerSettings], at_once: int) -> Live:
     def run(label: str) -> tuple[list[Round], Tensor]:
         of = settings[label]
         bench.say(f"federated: {label} on {of.task.clients} clients, {of.rounds} rounds")

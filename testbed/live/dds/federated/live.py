@@ -90,7 +90,7 @@ def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
 @cache
 def _fork_server() -> ForkServer:
     """For all trainings of this process, with which it ends."""
-    return ForkServer("testbed.live.dds.federated")
+    return ForkServer("testbed.live.dds.federated", ["testbed.live.dds.federated.warm"])
 
 
 def _length(log: Path) -> int:

@@ -101,17 +101,38 @@ def sgd(
     Diverged
         The loss is not finite.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
+    velocity: dict[nn.Parameter, Tensor] = {}
     stream = sampling.batches(index, batch, "random", generator, last="keep")
     for chosen in islice(stream, steps(len(index), batch, epochs)):
-        optimizer.zero_grad()
+        model.zero_grad()
         scores = model(prepare(data, data.train_x[chosen]))
         loss = nn.functional.cross_entropy(scores, data.train_y[chosen])
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()}; lower lr")
         loss.backward()
-        optimizer.step()
+        descend(model, velocity, lr, momentum)
         yield
+
+
+@torch.no_grad()
+def descend(
+    model: nn.Module, velocity: dict[nn.Parameter, Tensor], lr: float, momentum: float
+) -> None:
+    """A step of SGD by the gradients of ``model``, the same to the bit as with torch's optimizer,
+    whose first use imports torch's compiler, for seconds in every process.
+
+    ``velocity`` is by parameter, empty before the first step.
+    """
+    for parameter in model.parameters():
+        if (step := parameter.grad) is None:
+            continue
+        if momentum:
+            if parameter in velocity:
+                velocity[parameter].mul_(momentum).add_(step)
+            else:
+                velocity[parameter] = step.clone()
+            step = velocity[parameter]
+        parameter.add_(step, alpha=-lr)
 
 
 def prepare(data: Dataset, samples: Tensor) -> Tensor:
