@@ -18,6 +18,9 @@ class Allgather(Exchange):
 
     Nothing is summed on the way, so payloads that do not add are carried as they are; the price is
     n - 1 whole payloads through every card. What arrives is added on arrival where it can be.
+
+    Its closed form: n - 1 payloads through every card, and n - 1 latencies where steps wait (the
+    all-gathers of [@thakur2005optimization]; payloads of all workers as they are).
     """
 
     summary: ClassVar[str] = "everybody sends its own payload whole to everybody else"

@@ -21,6 +21,10 @@ class BlueConnect(Exchange):
     A ring reduce-scatter in the rack leaves each of its ``w`` workers with ``1/w`` of the vector;
     workers of equal position in the racks of a pod form the next rings, on that share, and so on
     outwards. Ring all-gathers follow in reverse. Every region must have equally many workers.
+
+    Its closed form, of rings of p_0, p_1, …: at layer i, 2 (p_i - 1)/p_i of 1/(p_0 … p_(i-1)) of
+    the vector at that layer's rate, in 2 (p_i - 1) messages one after the other; summed over
+    layers, or the slowest of them where pieces overlap.
     """
 
     summary: ClassVar[str] = "rings in racks, then between racks on the shares, and back"

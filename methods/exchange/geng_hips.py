@@ -32,6 +32,9 @@ class GengHips(Exchange):
     pods, …, innermost first for the whole vector: there is one cable, and to begin between racks
     would send everything across.
 
+    Its closed form on BCube of k dimensions: 2 (n - 1)/n vectors over k cards at once, so a k-th of
+    a flat ring's time.
+
     Parameters
     ----------
     mode: ``ps``: every worker of a group sends to each other one what that one sums. ``ring``:

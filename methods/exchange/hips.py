@@ -19,6 +19,9 @@ class Hips(Exchange):
     innermost layer; a site's server is the first of its servers besides the global one. Sites
     without members take no part.
 
+    Its closed form: where the central uplink limits, a vector a site into it and a vector a site
+    out of it, whatever the sites' sizes (GeoMX, section 3).
+
     A site that is done goes on, however large the others are: the description has no barrier
     between sites. Without ``overlap`` a server passes on only what has arrived in full, so that
     messages are not cut into ``chunks``.

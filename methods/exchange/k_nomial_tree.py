@@ -19,6 +19,9 @@ class KNomialTree(Exchange):
     Everybody sends the whole vector once towards rank 0 and receives it once; a parent may receive
     from its children at once. A phase is a digit: lowest first on the way up, last on the way down.
 
+    Its closed form, of n = k^m: chains of m each way, and (k - 1) m vectors into the root's card
+    and out of it (binomial: [@thakur2005optimization]).
+
     Parameters
     ----------
     k: the base, at least 2; 2 is the binomial tree.

@@ -18,6 +18,10 @@ PUSH, PULL = "push/0", "pull/0"
 class ParameterServer(Exchange):
     """One level of push and pull.
 
+    Its closed forms, of n workers: n vectors into the central server's card and n out of it; or,
+    colocated, 2(n - 1)/n vectors through every card. Either way chains of two messages. The paper
+    has no formula for time; GeoMX and RAT, which compare with it, derive these.
+
     Parameters
     ----------
     shards: ``central``: the topology's first server holds the whole vector. ``colocated``: every

@@ -151,6 +151,17 @@ struct Sight : TcpSocketBase {
     }
 };
 
+// As in Linux, a timeout is the smoothed round trip and at least the minimum on top of it; ns-3's own
+// is the minimum, however long the round trip has become.
+class Timed : public TcpSocketBase {
+  protected:
+    void EstimateRtt(const TcpHeader& header) override {
+        TcpSocketBase::EstimateRtt(header);
+        m_rto = std::max(m_rto.Get(), m_rtt->GetEstimate() + GetMinRto());
+    }
+    Ptr<TcpSocketBase> Fork() override { return CopyObject<Timed>(this); }
+};
+
 struct Lane;
 
 // Carries pieces, one after the other.
@@ -333,7 +344,11 @@ class Simulation {
 
     Ptr<TcpSocketBase> NewSocket(int node) {
         auto tcp = nodes[node]->GetObject<TcpL4Protocol>();
-        auto socket = DynamicCast<TcpSocketBase>(tcp->CreateSocket());
+        auto socket = CreateObject<Timed>();
+        socket->SetNode(nodes[node]);
+        socket->SetTcp(tcp);
+        socket->SetRtt(CreateObject<RttMeanDeviation>());
+        tcp->AddSocket(socket);
         socket->SetCongestionControlAlgorithm(CreateObject<Dctcp>());
         socket->SetRecoveryAlgorithm(CreateObject<Recovery>());
         return socket;

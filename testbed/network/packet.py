@@ -1,9 +1,10 @@
 """Packet simulation: a plan over TCP in ns-3 [@riley2010ns3], to check the fluid one.
 
 Topology, paths, dependencies, chunks, phases, windows and pauses mean what they mean to the fluid
-simulator. A plan's window is the number of TCP connections from one node to another, each of which
-carries its messages whole, one after the other; without a window, every transfer has its own.
-They open before the plan starts and stay open. All connections of a pair take the pair's path.
+simulator. A plan's window is the number of TCP connections from one node to another, one as all
+exchanges make plans, which carry all that the one has for the other, each a message after another;
+without a window, every transfer has its own. They open before the plan starts and stay open. All
+connections of a pair take the pair's path.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class Tcp:
     mtu: bytes of an IP packet: jumbo frames, as large messages want. 38 bytes of Ethernet are
         around it and 52 of headers, timestamps included, in it.
     initial_window: segments (RFC 6928, and Linux).
-    min_rto_s: shortest retransmission timeout. As long as the fullest queue of a slow port (4 MB at
-        625 Mbit/s: 51 ms) lets a packet wait: ns-3 learns no round trip from what it has sent
-        twice, so it would repeat every packet that waits longer. Linux has 200 ms.
+    min_rto_s: what a retransmission timeout is at least above the smoothed round trip, which it so
+        follows: Linux's 200 ms (TCP_RTO_MIN, and net.ipv4.tcp_rto_min_us in newer kernels; there,
+        too, it is the least of the deviation that is added to the round trip). Where data centres
+        set it to a few milliseconds it must still exceed what a full queue lets a packet wait (4 MB
+        at 625 Mbit/s: 51 ms), or every packet that waits is sent twice.
     buffer_bytes: of each socket to send and to receive: more than rate times round trip, so that
         neither limits.
     unsent_bytes: how much of a message a socket holds that is not sent yet (TCP_NOTSENT_LOWAT).
@@ -66,7 +69,7 @@ class Tcp:
 
     mtu: int = 9000
     initial_window: int = 10
-    min_rto_s: float = 0.05
+    min_rto_s: float = 0.2
     buffer_bytes: int = 4 << 20
     unsent_bytes: int = 64 << 10
     queue_bytes: int = 4_000_000

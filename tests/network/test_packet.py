@@ -5,6 +5,8 @@ Every run takes seconds to start, so a test asks one run for as much as it can.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -92,7 +94,8 @@ def test_chunks_phases_and_windows():
     before = whole / 8 * np.array([1, 2]) + hop
     assert np.all((start[3:] < before) & (start[3:] > before - ahead))
     # Without a window, messages share the link.
-    _, end = times(plan_of([*relay, (3, 4, ()), (3, 4, ())], chunks=8), rack(5), nbytes)
+    apart = plan_of([*relay, (3, 4, ()), (3, 4, ())], chunks=8, window=0)
+    _, end = times(apart, rack(5), nbytes)
     assert end[2:].min() > 0.9 * end[2:].max()
     assert end[2:].max() == pytest.approx(2 * whole + hop, rel=5e-3)
     # With phases, the second hop waits for all of the first.
@@ -136,6 +139,23 @@ def test_incast_needs_no_timeouts_unless_buffers_are_too_small():
     assert result.drops == result.timeouts == result.recoveries == 0
     small = packet_simulate(plan, rack(16, 0.0), 1e6, tcp=Tcp(queue_bytes=100_000))
     assert small.drops > 0 and small.completion_s > result.completion_s
+
+
+@needs_ns3
+def test_a_timeout_is_longer_than_what_a_slow_ports_queue_lets_packets_wait():
+    """15 first windows of 90 kB fill a queue of 625 Mbit/s for 17 ms: nothing is lost, and only a
+    timeout that is shorter than that repeats what waits."""
+    plan = plan_of([(src, 0, ()) for src in range(1, 16)])
+    topology = rack(16, 0.0)
+    slow = np.where(topology.link_dst == 0, 625e6, topology.link_rate)
+    topology = dataclasses.replace(topology, link_rate=slow)
+    patient, hasty = (
+        packet_simulate(plan, topology, 2e5, tcp=Tcp(min_rto_s=least)) for least in (0.2, 0.005)
+    )
+    assert (patient.drops, patient.timeouts, hasty.drops) == (0, 0, 0)
+    assert hasty.timeouts > 0 and hasty.completion_s > patient.completion_s
+    busy = 15 * 2e5 * 8 / (625e6 * tcp_efficiency(9000, "wire"))
+    assert patient.completion_s == pytest.approx(busy, rel=0.02)
 
 
 @needs_ns3

@@ -211,3 +211,42 @@ def test_without_ns3_the_cells_say_why(jobs, monkeypatch):
     assert set(lacking["reason"]) == {"ns3 is not installed; pip install ns3"}
     fluid = table[table["status"] == "ok"]
     assert set(fluid["evidence"]) == {"simulated"} and len(fluid) == len(lacking)
+
+
+def result(seconds, drops=0, timeouts=0):
+    empty = np.zeros(0)
+    return packet.PacketResult(seconds, empty, drops, timeouts, recoveries=0, events=1, wall_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "cures", "reason"),
+    [
+        (result(1.09, drops=5, timeouts=5), None, ""),
+        (result(0.91), None, ""),
+        (
+            result(2.0, drops=7),
+            "queue_bytes",
+            "7 packets dropped: with 16 times the queue it takes",
+        ),
+        (result(2.0, 7, 3), "min_rto_s", "3 timeouts: with a twentieth of the least timeout it"),
+        (result(2.0, timeouts=3), "queue_bytes", "not established: 0 packets dropped, 3 timeouts"),
+        (
+            result(0.5),
+            "initial_window",
+            "windows that are large at first: with one segment it takes",
+        ),
+        (result(2.0, 7, 3), "nothing", "not established: 7 packets dropped, 3 timeouts, and no"),
+    ],
+)
+def test_a_reason_stands_only_where_another_run_established_it(first, cures, reason):
+    tcp, asked = packet.Tcp(), []
+
+    def run(other):
+        asked.append(other)
+        cured = cures in vars(tcp) and getattr(other, cures) != getattr(tcp, cures)
+        return result(1.02 if cured else 2.0)
+
+    why = experiments._difference(first, 1.0, tcp, run)
+    assert why.startswith(reason) and bool(why) == bool(reason)
+    assert bool(asked) == bool(reason)
+    assert ("1.02 times the fluid's time" in why) == (bool(why) and "not established" not in why)

@@ -110,7 +110,8 @@ def test_table_1_lists_every_plan_and_names_what_differs_from_its_formula(rows):
 
 def test_packets_stand_beside_fluid_with_the_reason_where_they_differ(rows):
     table = make("packet_table", rows)
-    assert not table.duplicated(["exchange", "oversubscription", "faults"]).any()
+    assert not table.duplicated(["hosts", "exchange", "oversubscription", "faults"]).any()
+    assert set(table["hosts"]) == {16, 64}
     assert np.allclose(table["ns-3, s"] / table["fluid, s"], table["ns-3 / fluid"], rtol=1e-2)
     assert np.allclose(table["times faster"], 2000)
     far = table["ns-3 / fluid"] > 1.1
