@@ -531,6 +531,13 @@ def _not_run_problems(file: _File) -> Iterator[str]:
                 continue
             claim = known[name]
             looked_up = [*claim.lookups(), *([claim.ours] if claim.ours else [])]
+            varies = next(iter(claim.otherwise), "")
+            looked_up += [
+                one.having(**{varies: reading})
+                for reading in claim.readings
+                for one in looked_up
+                if one.get(varies) is not None
+            ]
             for one in entry.missing:
                 single = entry.model_copy(update={"missing": (one,)})
                 if not any(map(single.covers, looked_up)):

@@ -356,8 +356,8 @@ class Evidence:
         choices = []
         for lookup, own in ours:
             rows = self.select(claim.document, lookup.without(varies))
-            ran = {coordinate(row.get(varies)) for row in rows if row["status"] == "ok"}
-            choices.append(ran - {own})
+            there = [row.get(varies) for row in rows if row["status"] == "ok"]
+            choices.append({coordinate(one) for one in there if one is not None} - {own})
         return sorted(set.intersection(*choices), key=str)
 
     def rests_on(self, claim: Claim) -> list[Lookup]:

@@ -42,6 +42,25 @@ def uniform(workers: int, base_s: float = 1.0, highest: float = 2.5, seed: int =
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """Every iteration of worker i takes ``base_s`` times a factor of its own, drawn evenly from 1
+    to ``highest[i]``."""
+
+    base_s: float
+    highest: tuple[float, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_times("Drawn", (self.base_s,))
+        for factor in self.highest:
+            _check_range("Drawn: highest", factor)
+
+    def __call__(self, worker: int, iteration: int, t: float) -> float:
+        draw = _draw(self.seed, 2, worker, iteration)
+        return self.base_s * (1 + (self.highest[worker] - 1) * draw)
+
+
+@dataclass(frozen=True)
 class Jitter:
     """``of`` times a factor drawn evenly from 1 - ``share`` to 1 + ``share`` each iteration."""
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.training.stragglers import (
+    Drawn,
     Fixed,
     Jitter,
     Trace,
@@ -21,6 +22,7 @@ BASE = Fixed((1.0, 2.0))
 MODELS = [
     BASE,
     uniform(2, 0.1, seed=3),
+    Drawn(0.5, (1.0, 2.5), seed=1),
     Jitter(BASE, 0.1, seed=1),
     Varying(BASE, 5.0, seed=1),
     Varying(BASE, 5.0, shape="sine", seed=1),
@@ -41,6 +43,16 @@ def test_fixed_factors_are_uniform_from_one_to_the_highest():
     assert 0.5 <= times.min() < 0.51 and 1.24 < times.max() <= 1.25
     assert times.mean() == pytest.approx(0.5 * 1.75, rel=0.01)
     assert uniform(8, seed=1) == uniform(8, seed=1) != uniform(8, seed=2)
+
+
+def test_drawn_times_are_uniform_up_to_ones_own():
+    model = Drawn(0.5, (1.0, 2.5), seed=2)
+    times = [model(1, k, 0.0) for k in range(1, 2001)]
+    assert 0.5 <= min(times) < 0.51 and 1.24 < max(times) <= 1.25
+    assert np.mean(times) == pytest.approx(0.5 * 1.75, rel=0.02)
+    assert {model(0, k, 0.0) for k in range(1, 20)} == {0.5}
+    with pytest.raises(ValueError, match="Drawn: highest must be a factor of at least 1"):
+        Drawn(0.5, (0.9,))
 
 
 def test_jitter_keeps_to_its_share_and_to_the_mean():

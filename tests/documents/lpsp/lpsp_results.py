@@ -16,25 +16,36 @@ import pandas as pd
 from testbed.results import Row, frame
 from workflow import settings
 from workflow.documents.lpsp import experiments
+from workflow.documents.lpsp.settings import LPSP, coordinates_of
 from workflow.experiment import Bench
 
 SETTINGS = settings.load({"scale": "paper"}, names=False).recipes["lpsp"]
 RECIPE = SETTINGS.model_dump(mode="json")
 """The recipe with everything as LPSP prints it."""
 POLICIES = SETTINGS.methods | {k: v for g in SETTINGS.ablations.values() for k, v in g.items()}
+POLICIES |= SETTINGS.readings
+READINGS = [LPSP, *SETTINGS.readings]
 # Iterations a second over BSP's, wait for a decision in s, members of n.
 WAITING = {
     "BSP": (1.0, 1.2, 1.0),
     "ASP": (1.43, 0.0, 0.0),
     "SSP": (1.01, 1.1, 0.0),
     "GSSP": (1.2, 0.6, 0.0),
+    "GSSP breaks": (1.25, 0.5, 0.0),
     "GSSP static": (1.08, 0.9, 0.0),
-    "MLL-SGD": (1.1, 0.8, 0.4),
+    "MLL-SGD": (1.4, 0.1, 0.4),
+    "MLL-SGD barrier": (1.0, 0.8, 0.4),
     "LPSP": (0.85, 1.6, 0.4),
-    "p_min=1": (0.8, 1.5, 0.4),
-    "s=0": (1.28, 0.3, 0.1),
-    "s=10": (1.05, 1.1, 1.0),
+    "mean-normalised": (0.84, 1.5, 0.4),
 }
+# The same of LPSP by its reading and by the option that is changed.
+READ = {
+    "LPSP": (0.85, 1.6, 0.4),
+    "LPSP on arrival": (1.3, 0.2, 0.2),
+    "LPSP by the clock": (1.25, 0.3, 0.2),
+    "LPSP computing on": (1.4, 0.0, 0.3),
+}
+OPTIONS = {"": 1.0, "p_min=1": 0.95, "p_min=3": 0.8, "s=0": 1.02, "s=0.4": 0.9, "s=10": 0.7}
 VARIANTS = {"fixed": 1.0, "jitter": 1.1, "trace": 1.1, "constant": 0.97}
 # Times to the target over LPSP's with 12 workers, then with 16; accuracies in %; oscillation.
 MNIST = {
@@ -45,7 +56,10 @@ MNIST = {
     "BSP": (2.17, 1.9, 98.93, 0.06),
     "ASP": (1.1, 1.1, 98.40, 0.60),
 }
-STATIC = {"GSSP static": (1.8, 2.0, 98.60, 0.3)}
+RIVALS = {
+    "GSSP breaks": (1.8, 2.0, 98.60, 0.3),
+    "MLL-SGD barrier": (2.1, 2.2, 98.80, 0.07),
+}
 CIFAR = {
     "LPSP": (1.0, 1.03, 65.25, 0.3),
     "MLL-SGD": (1.3, 1.1, 63.5, 0.4),
@@ -72,12 +86,12 @@ def results(scale: str = "desk") -> pd.DataFrame:
     rows = [*computed(scale, "example"), *computed(scale, "bound", draws=2000)]
     rows += [*computed(scale, "gantt", iterations=4), *_measured(scale)]
     for n in RECIPE["waiting"]["workers"]:
-        rows += _waiting(scale, n)
+        rows += [*_waiting(scale, n), *_by_reading(scale, n)]
     for n in SIZES[scale]["mnist"]:
         rows += _training(scale, "mnist", n, MNIST)
     for n in SIZES[scale]["cifar10"]:
         rows += _training(scale, "cifar10", n, CIFAR)
-    for name, methods in (("control", MNIST), ("control_rate", MNIST), ("control_static", STATIC)):
+    for name, methods in (("control", MNIST), ("control_rate", MNIST), ("control_rivals", RIVALS)):
         control = getattr(SETTINGS, name)
         some = {method: methods[method] for method in control.methods}
         rows += _training(scale, name, control.workers, some)
@@ -102,7 +116,11 @@ def _row(scale: str, experiment: str, method: str, metric: str, value: float, un
 
 
 def _measured(scale: str) -> Iterator[Row]:
-    yield from experiments.recorded(Bench("lpsp", "recorded", SETTINGS, scale, lambda text: None))
+    for path in sorted(experiments.ROOT.glob(experiments.RECORDED)):
+        bench = Bench("lpsp", "recorded", SETTINGS, scale, lambda text: None)
+        record = experiments.Record.load(path)
+        label = experiments._label(SETTINGS, record)
+        yield from experiments._run(bench, label, record, "recorded")
     for metric, value, unit in (
         ("one_by_one", 0.08, "s"),
         ("channels_last", 0.05, "s"),
@@ -141,9 +159,38 @@ def _waiting(scale: str, n: int) -> Iterator[Row]:
                    at={"staleness": stale})  # fmt: skip
 
 
+def _by_reading(scale: str, n: int) -> Iterator[Row]:
+    rivals = {method: WAITING[method] for method in ("BSP", "ASP", "SSP")}
+    cells = [({"method": method}, method, values) for method, values in rivals.items()]
+    for reading, (option, factor) in product(READINGS, OPTIONS.items()):
+        if option and n != SETTINGS.cifar10.ablated_workers:
+            continue
+        over, delay, share = READ[reading]
+        at = coordinates_of(option or LPSP, SETTINGS.methods[LPSP], reading)
+        cells.append((at, LPSP, (over * factor, delay, share)))
+    for (at, policy, (over, delay, share)), variant in product(cells, experiments.SPEEDS):
+        size = max(1.0, share * n)
+        for draw in SEEDS:
+            vary = 1 if policy == "BSP" else np.random.default_rng([n, draw]).normal(1, 0.005)
+            for metric, value, unit in (
+                ("over_bsp", over * vary, "1"),
+                ("delay", delay, "s"),
+                ("meeting_size", size, "1"),
+                ("staleness", (n - size) / size, "1"),
+            ):
+                yield _row(scale, "by_reading", policy, metric, value, unit, variant=variant,
+                           workers=n, seed=draw, at=at)  # fmt: skip
+
+
 def _training(scale: str, experiment: str, n: int, methods: dict[str, tuple]) -> Iterator[Row]:
     workload = SETTINGS.cifar10 if experiment == "cifar10" else SETTINGS.mnist
-    for method, seed in product(methods, SEEDS):
+    read = READINGS if experiment in ("mnist", "cifar10") else [LPSP]
+    cells = [
+        (method, coordinates_of(method, POLICIES[method], reading))
+        for method in methods
+        for reading in (read if POLICIES[method].name == "lpsp" else [LPSP])
+    ]
+    for (method, at), seed in product(cells, SEEDS):
         at_12, at_16, final, swing = methods[method]
         if method not in SETTINGS.methods and n != workload.ablated_workers:
             continue
@@ -151,6 +198,7 @@ def _training(scale: str, experiment: str, n: int, methods: dict[str, tuple]) ->
         shift = np.random.default_rng(seed).normal(0, 0.01)  # the same for all of a seed
         own = np.random.default_rng([n, seed, len(method)]).normal(0, 0.001)
         same = dict(seed=seed, workers=n, dataset=workload.dataset, model=workload.model.name)
+        same |= dict(at=at)
         for step in range(0, 41, 2 if scale == "desk" else 50):
             t = workload.seconds * step / 40
             value = final * (1 - math.exp(-4 * t / reached)) + swing * (-1) ** (step // 2)

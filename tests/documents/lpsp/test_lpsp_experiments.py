@@ -12,7 +12,7 @@ from testbed.training import stragglers
 from testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
 from testbed.training.virtual_time import happenings as engine
 from workflow import documents
-from workflow.documents.lpsp import experiments
+from workflow.documents.lpsp import experiments, record
 from workflow.experiment import Bench
 from workflow.jobs import Jobs
 from workflow.settings import SettingsError, load
@@ -33,8 +33,8 @@ def small(recipe, **waiting):
     data["gantt"] = dict(workers=WORKERS, iterations=6)
     data["cifar10"]["ablated_workers"] = WORKERS
     lpsp = data["methods"]["LPSP"]
-    data["ablations"] = {"s": {"s=10": lpsp | {"s": 10.0}}}
-    data["ablations"]["reading"] = {"soon": lpsp | {"decision": "arrival"}}
+    other = {"s=10": lpsp | {"s": 10.0}, "soon": lpsp | {"decision": "arrival"}}
+    data["ablations"] = {"formula": other}
     return documents.load("lpsp").schema(**data)
 
 
@@ -79,9 +79,11 @@ def test_the_worked_example(recipe):
         assert value(table, "total_delay", method=method) == pytest.approx(
             value(table, "total_wait", method=method)
         )
-    assert numbers("Algorithm 1", "decided", 2) == pytest.approx([4.5, 8.6])
-    assert numbers("Algorithm 1", "delay", 2) == pytest.approx([1.8, 7.7])
-    assert numbers("on arrival", "decided", 2) == pytest.approx([3.6, 5])
+    assert numbers("LPSP", "decided", 2) == pytest.approx([4.5, 8.6])
+    assert numbers("LPSP", "delay", 2) == pytest.approx([1.8, 7.7])
+    assert numbers("LPSP on arrival", "decided", 2) == pytest.approx([3.6, 5])
+    assert numbers("LPSP by the clock", "decided") == pytest.approx([4.14, 4.8, 5.5])
+    assert numbers("LPSP computing on", "decided", 2) == pytest.approx([4.5, 7.2])
     first = dict(method="BSP", worker=1)
     assert value(table, "end", activity="compute", number=3, **first) == pytest.approx(5.4)
     assert value(table, "end", activity="wait", number=1, **first) == pytest.approx(10.8)
@@ -172,7 +174,7 @@ def test_shares_of_staleness_are_all_of_it(waiting):
     table = waiting[waiting["experiment"] == "staleness"]
     totals = table.groupby("method")["value"].sum()
     assert np.allclose(totals, 100) and "soon" in totals
-    for barrier in ("BSP", "MLL-SGD", "s=10"):
+    for barrier in ("BSP", "MLL-SGD", "MLL-SGD barrier", "s=10"):
         assert value(table, "share", method=barrier, staleness=0) == 100
 
 
@@ -238,10 +240,70 @@ def test_too_short_a_run_says_so(recipe):
         run(small(recipe, iterations=1), "waiting", part=str(WORKERS))
 
 
+@pytest.fixture(scope="module")
+def by_reading(recipe):
+    data = recipe.model_dump(mode="json")
+    data["by_reading"] = dict(workers=[WORKERS], draws=3, iterations=60)
+    data["cifar10"] |= dict(ablated_workers=WORKERS, ablations=["s"])
+    return run(documents.load("lpsp").schema(**data), "by_reading", part=str(WORKERS))
+
+
+def test_every_reading_meets_every_model_of_speed(recipe, by_reading):
+    table = by_reading[by_reading["metric"] == "over_bsp"]
+    read = ["LPSP", *recipe.readings]
+    options = ["", *recipe.ablations["s"]]
+    assert set(table["variant"]) == set(experiments.SPEEDS)
+    counts = table.groupby(["reading", "option", "variant"]).size()
+    assert set(counts.index) == {
+        (a, b, c) for a in read for b in options for c in experiments.SPEEDS
+    }
+    assert set(counts) == {3}
+    assert (table.loc[table["method"] == "BSP", "value"] == 1).all()
+    # ASP has all that there is to gain; computing on has nearly that, to the letter not.
+    for draw in (1, 2, 3):
+
+        def ratio(method, draw=draw):
+            return value(by_reading, "over_bsp", method=method, variant="fixed", seed=draw)
+
+        most = stragglers.removable(times(recipe, WORKERS, draw))
+        assert ratio("ASP") == pytest.approx(most, rel=0.04)
+        assert ratio("LPSP") < ratio("LPSP on arrival") < ratio("ASP") * 1.02
+        assert ratio("LPSP by the clock") < ratio("ASP") * 1.02
+
+
+def test_what_desk_scale_leaves_out_is_kept_with_its_own_recipe():
+    """Else the rows would be of other runs than the claims are about."""
+    desk = load({"scale": "desk"}, names=False).recipes["lpsp"]
+    kept = record.load()["runs"]
+    for name in record.TRAININGS:
+        workload = getattr(desk, name)
+        left = record.left_out(name, desk, workload, "desk")
+        missing = [key for key, one in left.items() if record.digest(one) not in kept]
+        assert left and not missing, f"run {record.COMMAND}"
+        rows = results.coordinates(results.frame(record.kept(name, desk, workload)))
+        assert set(rows["evidence"]) == {"recorded"} and set(rows["scale"]) == {"desk"}
+        arrived = rows[rows["metric"] == "time_to_target"]
+        assert len(arrived) == len(left)
+        assert set(arrived["reading"]) <= set(desk.readings)
+        assert (arrived.loc[arrived["status"] == "ok", "value"] <= workload.seconds).all()
+
+
+def test_a_recipe_that_is_changed_has_no_record():
+    desk = load({"scale": "desk"}, names=False).recipes["lpsp"]
+    other = desk.mnist.model_copy(update={"lr": 2 * desk.mnist.lr})
+    assert not list(record.kept("mnist", desk, other))
+
+
+def test_recorded_runs_are_the_methods_that_they_were(recipe):
+    found = run(recipe, "recorded")
+    assert set(found["method"]) == {"BSP", "SSP", "GSSP breaks", "MLL-SGD barrier", "LPSP"}
+
+
 def test_charts_have_no_gaps(recipe):
     chart = run(small(recipe), "gantt")
     lanes = chart.groupby(["method", "worker"])
-    assert set(lanes.groups) == {(m, w) for m in recipe.methods for w in range(1, WORKERS + 1)}
+    methods = recipe.methods | recipe.readings
+    assert set(lanes.groups) == {(m, w) for m in methods for w in range(1, WORKERS + 1)}
     end = 6 * times(recipe, WORKERS, 1).max()
     for _, lane in lanes:
         wide = lane.pivot(index=["activity", "number"], columns="metric", values="value")
@@ -298,24 +360,30 @@ def test_trained_runs_differ_in_what_their_experiments_say(recipe):
         given = {key: getattr(recipe, key) for key in one.sections}
         runs[name] = list(one.runs(Bench("lpsp", name, recipe, "smoke"), given).values())
     seeds = len(recipe.mnist.seeds)
-    sizes, ablated = recipe.cifar10.workers, 5
-    assert len(runs["cifar10"]) == seeds * (len(recipe.cifar10.methods) * len(sizes) + ablated)
-    assert {run.at["method"] for run in runs["control_static"]} == {"GSSP static"}
+    sizes, ablated, read = recipe.cifar10.workers, 5, len(recipe.cifar10.readings)
+    each = len(recipe.cifar10.methods) * len(sizes) + read * len(recipe.cifar10.readings_on)
+    assert len(runs["cifar10"]) == seeds * (each + ablated)
+    rivals = {run.at["method"] for run in runs["control_rivals"]}
+    assert rivals == {"GSSP breaks", "MLL-SGD barrier"}
     averaged = {name: {run.averaged_over for run in some} for name, some in runs.items()}
-    assert averaged["mnist"] == averaged["control_static"] == {"all"}
+    assert averaged["mnist"] == averaged["control_rivals"] == {"all"}
     assert averaged["control"] == averaged["control_rate"] == {"members"}
     assert {run.lr for run in runs["control"]} == {recipe.mnist.lr}
     assert {run.lr for run in runs["control_rate"]} == {recipe.control_rate.lr}
     changed = next(run for run in runs["cifar10"] if run.at["method"] == "s=0.4")
     own = recipe.methods["LPSP"].parameters
     assert changed.synchronization.parameters == own | {"s": 0.4}
+    assert changed.at == {"method": "s=0.4", "reading": "LPSP", "option": "s=0.4"}
+    read = next(run for run in runs["mnist"] if run.at["method"] == "LPSP computing on")
+    assert read.synchronization.parameters == own | {"computes_on": True}
+    assert read.at == {"method": "LPSP computing on", "reading": "LPSP computing on", "option": ""}
 
 
 def test_only_those_who_train_need_the_data(recipe):
     jobs = Jobs(load({"scale": "smoke"}), {"lpsp": documents.load("lpsp")}).all.values()
     data = {job.experiment.name: job.inputs["data"] for job in jobs if not job.summary}
     mnist, cifar10 = "results/data/mnist.json", "results/data/cifar10.json"
-    trained = dict.fromkeys(["mnist", "control", "control_static", "control_rate", "ray"], [mnist])
+    trained = dict.fromkeys(["mnist", "control", "control_rivals", "control_rate", "ray"], [mnist])
     assert {name: files for name, files in data.items() if files} == trained | {
         "cifar10": [cifar10]
     }
@@ -331,14 +399,24 @@ def test_settings_that_do_not_fit_are_named(tmp_path):
         ),
         ("ablated_workers: 12", "ablated_workers: 13", r"13 is not among cifar10\.workers"),
         (
-            "methods: [GSSP static]",
-            "methods: [GSSP fixed]",
-            r"control_static\.methods: 'GSSP fixed'",
+            "methods: [GSSP breaks,",
+            "methods: [GSSP fixed,",
+            r"control_rivals\.methods: 'GSSP fixed'",
         ),
         (
             "ablations: [p_min, s]",
             "ablations: [p_max]",
-            r"cifar10\.ablations: 'p_max'; allowed: p_min",
+            r"cifar10\.ablations: 'p_max'; allowed: formula, p_min",
+        ),
+        (
+            "readings_on: [8, 12, 16]",
+            "readings_on: [8, 13]",
+            r"mnist\.readings_on: not all are among mnist\.workers",
+        ),
+        (
+            "readings: [LPSP on arrival, LPSP computing on]",
+            "readings: [LPSP at once]",
+            r"mnist\.readings: 'LPSP at once'",
         ),
         ("<<: *lpsp, s: 0.4", "<<: *lpsp, S: 0.4", r"s=0\.4: lpsp: unknown parameter 'S'"),
     ):

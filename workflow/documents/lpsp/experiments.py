@@ -11,11 +11,22 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from testbed.results import Row
 from testbed.training.recipe import Dataset, Model, Part
-from workflow.documents.lpsp.settings import BSP, LPSP, Bench, Share, Sizes, Workload
+from workflow.documents.lpsp import record as records
+from workflow.documents.lpsp.settings import (
+    BSP,
+    LPSP,
+    Bench,
+    Settings,
+    Share,
+    Sizes,
+    Workload,
+    coordinates_of,
+)
 from workflow.experiment import PLANNING, Section, experiment
 
 if not PLANNING:
     import functools
+    import itertools
     import math
     from collections import Counter
 
@@ -30,7 +41,7 @@ if not PLANNING:
     from testbed.training import batching as gradients
     from testbed.training import models, stragglers
     from testbed.training.datasets import load_dataset
-    from testbed.training.stragglers import Fixed, Jitter, Stragglers, Trace, Varying
+    from testbed.training.stragglers import Drawn, Fixed, Jitter, Stragglers, Trace, Varying
     from testbed.training.virtual_time import (
         Communication,
         Log,
@@ -110,20 +121,20 @@ class Example(Section):
 
 @experiment(methods=(BSP, LPSP), minutes=5, memory_mb=1000)
 def example(bench: Bench, example: Example) -> Iterator[Row]:
-    """Figure 1: its BSP, the schedule it draws, and what Algorithm 1 does, in both readings."""
-    bsp, lpsp = bench.settings.methods[BSP], bench.settings.methods[LPSP]
+    """Figure 1: its BSP, the schedule it draws, and what Algorithm 1 does, in all readings."""
+    bsp = bench.settings.methods[BSP]
     local, workers = example.local_iterations, len(example.times)
     schedules = {
-        BSP: (bsp, _policy(bsp, local_iterations=local)),
-        "drawn": (None, Scripted(example.drawn)),
-        "Algorithm 1": (lpsp, _policy(lpsp, decision="next")),
-        "on arrival": (lpsp, _policy(lpsp, decision="arrival")),
+        BSP: (dict(method=BSP), bsp, _policy(bsp, local_iterations=local)),
+        "drawn": (dict(method="drawn"), None, Scripted(example.drawn)),
     }
+    for label, part in _readings(bench.settings).items():
+        schedules[label] = coordinates_of(LPSP, part, label), part, _policy(part)
     for worker, seconds in enumerate(example.times, 1):
         at = dict(method=BSP, worker=worker)
         here = dict(at=at, part=bsp, workers=workers, evidence="computed")
         yield _row(bench, "local_time", local * seconds, "s", **here)
-    for method, (part, policy) in schedules.items():
+    for method, (at, part, policy) in schedules.items():
         bench.say(f"example: {method}")
         log = play(
             policy,
@@ -133,8 +144,13 @@ def example(bench: Bench, example: Example) -> Iterator[Row]:
             seconds=example.seconds,
         )
         row = functools.partial(_row, bench, part=part, workers=workers)
-        yield from _meetings(row, dict(method=method), log, 1 if method == BSP else 3)
+        yield from _meetings(row, at, log, 1 if method == BSP else 3)
         yield from _spans(row, dict(method=method), log)
+
+
+def _readings(settings: Settings) -> dict[str, Part]:
+    """LPSP in all readings, the literal one first."""
+    return {LPSP: settings.methods[LPSP]} | settings.readings
 
 
 def _meetings(row: Callable[..., Row], at: dict, log: Log, counted: int) -> Iterator[Row]:
@@ -251,8 +267,7 @@ def waiting(
     """Every policy on so many uneven workers."""
     workers, policies = int(part), dict(bench.settings.methods)
     if workers == cifar10.ablated_workers:
-        for group in bench.settings.ablations.values():
-            policies |= group
+        policies |= bench.settings.ablations["formula"]
     # All others are held against BSP.
     policies = {BSP: policies[BSP]} | policies
     for name, variant in _variants(bench, workers, waiting, mnist).items():
@@ -351,6 +366,61 @@ def _metrics(run: _Steady, n: int, bsp: float, stale: list[int]) -> dict[str, tu
     }
 
 
+class ByReading(Section):
+    """``iterations`` of each worker, in the mean."""
+
+    workers: Sizes
+    draws: Annotated[int, Field(ge=3)]
+    iterations: PositiveInt
+
+
+SPEEDS = MAIN, "drawn", "alike", "trace"
+"""Models of speed: constant a worker, each iteration drawn up to the worker's own factor, each
+iteration drawn alike for all, recorded."""
+
+
+@experiment(
+    parts=lambda recipe: map(str, recipe.by_reading.workers),
+    methods=(BSP, "ASP", "SSP", LPSP),
+    files=(RECORDED,),
+    minutes=20,
+)
+def by_reading(
+    bench: Bench, part: str, by_reading: ByReading, mnist: Workload, cifar10: Workload
+) -> Iterator[Row]:
+    """LPSP in every reading on so many uneven workers, without communication."""
+    n, settings = int(part), bench.settings
+    readings = _readings(settings)
+    policies = [({"method": label}, settings.methods[label]) for label in (BSP, "ASP", "SSP")]
+    policies += [(coordinates_of(LPSP, one, label), one) for label, one in readings.items()]
+    if n == cifar10.ablated_workers:
+        for reading, group in itertools.product(readings, cifar10.ablations):
+            changed = settings.lpsp(settings.ablations[group], reading)
+            policies += [(coordinates_of(k, one, reading), one) for k, one in changed.items()]
+    base, each, highest = mnist.base_s, by_reading.iterations, settings.stragglers.highest
+    traces = _traces(base, n)
+    for draw in range(1, by_reading.draws + 1):
+        bench.say(f"by_reading: {n} workers, draw {draw}")
+        fixed = _times(bench, mnist, n, draw)
+        own = tuple(t / base for t in fixed.times)
+        models = fixed, Drawn(base, own, draw), Drawn(base, (highest,) * n, draw), traces(draw)
+        for name, speeds in zip(SPEEDS, models, strict=True):
+            bsp = math.nan
+            for at, one in policies:
+                log = play(_policy(one), speeds, groups=[0] * n, iterations=each * n)
+                steady = _steady(log, round(WARM_UP * each * n))
+                stale = [s for meeting in steady.meetings for s in meeting.staleness or ()] or [0]
+                bsp = steady.iterations / steady.seconds if at["method"] == BSP else bsp
+                for metric, (value, unit) in _metrics(steady, n, bsp, stale).items():
+                    if metric in READ:
+                        place = dict(part=one, at=at, workers=n, variant=name, seed=draw)
+                        yield _row(bench, metric, value, unit, **place)
+
+
+READ = "over_bsp", "delay", "meeting_size", "staleness"
+"""What of a run in a reading is kept."""
+
+
 class Gantt(Section):
     """As long as the slowest worker takes for so many iterations."""
 
@@ -363,7 +433,7 @@ def gantt(bench: Bench, gantt: Gantt, mnist: Workload) -> Iterator[Row]:
     """What each worker does when, on the speeds of the first draw."""
     rate, workers = bench.settings.network.rate, gantt.workers
     speeds, network = _times(bench, mnist, workers, 1), _network(bench, mnist, workers, rate)
-    for label, part in bench.settings.methods.items():
+    for label, part in (bench.settings.methods | bench.settings.readings).items():
         bench.say(f"gantt: {label}")
         seconds = gantt.iterations * max(speeds.times)
         log = play(_policy(part), speeds, network(), groups=[0] * workers, seconds=seconds)
@@ -488,14 +558,30 @@ def ray(bench: Bench, ray: Ray) -> Iterator[Row]:
         yield from _run(bench, label, record, "measured")
 
 
-@experiment(makes=("ray",), files=(RECORDED,), minutes=10)
-def recorded(bench: Bench) -> Iterator[Row]:
-    """The runs on Ray actors that are kept in the repository."""
-    # Of several that share a policy the first, which is the document's.
-    labels = {part.name: label for label, part in reversed(bench.settings.methods.items())}
+@experiment(makes=("ray", "mnist", "cifar10"), files=(RECORDED, records.FILE), minutes=10)
+def recorded(bench: Bench, mnist: Workload, cifar10: Workload) -> Iterator[Row]:
+    """What is kept in the repository: runs on Ray actors, and trainings of LPSP's readings."""
     for path in sorted(ROOT.glob(RECORDED)):
         record = Record.load(path)
-        yield from _run(bench, labels[record.policy], record, "recorded")
+        yield from _run(bench, _label(bench.settings, record), record, "recorded")
+    if bench.scale == records.SCALE:
+        for name, workload in (("mnist", mnist), ("cifar10", cifar10)):
+            yield from records.kept(name, bench.settings, workload)
+
+
+def _label(settings: Settings, record: Record) -> str:
+    """The method that was recorded: the first with its policy and parameters, but for the size of
+    groups, which so few workers do not have."""
+    for label, part in settings.methods.items():
+        policy = synchronization.load(part.name, **part.parameters)
+        same = all(
+            record.parameters.get(name, getattr(type(policy), name)) == value
+            for name, value in part.parameters.items()
+            if name != "group_size"
+        )
+        if part.name == record.policy and same:
+            return label
+    raise ValueError(f"{RECORDED}: no method of the recipe is {record.policy} {record.parameters}")
 
 
 def _run(bench: Bench, label: str, record: Record, evidence: str) -> Iterator[Row]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from testbed.training.recipe import How, Model, Policy
+from testbed.training.recipe import How, Model, Part, Policy
 from workflow import experiment as declarations
 from workflow.experiment import Section, distinct
 from workflow.named import known
@@ -20,6 +21,18 @@ Average = Literal["members", "all"]
 Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), AfterValidator(distinct)]
+
+
+def coordinates_of(label: str, policy: Part, reading: str = LPSP) -> dict[str, str]:
+    """Where in results a policy is: its method and, of LPSP, the reading and the option that is
+    changed, empty for none."""
+    if policy.name != "lpsp":
+        return {"method": label}
+    option = "" if label == LPSP else label
+    method = option or reading
+    if option and reading != LPSP:
+        method = f"{option}, {reading.removeprefix(LPSP).strip()}"
+    return {"method": method, "reading": reading, "option": option}
 
 
 class Stragglers(Section):
@@ -42,8 +55,10 @@ class Workload(Section):
     """What is trained until when: ``images`` to train on; ``evaluate_every`` in epochs of all
     workers together.
 
-    ``ablations`` are groups of the recipe's, trained on ``ablated_workers``, too. ``dataset`` is
-    not marked as one, since experiments that use only the speeds and the model do without the data.
+    ``readings`` of LPSP are trained on ``readings_on`` of the ``workers``, too, and so are, on
+    ``ablated_workers``, ``ablations``, groups of the recipe's, also in ``ablated_readings``.
+    ``dataset`` is not marked as one, since experiments that use only the speeds and the model do
+    without the data.
     """
 
     dataset: str
@@ -51,8 +66,11 @@ class Workload(Section):
     workers: Sizes
     methods: list[str]
     gradients: How
+    readings: list[str]
+    readings_on: Sizes
     ablations: list[str] = []
     ablated_workers: PositiveInt | None = None
+    ablated_readings: list[str] = []
     base_s: PositiveFloat
     seconds: PositiveFloat
     target: PositiveFloat
@@ -71,11 +89,13 @@ class Workload(Section):
 
 
 class Settings(declarations.Settings):
-    """``ablations``: LPSP with one option changed, by group and label."""
+    """``readings``: what else LPSP can be read as, by label. ``ablations``: LPSP with one option
+    changed, by group and label."""
 
     accelerator: Literal["auto", "cpu", "cuda"]
     averaged_over: Average
     methods: dict[str, Policy]
+    readings: dict[str, Policy]
     ablations: dict[str, dict[str, Policy]]
     stragglers: Stragglers
     network: Network
@@ -83,17 +103,33 @@ class Settings(declarations.Settings):
     def check(self, check: Check) -> None:
         for label in (BSP, LPSP):
             check.need("methods", label, self.methods)
-        for name in ("mnist", "cifar10", "control", "control_static", "control_rate", "ray"):
+        for name in ("mnist", "cifar10", "control", "control_rivals", "control_rate", "ray"):
             for label in getattr(self, name).methods:
                 check.need(f"{name}.methods", label, self.methods)
         for name in ("mnist", "cifar10"):
-            check.need(f"{name}.dataset", getattr(self, name).dataset, known("dataset"))
+            workload = getattr(self, name)
+            check.need(f"{name}.dataset", workload.dataset, known("dataset"))
+            for label in workload.readings:
+                check.need(f"{name}.readings", label, self.readings)
+            for label in workload.ablated_readings:
+                check.need(f"{name}.ablated_readings", label, self.readings)
+            if not set(workload.readings_on) <= set(workload.workers):
+                check.fail(f"{name}.readings_on", f"not all are among {name}.workers")
         for group in self.cifar10.ablations:
             check.need("cifar10.ablations", group, self.ablations)
-        for name in ("cifar10", "waiting"):
+        for name in ("cifar10", "waiting", "by_reading"):
             ablated, workers = self.cifar10.ablated_workers, getattr(self, name).workers
             if ablated not in workers:
                 check.fail("cifar10.ablated_workers", f"{ablated} is not among {name}.workers")
+
+    def lpsp(self, changed: Mapping[str, Part], reading: str = LPSP) -> dict[str, Part]:
+        """LPSP in a reading, with options changed: by label, of ``changed`` that of the recipe."""
+        plain, read = self.methods[LPSP].parameters, self.readings.get(reading, self.methods[LPSP])
+        own = {}
+        for label, part in changed.items():
+            options = {k: v for k, v in part.parameters.items() if plain.get(k) != v}
+            own[label] = Part(name=read.name, **read.parameters | options)
+        return own
 
 
 Bench = declarations.Bench[Settings]

@@ -10,7 +10,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from testbed.results import Row
 from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
-from workflow.documents.lpsp.settings import Average, Bench, Workload
+from workflow.documents.lpsp.settings import LPSP, Average, Bench, Workload, coordinates_of
 from workflow.experiment import PLANNING, Section, training
 
 if not PLANNING:
@@ -55,9 +55,9 @@ def control(bench: Bench, mnist: Workload, control: Control) -> Iterator[Recipe]
 
 
 @training(summarise=_mnist_summary)
-def control_static(bench: Bench, mnist: Workload, control_static: Control) -> Iterator[Recipe]:
-    """GSSP's groups are static."""
-    yield from _controlled(bench, mnist, control_static)
+def control_rivals(bench: Bench, mnist: Workload, control_rivals: Control) -> Iterator[Recipe]:
+    """GSSP's groups are natural breaks, MLL-SGD's rounds end with barriers."""
+    yield from _controlled(bench, mnist, control_rivals)
 
 
 @training(summarise=_mnist_summary)
@@ -67,12 +67,17 @@ def control_rate(bench: Bench, mnist: Workload, control_rate: Control) -> Iterat
 
 
 def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
-    policies = {label: bench.settings.methods[label] for label in workload.methods}
+    settings, average = bench.settings, bench.settings.averaged_over
+    policies = {label: settings.methods[label] for label in workload.methods}
     for workers in workload.workers:
-        yield from _runs(bench, workload, policies, workers, bench.settings.averaged_over)
-    for group in workload.ablations:
-        ablated = bench.settings.ablations[group], workload.ablated_workers
-        yield from _runs(bench, workload, *ablated, bench.settings.averaged_over)
+        yield from _runs(bench, workload, policies, workers, average)
+    for reading, workers in itertools.product(workload.readings, workload.readings_on):
+        read = {LPSP: settings.readings[reading]}
+        yield from _runs(bench, workload, read, workers, average, reading)
+    for reading in (LPSP, *workload.ablated_readings):
+        for group in workload.ablations:
+            changed = settings.lpsp(settings.ablations[group], reading)
+            yield from _runs(bench, workload, changed, workload.ablated_workers, average, reading)
 
 
 def _controlled(bench: Bench, workload: Workload, control: Control) -> Iterator[Recipe]:
@@ -82,7 +87,12 @@ def _controlled(bench: Bench, workload: Workload, control: Control) -> Iterator[
 
 
 def _runs(
-    bench: Bench, workload: Workload, policies: Mapping[str, Part], workers: int, average: Average
+    bench: Bench,
+    workload: Workload,
+    policies: Mapping[str, Part],
+    workers: int,
+    average: Average,
+    reading: str = LPSP,
 ) -> Iterator[Recipe]:
     network = bench.settings.network
     link = Link(
@@ -92,12 +102,13 @@ def _runs(
         efficiency=network.efficiency,
     )
     for (label, policy), seed in itertools.product(policies.items(), workload.seeds):
-        case = f"{label} on {workers}"
+        at = coordinates_of(label, policy, reading)
+        case = f"{at['method']} on {workers}"
         yield Recipe(
             document=bench.document,
             experiment=bench.experiment,
             system=case,
-            at={"method": label},
+            at=at,
             exchange=Part(name="parameter_server"),
             levels=(Level(up=Part(name="identity")),),
             synchronization=policy,
