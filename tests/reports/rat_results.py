@@ -118,11 +118,11 @@ def results(scale: str = "desk") -> pd.DataFrame:
         for place in range(RACKS):
             value = hit * FRAGILE.get(method, 0.8) + 1 + place / 100
             add("disturbances", at, "slowdown", value, seed=place)
-    chosen = RECIPE["pieces_tried"]
+    chosen = RECIPE["granularity"]
     for method, cost, pieces in product(RECIPE["methods"], chosen["costs"], chosen["pieces"]):
         at = {"method": method, "pieces": pieces, "cost": cost}
         value = normalised(method, chosen["per_rack"]) * (1 + 1 / pieces + (cost != "none"))
-        add("pieces", at, "normalised_time", value)
+        add("granularity", at, "normalised_time", value)
     for number, name in enumerate(RECIPE["asymmetric"]["scenarios"]):
         for kind, loss in (("even", 1.4 + number / 5), ("weighted", 1.05)):
             at = {"method": "RAT", "split": kind, "scenario": name}

@@ -301,7 +301,7 @@ class Costs(Section):
         return {"message_s": self.message_s, "sum_rate": self.sum_rate or math.inf}
 
 
-class Pieces(Section):
+class Granularity(Section):
     """How finely messages are cut, and by name what they cost besides their bytes."""
 
     per_rack: PositiveInt
@@ -311,12 +311,12 @@ class Pieces(Section):
 
 
 @experiment()
-def pieces(bench: Bench, figure6: Figure6, pieces_tried: Pieces) -> Iterator[Row]:
+def granularity(bench: Bench, figure6: Figure6, granularity: Granularity) -> Iterator[Row]:
     """Every method in coarser and finer pieces, where messages and sums cost nothing, or some."""
-    chosen = pieces_tried
+    chosen = granularity
     network = _leaves(bench, figure6.racks, chosen.per_rack, chosen.rate, figure6.spines)
     for method in bench.settings.methods:
-        bench.say(f"pieces: {method}")
+        bench.say(f"granularity: {method}")
         for cost, costs in chosen.costs.items():
             for count in chosen.pieces:
                 plan = _plan(bench, method, network, pieces=count)
