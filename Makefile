@@ -45,6 +45,9 @@ record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), k
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
 
+record-readings: env  ## LPSP's readings that desk scale does not train (10 min), kept in data/recorded
+	$(BIN)/python -m workflow.documents.lpsp.record
+
 lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -59,8 +59,8 @@ STYLE = Style(
         "fixed": "fixed speeds",
         "varying": "varying speeds",
         "trace": "recorded speeds",
-        "drawn": "drawn, up to one's own",
-        "alike": "drawn, all alike",
+        "drawn": "drawn, own range",
+        "alike": "drawn, one range",
         "waiting": "draws used here",
         "trained": "draws of training",
         "time_s": "simulated time",
@@ -627,8 +627,8 @@ def _accuracies(rows: pd.DataFrame) -> pd.DataFrame:
     seeds = final.pivot_table("value", ["workers", "seed"], "method")
     above = seeds.rsub(seeds["LPSP"], axis=0) if "LPSP" in seeds else seeds[:0]
     gaps = {
-        place: str(Estimate.of(one.dropna().droplevel("workers")))
-        for place, one in above.drop(columns="LPSP", errors="ignore").stack().groupby(cell)
+        place: str(Estimate.of(one.droplevel("workers")))
+        for place, one in above.drop(columns="LPSP", errors="ignore").stack().dropna().groupby(cell)
     }
     told = {
         name: rows[rows["metric"] == metric].groupby(cell)[["seed", "value", "status"]].apply(_told)
@@ -758,7 +758,12 @@ options_trained = Figure(
     says="p_min = 2 is fastest and most accurate, then 1, then 3; s of 0.2 and 0 are fastest, then "
     "0.4 and 10.",
     of=[training.cifar10],
-    style=replace(STYLE, order=STYLE.order | {"option": OPTIONS}),
+    style=replace(
+        STYLE,
+        looks=STYLE.looks
+        | {"LPSP on arrival": Look("orange", "s"), "LPSP computing on": Look("green", "^")},
+        order=STYLE.order | {"option": OPTIONS},
+    ),
     chart=[
         Dots(
             rows=Rows(metric, prepare=_options),

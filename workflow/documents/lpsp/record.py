@@ -2,8 +2,8 @@
 
     python -m workflow.documents.lpsp.record        what is already kept with the same recipe stays
 
-It takes about half an hour of one core, may be interrupted, and goes on where it was. The rows are
-those that the summary of the trained curves has.
+It takes ten minutes of one core, may be interrupted, and goes on where it was. The rows are those
+that the summary of the trained curves has.
 """
 
 from __future__ import annotations
