@@ -304,7 +304,7 @@ def test_failed_runs_and_missing_experiments_are_shown(rat, tmp_path):
         one for one in chapter.items.values() if {"packet", "figure6"} & set(one.experiments)
     ]
     assert "Not drawn: no results of experiment &#39;figure6&#39;" in text
-    assert "Not made: no results of experiment &#39;packet&#39;" in text
+    assert "Not drawn: no results of experiment &#39;packet&#39;" in text
     assert 2 <= len(re.findall("Not (?:drawn|made): ", text)) <= len(lacking)
     assert not (folder / "figures" / "rat_figure6.svg").exists()
     # Without a matrix its pages are left out.
