@@ -221,6 +221,11 @@ def result(seconds, drops=0, timeouts=0):
 @pytest.mark.parametrize(
     ("first", "cures", "reason"),
     [
+        (
+            result(0.7),
+            "unsent_bytes",
+            "what paused nodes had written still left: with an eighth of",
+        ),
         (result(1.09, drops=5, timeouts=5), None, ""),
         (result(0.91), None, ""),
         (
@@ -246,7 +251,7 @@ def test_a_reason_stands_only_where_another_run_established_it(first, cures, rea
         cured = cures in vars(tcp) and getattr(other, cures) != getattr(tcp, cures)
         return result(1.02 if cured else 2.0)
 
-    why = experiments._difference(first, 1.0, tcp, run)
+    why = experiments._difference(first, 1.0, tcp, run, pauses=True)
     assert why.startswith(reason) and bool(why) == bool(reason)
     assert bool(asked) == bool(reason)
     assert ("1.02 times the fluid's time" in why) == (bool(why) and "not established" not in why)

@@ -636,6 +636,13 @@ class PacketLarge(Section):
     methods: list[str]
 
 
+def _packet_plan(bench: Bench, label: str, network: Topology, nbytes: float) -> Plan:
+    """In pieces of as many bytes as elsewhere. Smaller ones would fit whole into what a paused node
+    has written and still leaves, so that packets would not pause where the fluid does."""
+    pieces = bench.settings.pieces * nbytes / bench.settings.nbytes
+    return _plan(bench, label, network, pieces=max(1, round(pieces)))
+
+
 def _packet_network(bench: Bench, packet: Packet, per_rack: int, oversubscription: float):
     uplink = packet.rate * per_rack / (packet.spines * oversubscription)
     options = dict(uplink=uplink, latency=packet.latency)
@@ -662,7 +669,7 @@ def packet(bench: Bench, part: str, packet: Packet) -> Iterator[Row]:
                 network.workers, chosen.paused, chosen.period, until, draw
             )
         bench.say(f"packet: {part}, {oversubscription:g}:1, {at['faults']}")
-        plan = _plan(bench, part, network)
+        plan = _packet_plan(bench, part, network, packet.nbytes)
         for row in _side_by_side(bench, plan, network, packet.nbytes, packet.tcp, paused, same):
             if row.evidence == "simulated":
                 free.setdefault(oversubscription, row.value)
@@ -679,7 +686,7 @@ def packet_large(
     at = dict(method=part, oversubscription=chosen.oversubscription, faults="free")
     same = dict(at=at, network=network, bandwidth=packet.rate)
     bench.say(f"packet: {part}, {len(network.workers)} hosts")
-    plan = _plan(bench, part, network)
+    plan = _packet_plan(bench, part, network, chosen.nbytes)
     yield from _side_by_side(bench, plan, network, chosen.nbytes, packet.tcp, None, same)
 
 
@@ -708,7 +715,7 @@ def _side_by_side(
         return ns3.packet_simulate(plan, network, nbytes, tcp=tcp, progress=bench.say, **options)
 
     packets = run(tcp)
-    why = _difference(packets, fluid.completion_s, tcp, run)
+    why = _difference(packets, fluid.completion_s, tcp, run, paused is not None)
     counted = dict(evidence="packet", **same)
     yield _row(bench, "completion_time", packets.completion_s, "s", reason=why, **counted)
     for metric in ("drops", "timeouts", "recoveries"):
@@ -723,6 +730,7 @@ def _difference(
     fluid_s: float,
     tcp: ns3.Tcp,
     run: Callable[[ns3.Tcp], ns3.PacketResult],
+    pauses: bool = False,
 ) -> str:
     """Why packets took another time, where that is more than 10 %: what a further run without the
     suspect brings back within 10 %, and nothing that none does."""
@@ -741,6 +749,9 @@ def _difference(
         suspects.append(
             (f"{packets.timeouts} timeouts: with a twentieth of the least timeout", sooner)
         )
+    if pauses:
+        less = dataclasses.replace(tcp, unsent_bytes=tcp.unsent_bytes // 8)
+        suspects.append(("what paused nodes had written still left: with an eighth of that", less))
     one = dataclasses.replace(tcp, initial_window=1)
     suspects.append(("windows that are large at first: with one segment", one))
     for what, other in suspects:

@@ -48,6 +48,7 @@ STYLE = Style(
         "free": "no faults",
         "paused": "nodes pausing",
         "normalised_time": "time, vector / card's rate",
+        "none": "no cost",
     },
     units={"d": "s", "hop": "s"},
     forms={"oversubscription": "{}:1"},
