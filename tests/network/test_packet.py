@@ -148,14 +148,14 @@ def test_a_timeout_is_longer_than_what_a_slow_ports_queue_lets_packets_wait():
     is shorter repeats what waits."""
     plan = plan_of([(src, 0, ()) for src in range(1, 16)])
     topology = rack(16, 0.0)
-    slow = np.where(topology.link_dst == 0, 100e6, topology.link_rate)
+    slow = np.where(topology.link_dst == 0, 625e6, topology.link_rate)
     topology = dataclasses.replace(topology, link_rate=slow)
     patient, hasty = (
         packet_simulate(plan, topology, 2e5, tcp=Tcp(min_rto_s=least)) for least in (0.2, 0.001)
     )
     assert (patient.drops, patient.timeouts, hasty.drops) == (0, 0, 0)
     assert hasty.timeouts > 0 and hasty.completion_s > patient.completion_s
-    busy = 15 * 2e5 * 8 / (100e6 * tcp_efficiency(9000, "wire"))
+    busy = 15 * 2e5 * 8 / (625e6 * tcp_efficiency(9000, "wire"))
     assert patient.completion_s == pytest.approx(busy, rel=0.02)
 
 
