@@ -104,6 +104,8 @@ def results(readings: dict[str, tuple[int, bool, float]] | None = None) -> pd.Da
 
 def _scaling(readings):
     for (variant, (device, factor, per_server)), model in product(WAYS.items(), MODELS):
+        if variant in READINGS and model not in SETTINGS.printed:
+            continue
         shared, fuses, sketches = readings.get(variant, (1, False, 1.0))
         for method, fused, n in product(CODECS, (False, True), (1, 2, 4, 8, 16)):
             compute, coding, sending = spent(method, model, fused, n, factor)
@@ -126,9 +128,10 @@ def _iteration(experiment, model, shared, took, place):
     samples = n * MODELS[model][3] / min(shared, n)
     yield row(experiment, "scaling_factor", compute / seconds, **place)
     yield row(experiment, "throughput", samples / seconds, "1/s", **place)
-    yield row(experiment, "iteration_time", seconds, "s", **place)
-    yield row(experiment, "compression_time", coding, "s", **place)
-    yield row(experiment, "exposed_communication", sending, "s", **place)
+    if n == 16:
+        yield row(experiment, "iteration_time", seconds, "s", **place)
+        yield row(experiment, "compression_time", coding, "s", **place)
+        yield row(experiment, "exposed_communication", sending, "s", **place)
 
 
 def _sketch_cost():
