@@ -116,6 +116,8 @@ class Data:
             to = dict(what.relative_to)
             under, _ = _split(self._rows(rows, what, by, to.pop("metric", what.metric),
                                          {**what.where, **to}))  # fmt: skip
+            if under.empty:
+                raise Missing(f"nothing arrived that {what.metric} is relative to")
             unit = "" if unit == self._unit(under) else f"{unit or 1}/{self._unit(under)}"
             good, geometric = self._divide(good, under, by, what.relative_to), True
         if not several:

@@ -774,6 +774,7 @@ class _Drawing:
         y, lanes = "/".join(_flat(chart.y)), plot.extra["lanes"]
         self._name_lanes(ax, plot)
         table = series[0].chosen.table
+        table = table[table["value"] < (chart.limits[1] or math.inf)]
         edge = 0.3 if len(table) < 400 else 0
         for value in plot.places.get("colour", [None]):
             one = table[table[chart.colour] == value] if value is not None else table

@@ -332,6 +332,12 @@ def test_different_units_do_not_share_an_axis():
         drawn(Lines(Rows(["time", "sent"]), x="k", colour="metric"), rows)
 
 
+def test_what_is_relative_to_what_never_arrived_is_missing():
+    rows = [row(method="A", status="failed", reason="not recorded"), row("time", 2, method="B")]
+    with pytest.raises(Missing, match="nothing arrived that time is relative to"):
+        drawn(Dots(Rows("time", relative_to={"method": "A"}), y="method"), rows)
+
+
 def test_what_was_not_run_is_missing():
     with pytest.raises(Missing, match="no results of experiment 'race' with metric 'speed'"):
         drawn(Lines("speed", x="k"), SPEEDS)

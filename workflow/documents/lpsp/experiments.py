@@ -433,7 +433,7 @@ def gantt(bench: Bench, gantt: Gantt, mnist: Workload) -> Iterator[Row]:
     """What each worker does when, on the speeds of the first draw."""
     rate, workers = bench.settings.network.rate, gantt.workers
     speeds, network = _times(bench, mnist, workers, 1), _network(bench, mnist, workers, rate)
-    for label, part in (bench.settings.methods | bench.settings.readings).items():
+    for label, part in bench.settings.methods.items():
         bench.say(f"gantt: {label}")
         seconds = gantt.iterations * max(speeds.times)
         log = play(_policy(part), speeds, network(), groups=[0] * workers, seconds=seconds)
