@@ -229,6 +229,12 @@ def result(seconds, drops=0, timeouts=0):
         (result(1.09, drops=5, timeouts=5), None, ""),
         (result(0.91), None, ""),
         (
+            result(1.03 * 1.08, drops=7),
+            "queue_bytes",
+            "7 packets dropped: with 16 times the queue it",
+        ),
+        (result(1.03 * 1.08, drops=7), "a little", "not established: 7 packets dropped"),
+        (
             result(2.0, drops=7),
             "queue_bytes",
             "7 packets dropped: with 16 times the queue it takes",
@@ -249,7 +255,7 @@ def test_a_reason_stands_only_where_another_run_established_it(first, cures, rea
     def run(other):
         asked.append(other)
         cured = cures in vars(tcp) and getattr(other, cures) != getattr(tcp, cures)
-        return result(1.02 if cured else 2.0)
+        return result(1.02 if cured else 1.09 if cures == "a little" else 2.0)
 
     why = experiments._difference(first, 1.0, tcp, run, pauses=True)
     assert why.startswith(reason) and bool(why) == bool(reason)
