@@ -78,11 +78,13 @@ class Method(Section):
 class Settings(declarations.Settings):
     """What all experiments share: models to time, and compressors.
 
-    ``below_dense``: points that the target accuracy lies under the uncompressed one.
+    ``printed``: models that Table 4 and Figures 3 to 5 are about. ``below_dense``: points that the
+    target accuracy lies under the uncompressed one.
     """
 
     accelerator: Literal["auto", "cpu", "cuda"]
     models: dict[str, Setup]
+    printed: list[ModelName]
     methods: dict[str, Method]
     below_dense: PositiveFloat
 
@@ -97,8 +99,8 @@ class Settings(declarations.Settings):
         check.need("timeline.model", self.timeline.model, self.models)
         for label in self.sketch_cost.rivals:
             check.need("sketch_cost.rivals", label, self.methods)
-        for name in self.sketch_cost.models:
-            check.need("sketch_cost.models", name, self.models)
+        for name in self.printed:
+            check.need("printed", name, self.models)
         for name in self.scaling_here.batch:
             check.need("scaling_here.batch", name, self.models)
         for name in ("figure6", "lstm"):
@@ -155,6 +157,7 @@ class Way:
     shared: whether Table 3's batch is that of all GPUs, not of each.
     baseline: what groups the tensors of the baseline.
     search: what groups those that LayerFusion groups.
+    reading: whether it reads the document otherwise.
     """
 
     variant: str
@@ -164,6 +167,7 @@ class Way:
     shared: bool = False
     baseline: Grouping = LAYER_WISE
     search: Grouping = LAYER_FUSION
+    reading: bool = False
 
     def batch(self, setup: Setup, workers: int) -> float:
         """Samples of a worker's iteration."""
@@ -192,7 +196,7 @@ def _readings(bench: Bench, flat: Way) -> list[Way]:
     """What the document leaves open, each taken otherwise: whose batch b is, whether the baseline's
     tensors are fused (as well as our search can), how LayerFusion searches, and what a sketch
     costs, from SignSGD's in Table 1 to Top-k's."""
-    fused = dict(baseline=LAYER_FUSION)
+    fused, flat = dict(baseline=LAYER_FUSION), replace(flat, reading=True)
     ways = [
         replace(flat, variant="fused baseline", **fused),
         replace(flat, variant=SHARED, shared=True),
@@ -275,14 +279,16 @@ def scaling(bench: Bench, cluster: Cluster, fusion: Fusions) -> Iterator[Row]:
     ways += [Way("flat, one flop rate", "v100_flops", device.profile("v100_flops"))]
     layers = {name: pipeline.layers(Part(name=name)) for name in bench.settings.models}
     for way in ways:
-        for model in layers.values():
-            yield from _scaling(bench, cluster, fusion, way, model)
+        for name, model in layers.items():
+            if not way.reading or name in bench.settings.printed:
+                yield from _scaling(bench, cluster, fusion, way, model)
 
 
 def _scaling(
     bench: Bench, cluster: Cluster, fusion: Fusions, way: Way, layers: pipeline.Layers
 ) -> Iterator[Row]:
     bench.say(f"scaling: {layers.model}, {way.variant}")
+    most = max(cluster.workers)
     groupings = {LAYER_WISE: fusion.load(LAYER_WISE), LAYER_FUSION: fusion.load(way.search)}
     for label, method in bench.settings.methods.items():
         for workers in cluster.workers:
@@ -299,12 +305,13 @@ def _scaling(
                 bandwidth=cluster.rate,
                 device=way.device_name,
             )
-            for name, grouping in groupings.items():
+            for name, grouping in groupings.items() if workers > 1 else ():
                 told = same | dict(experiment="scaling", fusion=name)
-                yield from _iteration(bench, way, layers, grouping, costs, told)
+                yield from _iteration(bench, way, layers, grouping, costs, most, told)
             if label == "Baseline":
                 told = same | dict(experiment="baseline", fusion=way.baseline)
-                yield from _iteration(bench, way, layers, fusion.load(way.baseline), costs, told)
+                grouping = fusion.load(way.baseline)
+                yield from _iteration(bench, way, layers, grouping, costs, most, told)
 
 
 def _iteration(
@@ -313,9 +320,10 @@ def _iteration(
     layers: pipeline.Layers,
     grouping: fusions.Fusion,
     costs: fusions.Costs,
+    most: int,
     told: dict[str, Any],
 ) -> Iterator[Row]:
-    """What an iteration takes, and where its time goes."""
+    """How well it scales, and on the most GPUs, Table 4's, where its time goes."""
     workers = told["workers"]
     spans = pipeline.overlapped(layers, grouping, costs)
     coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
@@ -323,16 +331,17 @@ def _iteration(
     row = partial(_row, bench, **told)
     alone = _alone(bench, way, layers, workers)
     yield row("scaling_factor", alone / spans.iteration_s, "1")
-    yield row("throughput", samples / spans.iteration_s, "1/s")
-    yield row("iteration_time", spans.iteration_s, "s")
-    yield row("exposed_communication", spans.exposed_communication_s, "s")
-    yield row("compression_time", coding, "s")
+    if workers in (1, most):
+        yield row("throughput", samples / spans.iteration_s, "1/s")
+    if workers == most:
+        yield row("iteration_time", spans.iteration_s, "s")
+        yield row("exposed_communication", spans.exposed_communication_s, "s")
+        yield row("compression_time", coding, "s")
 
 
 class SketchCost(Section):
     """``rivals``: methods of Table 4. ``steps``: costs between SignSGD's and Top-k's, both in."""
 
-    models: list[ModelName]
     rivals: list[str]
     steps: Annotated[int, Field(ge=2)]
 
@@ -348,7 +357,7 @@ def sketch_cost(
     low, high = (flat.device.known[methods[label].codec.name] for label in ("SignSGD", "Top-k"))
     search = fusion.load(LAYER_FUSION)
     for way in (flat, replace(flat, variant=SHARED, shared=True)):
-        for name in sketch_cost.models:
+        for name in bench.settings.printed:
             bench.say(f"cost of a sketch: {name}, {way.variant}")
             layers = pipeline.layers(Part(name=name))
 

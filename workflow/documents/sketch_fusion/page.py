@@ -391,6 +391,7 @@ readings = Figure(
 def readings_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Both readings of Table 3's batch, and what each contradicts."""
     rows = rows[(rows["experiment"] == "scaling") & rows["variant"].isin(READ)]
+    rows = rows[rows["model"].isin(rows.loc[rows["variant"] == READ[1], "model"])]
     rows = rows[rows["workers"] == rows["workers"].max()]
     place = ["model", "variant"]
     factors = rows[rows["metric"] == "scaling_factor"]
