@@ -543,10 +543,16 @@ def _without(missing: Iterable[Lookup]) -> str:
 
 
 def _variant_ratios(claim: Claim, evidence: Evidence, said: float) -> str:
-    text = f"{{{claim.id}}}"
-    ratios = [
-        f"{variant} {number(float(np.mean(evidence.ours(claim, text, Found(), variant))) / said)}"
+    """The same in other variants, where they come to another value."""
+    text, own = f"{{{claim.id}}}", evidence.value(claim.document, claim.ours, Found())
+    others = {
+        variant: float(np.mean(evidence.ours(claim, text, Found(), variant)))
         for variant in evidence.variants(claim, [text])
+    }
+    ratios = [
+        f"{variant} {number(value / said)}"
+        for variant, value in others.items()
+        if not math.isclose(value, float(np.mean(own)))
     ]
     return f" ({', '.join(ratios)})" if ratios else ""
 

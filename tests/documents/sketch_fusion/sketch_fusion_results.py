@@ -108,6 +108,8 @@ def _scaling(readings):
             continue
         shared, fuses, sketches = readings.get(variant, (1, False, 1.0))
         for method, fused, n in product(CODECS, (False, True), (1, 2, 4, 8, 16)):
+            if n == 1 and (fused or method != "Baseline"):
+                continue
             compute, coding, sending = spent(method, model, fused, n, factor)
             coding *= sketches if method == "Sketch-Fusion" else 1.0
             place = dict(method=method, per_server=per_server, model=model, variant=variant)
@@ -115,7 +117,8 @@ def _scaling(readings):
                 device=device, fusion="layer_fusion" if fused else "layer_wise", workers=n
             )
             took = compute / min(shared, n), coding, sending
-            yield from _iteration("scaling", model, shared, took, place)
+            if n > 1:
+                yield from _iteration("scaling", model, shared, took, place)
             if method == "Baseline" and not fused:
                 took = *took[:2], took[2] * (FUSED if fuses else 1.0)
                 place["fusion"] = "layer_fusion" if fuses else "layer_wise"
@@ -127,7 +130,8 @@ def _iteration(experiment, model, shared, took, place):
     n = place["workers"]
     samples = n * MODELS[model][3] / min(shared, n)
     yield row(experiment, "scaling_factor", compute / seconds, **place)
-    yield row(experiment, "throughput", samples / seconds, "1/s", **place)
+    if n in (1, 16):
+        yield row(experiment, "throughput", samples / seconds, "1/s", **place)
     if n == 16:
         yield row(experiment, "iteration_time", seconds, "s", **place)
         yield row(experiment, "compression_time", coding, "s", **place)

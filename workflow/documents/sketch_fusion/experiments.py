@@ -305,7 +305,7 @@ def _scaling(
                 bandwidth=cluster.rate,
                 device=way.device_name,
             )
-            for name, grouping in groupings.items():
+            for name, grouping in groupings.items() if workers > 1 else ():
                 told = same | dict(experiment="scaling", fusion=name)
                 yield from _iteration(bench, way, layers, grouping, costs, most, told)
             if label == "Baseline":
@@ -323,7 +323,7 @@ def _iteration(
     most: int,
     told: dict[str, Any],
 ) -> Iterator[Row]:
-    """What an iteration takes, and on the most GPUs, Table 4's, where its time goes."""
+    """How well it scales, and on the most GPUs, Table 4's, where its time goes."""
     workers = told["workers"]
     spans = pipeline.overlapped(layers, grouping, costs)
     coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
@@ -331,7 +331,8 @@ def _iteration(
     row = partial(_row, bench, **told)
     alone = _alone(bench, way, layers, workers)
     yield row("scaling_factor", alone / spans.iteration_s, "1")
-    yield row("throughput", samples / spans.iteration_s, "1/s")
+    if workers in (1, most):
+        yield row("throughput", samples / spans.iteration_s, "1/s")
     if workers == most:
         yield row("iteration_time", spans.iteration_s, "s")
         yield row("exposed_communication", spans.exposed_communication_s, "s")
