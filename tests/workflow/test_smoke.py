@@ -79,7 +79,7 @@ def test_bytes_come_out_as_printed_even_at_smoke_scale(checkout):
 
 
 METHODS = {
-    "exchange/plink": {"rat: exchanges", "rat: survival", "rat: table1"},
+    "exchange/plink": {"rat: exchanges", "rat: granularity", "rat: survival", "rat: table1"},
     "compression/bisparse": {
         "geomx: figure6/all",
         "matrix: cells/GeoMX",
