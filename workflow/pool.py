@@ -13,10 +13,12 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,9 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # Python's fork server has its children import the main module, which under Snakemake is a line that
 # calls its command.
 _CONTEXT.set_forkserver_preload(["workflow.warm", "snakemake.cli"])
+_LOCK = threading.Lock()
+"""How a process ended can be read once. Starting one reads it of all that ended, so that without
+the lock a thread that waits for its own could find it gone, and take it for a failure."""
 
 
 def run(module: str, log: str, threads: int = 1, **given: Any) -> None:
@@ -42,8 +47,11 @@ def run(module: str, log: str, threads: int = 1, **given: Any) -> None:
     for name in THREADS:
         os.environ.setdefault(name, "1")  # for the fork server, which must not start threads
     child = _CONTEXT.Process(target=_job, args=(module, log, threads, given))
-    child.start()
-    child.join()
+    with _LOCK:
+        child.start()
+    wait([child.sentinel])
+    with _LOCK:
+        child.join()
     if child.exitcode:
         how = f"was ended by signal {-child.exitcode}" if child.exitcode < 0 else "failed"
         raise RuntimeError(f"the job {how} (log: {log})")

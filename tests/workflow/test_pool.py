@@ -1,5 +1,8 @@
 """Jobs in processes of their own."""
 
+import importlib
+import threading
+
 import pytest
 
 from workflow import pool
@@ -52,3 +55,25 @@ def test_a_job_that_fails_is_an_error_with_its_traceback_in_the_log(job, tmp_pat
 def test_a_job_that_is_killed_says_by_what(job):
     with pytest.raises(RuntimeError, match="ended by signal 9"):
         job("import os; os.kill(os.getpid(), 9)")
+
+
+@pytest.mark.slow
+def test_jobs_that_end_at_once_are_not_taken_for_failures(job, tmp_path, monkeypatch):
+    """How a process ended can be read once, and threads that start one read it of all."""
+    (tmp_path / "nothing.py").write_text("def job(*given): pass\n")
+    monkeypatch.setattr(pool, "_job", importlib.import_module("nothing").job)
+    failed = []
+
+    def several():
+        try:
+            for _ in range(40):
+                pool.run("", "")
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=several) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
