@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-readings lint test test-fast clean
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -44,9 +44,6 @@ RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
-
-record-readings: env  ## LPSP's readings that desk scale does not train (10 min), kept in data/recorded
-	$(BIN)/python -m workflow.documents.lpsp.record
 
 lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .

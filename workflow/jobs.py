@@ -163,7 +163,7 @@ class Jobs:
                 job = Job(**shared, name=f"{one.name}/{group}", runs=tuple(runs))
                 outputs.append(job.output)
                 yield job
-            if one.summarise:
+            if one.summarise and outputs:
                 yield Job(**shared, name=f"{one.name}/{SUMMARY}", after=tuple(outputs))
             return
         after = tuple(job.output for before in one.after for job in self.of(wing.name, before))

@@ -3,7 +3,8 @@
     python -m workflow.recorded geomx residual [--jobs 2]
 
 trains what is not there yet of the training ``residual`` of GeoMX's recipe, run by run. Whatever
-ends it, it goes on where it was: a run that ended is kept, one that did not has its checkpoint.
+ends it, it goes on where it was: a run that ended is kept, and one that did not has its checkpoint,
+if its policy does not look at the clock.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def read(wing: str, experiment: str, runs: Sequence[Recipe]) -> Iterator[Row]:
     for run in runs:
         file, note = _paths(wing, experiment, run)
         told = dict(scale=run.scale, evidence="recorded")
-        if why := _unfit(run, file, note):
+        if why := _unfit(wing, experiment, run):
             failed = dict(value=math.nan, status="failed", reason=why)
             for case, link in run.networks.items():
                 place = dict(case=case, bandwidth=link.wan, metric="test_accuracy", unit="%")
@@ -59,10 +60,11 @@ def read(wing: str, experiment: str, runs: Sequence[Recipe]) -> Iterator[Row]:
             yield row_of(record, **told)
 
 
-def _unfit(run: Recipe, file: Path, note: Path) -> str:
+def _unfit(wing: str, experiment: str, run: Recipe) -> str:
     """Why a record does not stand for a run; empty if it does."""
+    file, note = _paths(wing, experiment, run)
     if not (file.is_file() and note.is_file()):
-        return f"not recorded yet; {_command(run.document, run.experiment)} does"
+        return f"not recorded yet; {_command(wing, experiment)} does"
     # Read as a recipe of today, what was added since with a default is no difference.
     kept = Recipe(**json.loads(note.read_text())["recipe"])
     names = sorted(Recipe.model_fields.keys() - FREE)
@@ -72,19 +74,20 @@ def _unfit(run: Recipe, file: Path, note: Path) -> str:
 
 def record(wing: str, experiment: str, runs: Sequence[Recipe], jobs: int) -> None:
     """Train and keep those of ``runs`` that are not there, ``jobs`` at a time."""
-    todo = [run for run in runs if _unfit(run, *_paths(wing, experiment, run))]
+    todo = [run for run in runs if _unfit(wing, experiment, run)]
     print(f"{len(todo)} of {len(runs)} runs to record", flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        for done in as_completed([pool.submit(_record, run.model_dump_json()) for run in todo]):
+        made = [pool.submit(_record, wing, experiment, run.model_dump_json()) for run in todo]
+        for done in as_completed(made):
             print(done.result(), flush=True)
 
 
-def _record(told: str) -> str:
+def _record(wing: str, experiment: str, told: str) -> str:
     from testbed.training.trainer import train
 
     run = Recipe.model_validate_json(told)
-    file, note = _paths(run.document, run.experiment, run)
+    file, note = _paths(wing, experiment, run)
     checkpoint = ROOT / CHECKPOINTS / file.parent.name / f"{run.id}.pt"
     spent = checkpoint.with_suffix(".json")
     before = json.loads(spent.read_text()) if spent.is_file() and checkpoint.is_file() else 0.0
@@ -101,7 +104,7 @@ def _record(told: str) -> str:
 
     results.write(train(run, say, checkpoint=checkpoint), file)
     about = dict(
-        command=_command(run.document, run.experiment),
+        command=_command(wing, experiment),
         sha256=_digest(file),
         seconds=round(seconds()),
         machine=f"{processor()}, {run.torch_threads} thread",
@@ -111,7 +114,7 @@ def _record(told: str) -> str:
     )
     with files.whole(note) as part:
         part.write_text(json.dumps(about, indent=1) + "\n")
-    checkpoint.unlink()
+    checkpoint.unlink(missing_ok=True)
     spent.unlink()
     return f"{file.relative_to(ROOT)}: {about['seconds']} s"
 

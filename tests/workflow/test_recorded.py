@@ -56,7 +56,7 @@ def read(asked: Recipe):
 
 def test_what_was_recorded_is_read_with_the_scale_of_who_asks(small):
     plain = frame(trainer.train(run()))
-    said = recorded._record(run().model_dump_json())
+    said = recorded._record("geomx", "residual", run().model_dump_json())
     assert said.startswith("data/recorded/geomx_residual/GeoMX_BiSparse-seed1.parquet: ")
     for scale in ("smoke", "paper"):
         rows = frame(read(run(scale=scale)))
@@ -81,11 +81,11 @@ def test_a_run_that_was_ended_goes_on(small, monkeypatch):
 
     monkeypatch.setattr(trainer, "train", ended)
     with pytest.raises(KeyboardInterrupt):
-        recorded._record(run().model_dump_json())
+        recorded._record("geomx", "residual", run().model_dump_json())
     assert not list(small.rglob("*.parquet"))
     monkeypatch.setattr(trainer, "train", train)
     monkeypatch.setattr("builtins.print", lambda text, **named: seen.append(text))
-    recorded._record(run().model_dump_json())
+    recorded._record("geomx", "residual", run().model_dump_json())
     assert [text.partition(":")[2].split(",")[0].strip() for text in seen] == ["round 6/6"]
     assert (
         frame(read(run()))
@@ -101,13 +101,13 @@ def test_what_is_not_there_or_is_another_run_is_told(small):
     ]  # fmt: skip
     why = "not recorded yet; python -m workflow.recorded geomx residual does"
     assert {row.reason for row in rows} == {why}
-    recorded._record(run().model_dump_json())
+    recorded._record("geomx", "residual", run().model_dump_json())
     assert {row.reason for row in read(run(lr=0.1, batch=4))} == {"recorded with another batch, lr"}
     assert {row.status for row in read(run(accelerator="cpu"))} == {"ok"}
 
 
 def test_a_file_that_is_not_the_recorded_one_is_refused(small):
-    recorded._record(run().model_dump_json())
+    recorded._record("geomx", "residual", run().model_dump_json())
     file = next(small.rglob("*.parquet"))
     frame(trainer.train(run(seed=2))).to_parquet(file, index=False)
     with pytest.raises(ValueError, match="is not the file that"):

@@ -11,8 +11,8 @@ from testbed.network import Network, star
 from testbed.training import stragglers
 from testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
 from testbed.training.virtual_time import happenings as engine
-from workflow import documents
-from workflow.documents.lpsp import experiments, record
+from workflow import documents, recorded
+from workflow.documents.lpsp import experiments
 from workflow.experiment import Bench
 from workflow.jobs import Jobs
 from workflow.settings import SettingsError, load
@@ -271,27 +271,13 @@ def test_every_reading_meets_every_model_of_speed(recipe, by_reading):
         assert ratio("LPSP by the clock") < ratio("ASP") * 1.02
 
 
-def test_what_desk_scale_leaves_out_is_kept_with_its_own_recipe():
-    """Else the rows would be of other runs than the claims are about."""
-    desk = load({"scale": "desk"}, names=False).recipes["lpsp"]
-    kept = record.load()["runs"]
-    for name in record.TRAININGS:
-        workload = getattr(desk, name)
-        left = record.left_out(name, desk, workload, "desk")
-        missing = [key for key, one in left.items() if record.digest(one) not in kept]
-        assert left and not missing, f"run {record.COMMAND}"
-        rows = results.coordinates(results.frame(record.kept(name, desk, workload)))
-        assert set(rows["evidence"]) == {"recorded"} and set(rows["scale"]) == {"desk"}
-        arrived = rows[rows["metric"] == "time_to_target"]
-        assert len(arrived) == len(left)
-        assert set(arrived["reading"]) <= set(desk.readings)
-        assert (arrived.loc[arrived["status"] == "ok", "value"] <= workload.seconds).all()
-
-
-def test_a_recipe_that_is_changed_has_no_record():
-    desk = load({"scale": "desk"}, names=False).recipes["lpsp"]
-    other = desk.mnist.model_copy(update={"lr": 2 * desk.mnist.lr})
-    assert not list(record.kept("mnist", desk, other))
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_what_desk_scale_leaves_out_is_recorded(name):
+    training = f"{name}_recorded"
+    runs = recorded.runs_of("lpsp", training, {"scale": "desk"})
+    rows = results.frame(recorded.read("lpsp", training, runs))
+    assert set(rows["status"]) == {"ok"} and set(rows["experiment"]) == {name}
+    assert not recorded.runs_of("lpsp", training, {"scale": "paper"})  # which trains all
 
 
 def test_recorded_runs_are_the_methods_that_they_were(recipe):

@@ -11,7 +11,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from testbed.results import Row
 from testbed.training.recipe import Dataset, Model, Part
-from workflow.documents.lpsp import record as records
 from workflow.documents.lpsp.settings import (
     BSP,
     LPSP,
@@ -558,15 +557,12 @@ def ray(bench: Bench, ray: Ray) -> Iterator[Row]:
         yield from _run(bench, label, record, "measured")
 
 
-@experiment(makes=("ray", "mnist", "cifar10"), files=(RECORDED, records.FILE), minutes=10)
-def recorded(bench: Bench, mnist: Workload, cifar10: Workload) -> Iterator[Row]:
-    """What is kept in the repository: runs on Ray actors, and trainings of LPSP's readings."""
+@experiment(makes=("ray",), files=(RECORDED,), minutes=10)
+def recorded(bench: Bench) -> Iterator[Row]:
+    """Runs on Ray actors that are kept in the repository."""
     for path in sorted(ROOT.glob(RECORDED)):
         record = Record.load(path)
         yield from _run(bench, _label(bench.settings, record), record, "recorded")
-    if bench.scale == records.SCALE:
-        for name, workload in (("mnist", mnist), ("cifar10", cifar10)):
-            yield from records.kept(name, bench.settings, workload)
 
 
 def _label(settings: Settings, record: Record) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
@@ -28,6 +29,14 @@ class Control(Section):
     methods: list[str]
 
 
+class Recorded(Section):
+    """What is recorded of a workload, since desk scale leaves it out: LPSP's readings on so many
+    workers, and readings with options changed."""
+
+    readings_on: list[PositiveInt] = []
+    ablated_readings: list[str] = []
+
+
 def _mnist_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
     return summarise_in_time(curves, recipe.mnist.target, recipe.mnist.window)
 
@@ -46,6 +55,20 @@ def mnist(bench: Bench, mnist: Workload) -> Iterator[Recipe]:
 def cifar10(bench: Bench, cifar10: Workload) -> Iterator[Recipe]:
     """Table 4, Figures 5, 6 and 7."""
     yield from _all(bench, cifar10)
+
+
+@training(summarise=_mnist_summary, recorded=True, makes=("mnist",))
+def mnist_recorded(bench: Bench, mnist: Workload, mnist_recorded: Recorded) -> Iterator[Recipe]:
+    """More of LPSP's readings."""
+    yield from _readings(replace(bench, experiment="mnist"), mnist, mnist_recorded)
+
+
+@training(summarise=_cifar10_summary, recorded=True, makes=("cifar10",))
+def cifar10_recorded(
+    bench: Bench, cifar10: Workload, cifar10_recorded: Recorded
+) -> Iterator[Recipe]:
+    """More of LPSP's readings."""
+    yield from _readings(replace(bench, experiment="cifar10"), cifar10, cifar10_recorded)
 
 
 @training(summarise=_mnist_summary)
@@ -71,13 +94,25 @@ def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
     policies = {label: settings.methods[label] for label in workload.methods}
     for workers in workload.workers:
         yield from _runs(bench, workload, policies, workers, average)
-    for reading, workers in itertools.product(workload.readings, workload.readings_on):
+    yield from _ablated(bench, workload, LPSP)
+    yield from _readings(bench, workload, workload)
+
+
+def _readings(bench: Bench, workload: Workload, which: Workload | Recorded) -> Iterator[Recipe]:
+    settings, average = bench.settings, bench.settings.averaged_over
+    for reading, workers in itertools.product(workload.readings, which.readings_on):
         read = {LPSP: settings.readings[reading]}
         yield from _runs(bench, workload, read, workers, average, reading)
-    for reading in (LPSP, *workload.ablated_readings):
-        for group in workload.ablations:
-            changed = settings.lpsp(settings.ablations[group], reading)
-            yield from _runs(bench, workload, changed, workload.ablated_workers, average, reading)
+    for reading in which.ablated_readings:
+        yield from _ablated(bench, workload, reading)
+
+
+def _ablated(bench: Bench, workload: Workload, reading: str) -> Iterator[Recipe]:
+    settings = bench.settings
+    for group in workload.ablations:
+        changed = settings.lpsp(settings.ablations[group], reading)
+        workers, average = workload.ablated_workers, settings.averaged_over
+        yield from _runs(bench, workload, changed, workers, average, reading)
 
 
 def _controlled(bench: Bench, workload: Workload, control: Control) -> Iterator[Recipe]:
