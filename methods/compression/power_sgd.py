@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from methods.compression import Compressor, Encoding, Key, Payload, Work
-from methods.compression.pieces import buffers, packing, sampling
+from methods.compression.pieces import packing, products, sampling
 
 
 @dataclass
@@ -88,12 +88,11 @@ class PowerSgd(Compressor):
         q = p @ matrix
         combined = yield self._factor(q, shape, "q"), "sum"
         total = self._read(combined, "q", (rank, columns), device)
-        matrix.addmm_(p.T, q, alpha=-1)
+        result = products.expand(p, q, total, matrix)
         matrix.view(-1)[n:] = 0
         state["q"] = total
         state["step"] += 1
-        result = buffers.empty(rows * columns, "float32", device).view(rows, columns)
-        return torch.mm(p.T, total, out=result).view(-1)[:n].view(shape)
+        return result.view(-1)[:n].view(shape)
 
     def _remember(self, key: Key, flat: torch.Tensor, factors: tuple[int, int, int]) -> dict:
         """This key's state: ``residual`` (rows, columns) and ``q`` (rank, columns)."""

@@ -75,7 +75,8 @@ def train(
     that diverges ends with a failed row a network.
 
     checkpoint: a file that holds the run as it was at its last evaluation. Where it is there, the
-        run goes on from it, to the same rows. Only for policies that do not look at the clock.
+        run goes on from it, to the same rows. Only runs whose policies do not look at the clock
+        make one; others begin anew.
     """
     keep_freed_memory()
     torch.set_num_threads(recipe.torch_threads)
@@ -101,8 +102,6 @@ def train(
             "uneven workers and runs of so many seconds take one network a run, "
             f"not {len(recipe.networks)}, and no overlap"
         )
-    if checkpoint and not lockstep:
-        raise ValueError(f"{recipe.synchronization.name}: its runs do not go on from checkpoints")
     try:
         if lockstep:
             yield from _lockstep(session, policy, checkpoint)
