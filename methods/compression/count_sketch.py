@@ -114,7 +114,7 @@ class CountSketch(Compressor):
     def decode_work(self) -> Work:
         if self.selection == "top_pk":
             return Work(passes=1.8, kernels=15)
-        return Work(passes=1.2, kernels=13)
+        return Work(passes=0.9, kernels=13)
 
     def layout(self, n: int) -> tuple[int, int, int]:
         """k, the columns c, and how many exact values round 2 carries (0: no such round)."""

@@ -50,11 +50,11 @@ class PowerSgd(Compressor):
 
     @property
     def encode_work(self) -> Work:
-        return Work(passes=1.75, kernels=30, products=2 * self.rank)
+        return Work(passes=1.75, kernels=30, products=3 * self.rank)
 
     @property
     def decode_work(self) -> Work:
-        return Work(passes=1.5, kernels=14, products=2 * self.rank)
+        return Work(passes=1.5, kernels=14, products=self.rank)
 
     def factors(self, shape: Sequence[int]) -> tuple[int, int, int] | None:
         """Rows and columns of a tensor's matrix and the rank of its factors; None for dense."""
