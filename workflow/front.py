@@ -2,7 +2,8 @@
 
     python -m workflow.front results/desk
 
-It copies the map to ``docs/winners.svg`` and writes the table between the two marks in README.md.
+It copies the map to ``docs/winners.svg``, writes the table between the two marks in README.md, and
+keeps all verdicts in ``data/recorded/desk_verdicts.csv``, which a later run can be compared with.
 Of each document, it quotes the claim that ``striking`` names in the head of its claims file.
 """
 
@@ -19,6 +20,7 @@ from workflow import documents
 
 ROOT = Path(__file__).parents[1]
 README, MAP = ROOT / "README.md", "docs/winners.svg"
+VERDICTS = "data/recorded/{}_verdicts.csv"
 MARKS = "<!-- made by `python -m workflow.front` -->\n", "<!-- end -->\n"
 HEAD = ("document", "claims", *SCORE, "its most surprising finding")
 
@@ -38,7 +40,10 @@ def table(verdicts: pd.DataFrame) -> str:
 
 
 def main(results: Path) -> None:
-    """Write the map and the table. Raises FileNotFoundError if the run has not made them."""
+    """Write the map, the table and the verdicts.
+
+    Raises FileNotFoundError if the run has not made them.
+    """
     files = [results / name / "verdicts.parquet" for name in documents.names()]
     verdicts = pd.concat(map(pd.read_parquet, files))
     picture = (results / "matrix/figures/winners.svg").read_text(encoding="utf-8")
@@ -48,6 +53,8 @@ def main(results: Path) -> None:
     head = f"![Which method has the shortest round, by network, workers and rate]({MAP})\n\n"
     text = before + MARKS[0] + head + table(verdicts) + MARKS[1] + after
     README.write_text(text, encoding="utf-8")
+    kept = verdicts[["id", "printed", "ours", "verdict"]]
+    kept.to_csv(ROOT / VERDICTS.format(results.name), index=False)
 
 
 if __name__ == "__main__":

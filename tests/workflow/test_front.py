@@ -14,7 +14,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
         for claim in claims.load(file):
             verdict = "fails" if claim.id == striking else "holds"
             row = dict(id=claim.id, document=name, headline=claim.headline, verdict=verdict)
-            row["number"] = claim.number or claim.id
+            row |= dict(number=claim.number or claim.id, printed=claim.printed, ours="1")
             made.append(row)
     results = tmp_path / "desk"
     (results / "matrix" / "figures").mkdir(parents=True)
@@ -25,6 +25,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
     text = front.README.read_text()
     assert all(text.count(mark) == 1 for mark in front.MARKS)
     (tmp_path / "docs").mkdir()
+    (tmp_path / "data" / "recorded").mkdir(parents=True)
     (tmp_path / "README.md").write_text(text)
     monkeypatch.setattr(front, "ROOT", tmp_path)
     monkeypatch.setattr(front, "README", tmp_path / "README.md")
@@ -35,5 +36,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
     rat = next(line for line in lines if line.startswith("| RAT |"))
     assert rat.startswith("| RAT | 39 | 38 | 0 | 1 | 0 | 0 | Ring takes 1.16 times")
     assert rat.endswith("*fails* |") and (tmp_path / front.MAP).read_text() == "<svg/>"
+    kept = pd.read_csv(tmp_path / "data/recorded/desk_verdicts.csv", dtype=str)
+    assert kept.to_dict("records") == pd.DataFrame(made)[kept.columns].to_dict("records")
     front.main(results)
     assert (tmp_path / "README.md").read_text() == written
