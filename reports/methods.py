@@ -381,5 +381,6 @@ def _fusion_use(name: str) -> Iterator[str]:
         yield "method(sizes)"
         return
     yield "from methods.fusion import Costs"
-    yield "costs = Costs([1e-4] * len(sizes), *[lambda values: 1e-4 + 1e-9 * values] * 3)"
+    yield "cost = lambda values: 1e-4 + 1e-9 * values  # seconds of a message"
+    yield "costs = Costs.by_values(sizes, [1e-4] * len(sizes), cost, cost, cost)"
     yield "method(sizes, costs)"

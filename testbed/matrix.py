@@ -28,7 +28,7 @@ from testbed.network.counting import complete
 from testbed.prices import Sizes, System, coding_s, load_system
 from testbed.training.device import Device
 from testbed.training.pipeline import Layers, single_gpu_s
-from testbed.training.recipe import Level, Part
+from testbed.training.recipe import CodecScope, Level, Part
 from testbed.training.stragglers import Fixed, Jitter, Stragglers
 from testbed.training.virtual_time import Meeting, OnNetwork, Phase, play
 
@@ -42,8 +42,9 @@ for ever, as real ones do not."""
 
 @dataclass(frozen=True)
 class Method:
-    """Four answers by name. ``levels`` as in a training recipe, innermost first; where an exchange
-    finds more levels in a network, the last one's codecs stand for the rest."""
+    """Four answers by name, and what codecs see of a message. ``levels`` as in a training recipe,
+    innermost first; where an exchange finds more levels in a network, the last one's codecs stand
+    for the rest."""
 
     label: str
     exchange: Part
@@ -51,6 +52,7 @@ class Method:
     synchronization: Part = Part(name="bsp")
     fusion: Part = Part(name="layer_wise")
     group: str = "system"
+    codec_scope: CodecScope = "layer"
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def time_round(
     policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
     times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
     if in_lockstep(method.synchronization):
-        spent = _lockstep(system, method.fusion, layers, device, times)
+        spent = _lockstep(system, method, layers, device, times)
     else:
         spent = _played(system, policy, layers, device, times)
     return Round(
@@ -177,17 +179,19 @@ def time_round(
 
 
 def _lockstep(
-    system: System, grouping: Part, layers: Layers, device: Device, times: Sequence[float]
+    system: System, method: Method, layers: Layers, device: Device, times: Sequence[float]
 ) -> tuple[float, ...]:
     """The four parts (s) and the bytes of a round in which everyone meets."""
     slowest = max(times)
-    costs = system.costs(device, layers, slowest)
-    groups = fusion.load(grouping.name, **grouping.parameters)(layers.sizes, costs)
+    costs = system.costs(device, layers, slowest, method.codec_scope)
+    grouping = fusion.load(method.fusion.name, **method.fusion.parameters)
+    groups = grouping(layers.sizes, costs)
     spans = timeline(layers.sizes, groups, costs)
     coding = float(np.diff(spans.encode).sum() + np.diff(spans.decode).sum())
     totals: Counter[str] = Counter()
+    message = system.messages(layers, method.codec_scope)
     for group in groups:
-        for sizes in system.sizes(layers.shape(sum(layers.sizes[i] for i in group))):
+        for sizes in message(group[0], group[-1] + 1):
             totals.update(sizes)
     sent, wan = _moved(system.topology, system.plan, totals)
     mean = float(np.mean(times))

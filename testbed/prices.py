@@ -31,6 +31,7 @@ code counts as communication, for it keeps the message from its receiver.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,14 +45,14 @@ import numpy as np
 from methods import compression, exchange
 from methods.compression import Compressor, Work
 from methods.exchange import Exchange, Plan, Topology
-from methods.fusion import Costs
+from methods.fusion import Cost, Costs, by_values
 from testbed import network
 from testbed.cache import cached, sources
 from testbed.network import simulate
 from testbed.network.counting import complete
 from testbed.training.device import Device
 from testbed.training.pipeline import Layers
-from testbed.training.recipe import Level, Part
+from testbed.training.recipe import CodecScope, Level, Part
 
 STEP = 64.0
 """Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more
@@ -253,6 +254,26 @@ class System:
             for level, codec in enumerate(codecs)
         }
 
+    def messages(
+        self, layers: Layers, codec_scope: CodecScope = "group"
+    ) -> Callable[[int, int], list[Sizes]]:
+        """Bytes by slot, a mapping a round of communication, of the message of the tensors from the
+        first number up to the second, that one left out."""
+        if codec_scope == "group":
+            return lambda begin, end: self.sizes(layers.shape(sum(layers.sizes[begin:end])))
+        slots = self.plan.slots
+        tensors = [self.sizes(tensor.shape) for tensor in layers.tensors]
+        table = np.zeros((len(tensors) + 1, max(map(len, tensors), default=0), len(slots)))
+        for number, rounds in enumerate(tensors, start=1):
+            table[number, : len(rounds)] = [[sizes[slot] for slot in slots] for sizes in rounds]
+        before = table.cumsum(axis=0)
+
+        def message(begin: int, end: int) -> list[Sizes]:
+            sent = before[end] - before[begin]
+            return [dict(zip(slots, sizes, strict=True)) for sizes in sent.tolist()]
+
+        return message
+
     # Coding --------------------------------------------------------------------------------------
 
     def gradient(self, groups: Groups | None = None) -> list[Step]:
@@ -304,7 +325,13 @@ class System:
         """Seconds of one round of communication on a network that is otherwise idle."""
         return self.transfers.seconds(sizes) + self.overhead_s if any(sizes.values()) else 0.0
 
-    def costs(self, device: Device, layers: Layers, compute_s: float) -> Costs:
+    def costs(
+        self,
+        device: Device,
+        layers: Layers,
+        compute_s: float,
+        codec_scope: CodecScope = "group",
+    ) -> Costs:
         """What computing, coding and sending cost a worker whose iteration takes ``compute_s``.
 
         All of encoding comes before the first round of communication, also what codecs with several
@@ -312,20 +339,31 @@ class System:
         """
         backward_s = [tensor.backward * compute_s for tensor in layers.tensors]
         forward_s = max(compute_s - sum(backward_s), 0.0)
-        inside = _inside(self.inner)
+        inside = by_values(layers.sizes, _inside(self.inner))
         if len(self.topology.workers) == 1:
-            return Costs(backward_s, _nothing, inside, _nothing, forward_s)
+            nothing = by_values(layers.sizes, _nothing)
+            return Costs(backward_s, nothing, inside, nothing, forward_s)
         encoded, *on_the_way, decoded = self.gradient()
+        message = self.messages(layers, codec_scope)
 
-        def communicate(values: int) -> float:
-            sent = sum(map(self.communicate_s, self.sizes(layers.shape(values))))
-            return inside(values) + sent + coding_s(device, on_the_way, [values])
+        def coded(*steps: Step) -> Cost:
+            if codec_scope == "group":
+                return by_values(layers.sizes, lambda values: coding_s(device, steps, [values]))
+            each = [coding_s(device, steps, [values]) for values in layers.sizes]
+            before = list(itertools.accumulate(each, initial=0.0))
+            return lambda begin, end: before[end] - before[begin]
+
+        on_the_way = coded(*on_the_way)
+
+        def communicate(begin: int, end: int) -> float:
+            sent = sum(map(self.communicate_s, message(begin, end)))
+            return inside(begin, end) + sent + on_the_way(begin, end)
 
         return Costs(
             backward_s,
-            encode=lambda values: encoded.seconds(device, values),
+            encode=coded(encoded),
             communicate=communicate,
-            decode=lambda values: decoded.seconds(device, values),
+            decode=coded(decoded),
             forward_s=forward_s,
         )
 

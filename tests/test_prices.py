@@ -30,8 +30,12 @@ def flat(codec="identity", how="ring", workers=4, **rest):
     return System(exchange.load(how), [carried], topology, **rest)
 
 
-def costs(*arguments, compute_s=0.1, **rest):
-    return flat(*arguments, **rest).costs(V100, LENET, compute_s)
+def costs(*arguments, compute_s=0.1, layers=LENET, **rest):
+    return flat(*arguments, **rest).costs(V100, layers, compute_s)
+
+
+def one_tensor(n):
+    return pipeline.Layers("one", (pipeline.Layer("weight", (n,), 0.5),), 1.0)
 
 
 def coded(what, name, n, times=1):
@@ -145,8 +149,27 @@ def test_every_round_is_sent_and_shapes_matter_where_a_tensor_travels_alone():
     def send(nbytes):
         return system.transfers.seconds(dict.fromkeys(system.plan.slots, nbytes))
 
-    assert given.communicate(150) == pytest.approx(send(4000) + send(2000) + 0.02)
-    assert given.communicate(151) == pytest.approx(send(1000) + 0.01)
+    last = len(LENET.sizes)
+    assert given.communicate(last - 1, last) == pytest.approx(send(4000) + send(2000) + 0.02)
+    assert given.communicate(last - 2, last) == pytest.approx(send(1000) + 0.01)
+
+
+def test_payloads_of_layers_share_a_message():
+    """PowerSGD of rank 4 on two matrices: the codec sees both, though they travel together."""
+    shapes = [(100, 30), (80,), (50, 20)]
+    tensors = tuple(pipeline.Layer(str(i), shape, 0.1) for i, shape in enumerate(shapes))
+    layers, system = pipeline.Layers("three", tensors, 1.0), flat("power_sgd", overhead_s=0.01)
+    first, second = ({*sizes.values()} for sizes in system.messages(layers, "layer")(0, 3))
+    # P, and the vector as it is; then Q.
+    assert (first, second) == ({4 * (4 * 100 + 4 * 50 + 80)}, {4 * 4 * (30 + 20)})
+    (flattened,) = system.messages(layers, "group")(0, 3)
+    assert {*flattened.values()} == {4 * (3000 + 80 + 1000)}
+    given = system.costs(V100, layers, 0.1, "layer")
+    one_by_one = sum(given.communicate(i, i + 1) for i in range(3))
+    # Five start-ups become two.
+    start = 2 * 3 * 2e-5 + 0.01
+    assert given.communicate(0, 3) == pytest.approx(one_by_one - 3 * start, rel=1e-3)
+    assert given.encode(0, 3) == pytest.approx(sum(given.encode(i, i + 1) for i in range(3)))
 
 
 # Transfers ----------------------------------------------------------------------------------------
@@ -220,26 +243,27 @@ def test_the_slowest_link_does_not_hold_up_the_largest_site():
 
 def test_messages_cost_what_formulas_say():
     wire, latency, n, workers = 8 / RATE, 2e-5, 30_000, 4
-    ring = costs("fp16", overhead_s=0.01)
+    layers = one_tensor(n)
+    ring = costs("fp16", overhead_s=0.01, layers=layers)
     expected = 0.01 + 2 * (workers - 1) * (2 * n / workers * wire + latency)
-    assert ring.communicate(n) == pytest.approx(expected, rel=1e-6)
-    assert ring.encode(n) == coded("encode", "fp16", n)
-    assert ring.decode(n) == coded("decode", "fp16", n)
-    gathered = costs("sign_sgd", "allgather")
+    assert ring.communicate(0, 1) == pytest.approx(expected, rel=1e-6)
+    assert ring.encode(0, 1) == coded("encode", "fp16", n)
+    assert ring.decode(0, 1) == coded("decode", "fp16", n)
+    gathered = costs("sign_sgd", "allgather", layers=layers)
     (nbytes,) = compression.load("sign_sgd").payload_bytes((n,))
     expected = (workers - 1) * nbytes * wire + latency
-    assert gathered.communicate(n) == pytest.approx(expected, rel=1e-6)
-    assert gathered.decode(n) == pytest.approx(coded("decode", "sign_sgd", n, workers))
+    assert gathered.communicate(0, 1) == pytest.approx(expected, rel=1e-6)
+    assert gathered.decode(0, 1) == pytest.approx(coded("decode", "sign_sgd", n, workers))
     assert sum(ring.backward_s) + ring.forward_s == pytest.approx(0.1)
 
 
 def test_a_merge_is_decoded_by_the_server_before_it_answers():
-    server = costs("sign_sgd", "parameter_server")
+    server = costs("sign_sgd", "parameter_server", layers=one_tensor(1000))
     idle = flat("sign_sgd", "parameter_server")
     (sizes,) = idle.sizes((1000,))
-    assert server.decode(1000) == coded("decode", "sign_sgd", 1000)
+    assert server.decode(0, 1) == coded("decode", "sign_sgd", 1000)
     sent = idle.communicate_s(sizes)
-    assert server.communicate(1000) == pytest.approx(sent + coded("decode", "sign_sgd", 1000, 4))
+    assert server.communicate(0, 1) == pytest.approx(sent + coded("decode", "sign_sgd", 1000, 4))
 
 
 def test_a_worker_alone_neither_codes_nor_sends():
@@ -250,23 +274,25 @@ def test_a_worker_alone_neither_codes_nor_sends():
 
 def test_servers_of_several_workers_add_up_inside_first():
     inner = star(4, 10 * RATE)
-    outer, within = costs("fp16"), costs("fp16", inner=inner)
     n = 1_000_000
-    extra = within.communicate(n) - outer.communicate(n)
+    given = dict(layers=one_tensor(n))
+    outer, within = costs("fp16", **given), costs("fp16", inner=inner, **given)
+    extra = within.communicate(0, 1) - outer.communicate(0, 1)
     assert extra == pytest.approx(2 * 3 / 4 * 4 * n * 8 / (10 * RATE))
-    assert within.encode(n) == outer.encode(n) and within.decode(n) == outer.decode(n)
-    one_server = costs("fp16", workers=1, inner=inner)
-    assert one_server.communicate(n) == pytest.approx(extra) and one_server.encode(n) == 0
+    assert within.encode(0, 1) == outer.encode(0, 1) and within.decode(0, 1) == outer.decode(0, 1)
+    one_server = costs("fp16", workers=1, inner=inner, **given)
+    assert one_server.communicate(0, 1) == pytest.approx(extra) and one_server.encode(0, 1) == 0
 
 
 def test_the_iteration_by_hand_and_its_bounds():
     given = costs("fp16")
     whole = pipeline.overlapped(LENET, fusion.load("whole_model"), given).iteration_s
-    n = sum(LENET.sizes)
-    assert whole == pytest.approx(0.1 + given.encode(n) + given.communicate(n) + given.decode(n))
+    n = len(LENET.sizes)
+    coding = given.encode(0, n) + given.decode(0, n)
+    assert whole == pytest.approx(0.1 + coding + given.communicate(0, n))
     wise = pipeline.overlapped(LENET, fusion.load("layer_wise"), given).iteration_s
-    coding = sum(given.encode(v) + given.decode(v) for v in LENET.sizes)
-    sending = sum(map(given.communicate, LENET.sizes))
+    coding = sum(given.encode(i, i + 1) + given.decode(i, i + 1) for i in range(n))
+    sending = sum(given.communicate(i, i + 1) for i in range(n))
     rounding = 1e-12
     assert 0.1 + coding - rounding <= wise <= 0.1 + coding + sending
 
@@ -329,6 +355,7 @@ def run(made, **fields):
         exchange=made.exchange,
         synchronization=made.synchronization,
         fusion=made.fusion,
+        codec_scope=made.codec_scope,
         model=Part(name="lenet5"),
         dataset="digits",
         lr=0.01,
@@ -340,8 +367,9 @@ def run(made, **fields):
     )
 
 
+@pytest.mark.parametrize("scope", ["layer", "group"])
 @pytest.mark.parametrize("how, name", list(carried()))
-def test_clock_matrix_advice_and_search_give_one_number(how, name, digits):
+def test_clock_matrix_advice_and_search_give_one_number(how, name, scope, digits):
     grouping, several = Part(name="layer_fusion"), how == "hips"
     levels = [Level(up=Part(name="identity"))] * several + [Level(up=Part(name=name))]
     given = dict(latency=1e-5, efficiency=0.95, overhead_s=1e-4)
@@ -349,17 +377,18 @@ def test_clock_matrix_advice_and_search_give_one_number(how, name, digits):
     if several:
         cluster = matrix.Cluster("sites", 4, RATE, 2, 10 * RATE, wan_latency=5e-3, **given)
     batch = 8
-    made = matrix.Method(name, Part(name=how), tuple(levels), fusion=grouping)
+    made = matrix.Method(name, Part(name=how), tuple(levels), fusion=grouping, codec_scope=scope)
     ranked = matrix.time_round(made, LENET, cluster, V100, 4 * batch)
 
-    row = systems.System(exchange=made.exchange, levels=levels, fusion=grouping)
+    answers = dict(exchange=made.exchange, levels=levels, fusion=grouping, codec_scope=scope)
+    row = systems.System(**answers)
     advised, refused = advice.predict({name: row}, LENET, cluster, V100, 4 * batch)
     assert not refused and advised[name] == ranked
 
     system = load_system(
         made.exchange, levels, cluster.topology, cluster.efficiency, cluster.overhead_s
     )
-    costs = system.costs(V100, LENET, pipeline.single_gpu_s(V100, LENET, batch))
+    costs = system.costs(V100, LENET, pipeline.single_gpu_s(V100, LENET, batch), scope)
     searched = pipeline.overlapped(LENET, fusion.load(grouping.name), costs)
     assert searched.iteration_s == pytest.approx(ranked.round_s)
 

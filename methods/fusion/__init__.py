@@ -14,8 +14,9 @@ import numpy as np
 
 from methods import room
 
-Cost = Callable[[int], float]
-"""Seconds for a message (or for coding one) of so many values."""
+Cost = Callable[[int, int], float]
+"""Seconds for a message, or for coding one, of the tensors from the first number up to the second,
+that one left out."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Costs:
     ----------
     backward_s: seconds of backward computation that end with each tensor's gradient, in the order
         in which backward produces them.
-    encode, communicate, decode: seconds for one message of so many values.
+    encode, communicate, decode: seconds for one message.
     forward_s: seconds before backward begins.
     """
 
@@ -35,6 +36,20 @@ class Costs:
     communicate: Cost
     decode: Cost
     forward_s: float = 0.0
+
+    @classmethod
+    def by_values(
+        cls,
+        sizes: Sequence[int],
+        backward_s: Sequence[float],
+        encode: Callable[[int], float],
+        communicate: Callable[[int], float],
+        decode: Callable[[int], float],
+        forward_s: float = 0.0,
+    ) -> Costs:
+        """Where nothing but the number of its values decides what a message costs."""
+        of_messages = (by_values(sizes, cost) for cost in (encode, communicate, decode))
+        return cls(backward_s, *of_messages, forward_s=forward_s)
 
 
 @dataclass(frozen=True)
@@ -105,15 +120,15 @@ def timeline(sizes: Sequence[int], groups: Sequence[Sequence[int]], costs: Costs
             f"timeline: groups must hold tensors 0 … {len(sizes) - 1} once, in order, none empty"
         )
     now, sent, encode, communicate, decode = costs.forward_s, 0.0, [], [], []
-    values = [sum(sizes[i] for i in group) for group in groups]
-    for group, size in zip(groups, values, strict=True):
+    messages = [(group[0], group[-1] + 1) for group in groups]
+    for group, message in zip(groups, messages, strict=True):
         now += sum(costs.backward_s[i] for i in group)
-        encode.append((now, now := now + costs.encode(size)))
+        encode.append((now, now := now + costs.encode(*message)))
         sent = max(now, sent)
-        communicate.append((sent, sent := sent + costs.communicate(size)))
+        communicate.append((sent, sent := sent + costs.communicate(*message)))
     busy = now
-    for (_, arrived), size in zip(communicate, values, strict=True):
-        took = costs.decode(size)
+    for (_, arrived), message in zip(communicate, messages, strict=True):
+        took = costs.decode(*message)
         now = max(now, arrived)
         decode.append((now, now := now + took))
         busy += took
@@ -122,7 +137,7 @@ def timeline(sizes: Sequence[int], groups: Sequence[Sequence[int]], costs: Costs
 
 
 def checked(name: str, sizes: Sequence[int], costs: Costs | None) -> Costs:
-    """``costs`` as fusion ``name`` can use them: whole, checked, each asked once a size.
+    """``costs`` as fusion ``name`` can use them: whole, checked, each asked once a message.
 
     Raises ValueError where they are missing, of another number of tensors, negative or not finite;
     for the callables, when they are asked.
@@ -141,16 +156,27 @@ def checked(name: str, sizes: Sequence[int], costs: Costs | None) -> Costs:
             raise ValueError(f"{name}: {what} must be finite seconds and at least 0, not {value}")
         return value
 
-    def once_a_size(what: str) -> Cost:
+    def once(what: str) -> Cost:
         cost = getattr(costs, what)
-        return functools.cache(lambda size: seconds(f"{what}({size})", cost(size)))
+
+        @functools.cache
+        def asked(begin: int, end: int) -> float:
+            return seconds(f"{what}({begin}, {end})", cost(begin, end))
+
+        return asked
 
     return dataclasses.replace(
         costs,
         backward_s=[seconds(f"backward_s[{i}]", s) for i, s in enumerate(costs.backward_s)],
         forward_s=seconds("forward_s", costs.forward_s),
-        **{what: once_a_size(what) for what in ("encode", "communicate", "decode")},
+        **{what: once(what) for what in ("encode", "communicate", "decode")},
     )
+
+
+def by_values(sizes: Sequence[int], cost: Callable[[int], float]) -> Cost:
+    """``cost`` of so many values as that of a message of tensors of these ``sizes``."""
+    before, asked = list(itertools.accumulate(sizes, initial=0)), functools.cache(cost)
+    return lambda begin, end: asked(before[end] - before[begin])
 
 
 def between(ends: Sequence[int]) -> list[list[int]]:

@@ -47,10 +47,13 @@ class MgWfbp(Fusion):
 def startup_and_rate(sizes: Sequence[int], communicate: Cost) -> tuple[float, float]:
     """α in seconds, at least 0, and β in seconds a value, of a message's time α + β·values.
 
-    Least squares of the relative error over the sizes of the single tensors and of them all.
+    Least squares of the relative error over the messages of single tensors and that of them all;
+    tensors of one size count once.
     """
-    at = np.unique([*sizes, sum(sizes)])
-    took = np.array([communicate(int(size)) for size in at])
+    alone = {size: (i, i + 1) for i, size in enumerate(sizes)}
+    messages = alone | {sum(sizes): (0, len(sizes))}
+    at = np.array(list(messages))
+    took = np.array([communicate(*message) for message in messages.values()])
     weight = 1 / np.maximum(took, took.max() * 1e-9) if took.any() else np.ones_like(took)
     table = np.stack([weight, weight * at], axis=1)
     alpha, beta = np.linalg.lstsq(table, weight * took)[0]

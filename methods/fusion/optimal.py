@@ -53,7 +53,7 @@ class Optimal(Fusion):
         costs = checked("optimal", sizes, costs)
         if not len(sizes):
             return []
-        bounds = _Bounds(*_segments(sizes, costs))
+        bounds = _Bounds(*_segments(costs))
         start = np.array([[costs.forward_s, 0.0, 0.0, costs.forward_s]]).T
         slack = self.tolerance * float(bounds.least(start, 0)[0]) / (len(sizes) + 1)
         seconds, ends = _sweep(bounds, start, slack, np.inf, WIDTH)
@@ -61,19 +61,18 @@ class Optimal(Fusion):
         return between(better[1] or ends)
 
 
-def _segments(sizes, costs: Costs) -> list[np.ndarray]:
+def _segments(costs: Costs) -> list[np.ndarray]:
     """Backward, encode, communicate and decode seconds of tensors ``a … b-1`` as group, [a, b].
 
     Infinite where there is no such group.
     """
-    n = len(sizes)
+    n = len(costs.backward_s)
     a, b = np.triu_indices(n + 1, 1)
     done = np.concatenate([[0.0], np.cumsum(costs.backward_s)])
-    values = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))])
-    distinct, which = np.unique(values[b] - values[a], return_inverse=True)
+    messages = list(zip(a.tolist(), b.tolist(), strict=True))
     per_group = [done[b] - done[a]]
     for cost in (costs.encode, costs.communicate, costs.decode):
-        per_group.append(np.array([cost(int(size)) for size in distinct])[which])
+        per_group.append(np.array([cost(*message) for message in messages]))
     tables = np.full((4, n + 1, n + 1), np.inf)
     tables[:, a, b] = per_group
     return list(tables)

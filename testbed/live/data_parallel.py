@@ -178,7 +178,12 @@ def load_for(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Dat
 
 
 def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Groups:
-    """The messages of ``recipe``, by its fusion."""
+    """The messages of ``recipe``, by its fusion.
+
+    Raises ValueError where codecs see layers: a live message is one vector.
+    """
+    if recipe.codec_scope != "group":
+        raise ValueError("codec_scope: live, codecs see whole messages: say group")
     method = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
     shapes = models.gradient_shapes(_model(recipe, dataset), norm=recipe.norm)
     return method([torch.Size(shape).numel() for shape in reversed(shapes.values())], costs)

@@ -114,7 +114,10 @@ class Learner:
             raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
         self.sizes = [parameter.numel() for parameter in parameters]
         groups = grouping([self.sizes[i] for i in order], costs)
+        if recipe.codec_scope == "layer":
+            groups = [[i] for i in range(len(order))]
         self.groups = [[order[i] for i in group] for group in groups]
+        """What codecs see as one tensor."""
         initial = Replica(
             [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
         )

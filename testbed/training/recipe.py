@@ -13,6 +13,10 @@ from testbed.results import Scale
 How = Literal["one_by_one", "channels_last", "vmap"]
 """The gradients of several workers are computed, see :mod:`testbed.training.batching`."""
 
+CodecScope = Literal["group", "layer"]
+"""What a codec sees of a message of several tensors: one long vector, or each tensor by itself, so
+that only their payloads travel together."""
+
 
 class Part(BaseModel):
     """A method or model by name; every other key is a parameter of it."""
@@ -92,6 +96,7 @@ class Recipe(BaseModel):
     at: coordinates of its rows besides those that rows have a field for.
     networks: case name -> links. Policies that do not look at the clock are trained once and
         timed on every network; others take exactly one.
+    codec_scope: whether codecs see the fusion's groups or layers.
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
@@ -128,6 +133,7 @@ class Recipe(BaseModel):
     levels: tuple[Level, ...]
     synchronization: Policy
     fusion: Fusion = Part(name="layer_wise")
+    codec_scope: CodecScope = "group"
     model: Model
     stands_for: Model | None = None
     norm: bool = True

@@ -218,9 +218,8 @@ class _Session:
                 timed = flat(recipe.timed_workers, clock.link)
             network = (timed, clock.link.efficiency, recipe.overhead_s)
             system = load_system(recipe.exchange, recipe.levels, *network)
-            return system.costs(
-                self.device, layers, pipeline.single_gpu_s(self.device, layers, batch)
-            )
+            alone = pipeline.single_gpu_s(self.device, layers, batch)
+            return system.costs(self.device, layers, alone, recipe.codec_scope)
 
         for clock in self.clocks:
             timing = pipeline.overlapped(original, grouping, costs(original, clock))

@@ -47,7 +47,7 @@ CODECS = {
 @pytest.mark.parametrize("name", names())
 def test_search(benchmark, name, codec):
     benchmark.group = f"fusion of 161 tensors, {codec}"
-    costs = Costs(BACKWARD, *CODECS[codec], forward_s=0.1)
+    costs = Costs.by_values(SIZES, BACKWARD, *CODECS[codec], forward_s=0.1)
     groups = benchmark.pedantic(load(name), args=(SIZES, costs), rounds=3, warmup_rounds=1)
     took, best = (
         timeline(SIZES, found, costs).iteration_s

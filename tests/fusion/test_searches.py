@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.fusion import Costs, checked, load, timeline
+from methods.fusion import Costs, by_values, checked, load, timeline
 from methods.fusion import optimal as optimal_module
 from methods.fusion.layer_fusion import stopwatch
 from methods.fusion.mg_wfbp import startup_and_rate
@@ -51,31 +51,31 @@ def cases(draw, largest=16):
         return lambda size: float(table[size])
 
     backward = rng.exponential(draw(st.sampled_from([0.01, 0.3, 2.0])), n).tolist()
-    return sizes, Costs(backward, cost(), cost(), cost(), forward_s=float(rng.exponential()))
+    waited = float(rng.exponential())
+    return sizes, Costs.by_values(sizes, backward, cost(), cost(), cost(), forward_s=waited)
 
 
 def iteration_of_all_groupings(sizes, costs):
     """Seconds of all 2^(n-1) groupings: groups end at the bits of the grouping's number."""
     n = len(sizes)
     number = np.arange(2 ** (n - 1))
-    size = np.zeros(len(number), int)
-    now, sent, arrived, values = np.full(len(number), costs.forward_s), 0.0, [], []
+    begin = np.zeros(len(number), int)
+    now, sent, arrived, begins = np.full(len(number), costs.forward_s), 0.0, [], []
 
-    def of(cost):
-        return np.array([cost(v) for v in range(1, sum(sizes) + 1)])[size - 1]
+    def of(cost, end):
+        return np.array([cost(first, end) for first in range(end)])[begin]
 
     ends = [(number >> i & 1 == 1) | (i == n - 1) for i in range(n)]
     for i in range(n):
-        size = size + sizes[i]
         now = now + costs.backward_s[i]
-        now = np.where(ends[i], now + of(costs.encode), now)
-        sent = np.where(ends[i], np.maximum(now, sent) + of(costs.communicate), sent)
+        now = np.where(ends[i], now + of(costs.encode, i + 1), now)
+        sent = np.where(ends[i], np.maximum(now, sent) + of(costs.communicate, i + 1), sent)
         arrived.append(sent)
-        values.append(size)
-        size = np.where(ends[i], 0, size)
+        begins.append(begin)
+        begin = np.where(ends[i], i + 1, begin)
     for i in range(n):
-        size = values[i]
-        now = np.where(ends[i], np.maximum(now, arrived[i]) + of(costs.decode), now)
+        begin = begins[i]
+        now = np.where(ends[i], np.maximum(now, arrived[i]) + of(costs.decode, i + 1), now)
     return now
 
 
@@ -113,7 +113,7 @@ def test_tolerance_bounds_what_the_result_takes_longer(case, tolerance):
 @settings(max_examples=40, deadline=None)
 def test_bounds_of_the_optimum_hold_and_raising_changes_nothing(case):
     sizes, costs = case
-    bounds = optimal_module._Bounds(*optimal_module._segments(sizes, costs))
+    bounds = optimal_module._Bounds(*optimal_module._segments(costs))
     rng = np.random.default_rng(sum(sizes))
     i = int(rng.integers(len(sizes)))
     state = rng.exponential(3, (4, 1))
@@ -127,11 +127,11 @@ def test_bounds_of_the_optimum_hold_and_raising_changes_nothing(case):
             cut = [a + 1 for a in range(len(rest) - 1) if number >> a & 1]
             now, sent, decoded, work = c, m, d, w
             for a, b in itertools.pairwise([0, *cut, len(rest)]):
-                size = sum(rest[a:b])
-                compute = sum(costs.backward_s[i + a : i + b]) + costs.encode(size)
-                now, work = now + compute, work + compute + costs.decode(size)
-                sent = max(now, sent) + costs.communicate(size)
-                decoded = max(decoded, sent) + costs.decode(size)
+                message = i + a, i + b
+                compute = sum(costs.backward_s[i + a : i + b]) + costs.encode(*message)
+                now, work = now + compute, work + compute + costs.decode(*message)
+                sent = max(now, sent) + costs.communicate(*message)
+                decoded = max(decoded, sent) + costs.decode(*message)
             times.append(max(work, decoded))
         return np.array(times)
 
@@ -146,7 +146,8 @@ def test_bounds_of_the_optimum_hold_and_raising_changes_nothing(case):
 def test_optimum_of_many_tensors_without_start_up_is_the_closed_form():
     rng = np.random.default_rng(0)
     sizes, backward = rng.integers(1, 10**6, 161), rng.exponential(1e-3, 161)
-    costs = Costs(backward.tolist(), nothing, affine(0.0, 2e-9), nothing, forward_s=0.1)
+    rest = dict(encode=nothing, communicate=affine(0.0, 2e-9), decode=nothing, forward_s=0.1)
+    costs = Costs.by_values(sizes.tolist(), backward.tolist(), **rest)
     # Nothing is won by waiting, so each tensor goes by itself; some tensor is sent as soon as it
     # is ready, and the network is busy from then on.
     ready, left = 0.1 + np.cumsum(backward), np.cumsum(sizes[::-1])[::-1]
@@ -156,16 +157,18 @@ def test_optimum_of_many_tensors_without_start_up_is_the_closed_form():
 
 def test_one_group_where_only_calls_cost():
     sizes, alone = [5, 1, 8, 3], [[0, 1, 2, 3]]
-    costs = Costs([1.0, 2.0, 3.0, 4.0], affine(1.0, 0.1), nothing, affine(1.0, 0.2))
+    backward, coding = [1.0, 2.0, 3.0, 4.0], (affine(1.0, 0.1), affine(1.0, 0.2))
+    costs = Costs.by_values(sizes, backward, coding[0], nothing, coding[1])
     assert load("optimal")(sizes, costs) == load("layer_fusion")(sizes, costs) == alone
     assert load("mg_wfbp")(sizes, costs) == load("layer_wise")(sizes)  # blind to what coding costs
 
 
 def test_optimal_gives_up_aloud(monkeypatch):
     monkeypatch.setattr(optimal_module, "LIMIT", 2)
-    costs = Costs([0.1] * 8, affine(0.1, 0.01), affine(0.2, 0.1), affine(0.1, 0.02))
+    sizes, each = [3, 1, 4, 1, 5, 9, 2, 6], (affine(0.1, 0.01), affine(0.2, 0.1), affine(0.1, 0.02))
+    costs = Costs.by_values(sizes, [0.1] * 8, *each)
     with pytest.raises(ValueError, match=r"optimal: more than 2 states after \d of 8 tensors"):
-        load("optimal", tolerance=1e-12)([3, 1, 4, 1, 5, 9, 2, 6], costs)
+        load("optimal", tolerance=1e-12)(sizes, costs)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, -1e-9, 1.0, float("nan")])
@@ -190,7 +193,7 @@ def test_layer_fusion_lies_between_the_optimum_and_the_whole_model(case, epsilon
 @settings(max_examples=20, deadline=None)
 def test_the_search_reads_the_clock_of_the_timeline(case):
     sizes, costs = case
-    clock = stopwatch(sizes, checked("test", sizes, costs))
+    clock = stopwatch(checked("test", sizes, costs))
     for middle in range(1, len(sizes)):
         ends = sorted({middle, (middle + len(sizes)) // 2, len(sizes)})
         groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
@@ -208,7 +211,7 @@ def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, b
     # Uncoded messages of α + β·n: of two groups, a later split makes the first wait longer and
     # what is left after backward shorter.
     sizes, backward = zip(*tensors, strict=True)
-    costs = Costs(backward, nothing, affine(alpha, beta), nothing)
+    costs = Costs.by_values(sizes, backward, nothing, affine(alpha, beta), nothing)
     n = len(sizes)
     two = min(
         timeline(sizes, [list(range(i)), list(range(i, n))], costs).iteration_s for i in range(1, n)
@@ -226,7 +229,8 @@ STAGES = [2_000_000] + [c for n in (3, 6, 4, 3) for c in [2048 * n, 500_000 // n
 @pytest.mark.parametrize("backward_s", [0.02, 0.2])
 def test_layer_fusion_is_within_two_per_cent_of_the_optimum(coding, sending, backward_s):
     n = len(STAGES)
-    costs = Costs([backward_s / n] * n, affine(*coding), affine(*sending), affine(*coding))
+    coded, sent = affine(*coding), affine(*sending)
+    costs = Costs.by_values(STAGES, [backward_s / n] * n, coded, sent, coded)
     best = seconds("optimal", STAGES, costs)
     assert seconds("layer_fusion", STAGES, costs) <= 1.02 * best
 
@@ -235,14 +239,16 @@ def test_layer_fusion_leaves_a_plateau():
     # After the best two groups, splitting either brings next to nothing unless both ends move.
     n = 120
     sizes = [1] * 40 + [40] * 40 + [1] * 40
-    costs = Costs([1.0] * n, affine(0.5, 0.0), affine(10.0, 0.06), affine(0.5, 0.0))
+    coded = affine(0.5, 0.0)
+    costs = Costs.by_values(sizes, [1.0] * n, coded, affine(10.0, 0.06), coded)
     assert len(load("optimal")(sizes, costs)) > 2
     assert seconds("layer_fusion", sizes, costs) <= 1.02 * seconds("optimal", sizes, costs)
 
 
 def test_layer_fusion_stops_where_a_group_brings_less_than_epsilon():
     # Sending is half as long as backward, so two groups hide nearly half of it.
-    sizes, costs = [1] * 30, Costs([1.0] * 30, nothing, affine(0.0, 0.5), nothing)
+    sizes = [1] * 30
+    costs = Costs.by_values(sizes, [1.0] * 30, nothing, affine(0.0, 0.5), nothing)
     counts = [len(load("layer_fusion", epsilon=e)(sizes, costs)) for e in (0.9, 0.1, 0.0)]
     assert counts[0] == 2  # X_2 is looked at, better by less than ε, and returned
     assert counts == sorted(counts) and counts[2] > counts[1]
@@ -252,7 +258,7 @@ def as_told(sizes, costs, epsilon):
     """Sketch-Fusion §4.3 word for word: another group a step, where a binary search over the ends
     that are free puts it; X_y is returned once it is worse, or not better by ε."""
     n, looked_at = len(sizes), set()
-    clock = stopwatch(sizes, checked("test", sizes, costs))
+    clock = stopwatch(checked("test", sizes, costs))
 
     def iteration_s(ends):
         looked_at.add(tuple(sorted(ends)))
@@ -292,7 +298,8 @@ def test_layer_fusion_to_the_letter(case, epsilon):
 
 def test_the_letter_returns_a_grouping_that_is_worse():
     # Each message costs more than all that overlapping it could hide.
-    sizes, costs = [1] * 8, Costs([0.01] * 8, affine(1.0, 0.0), nothing, nothing)
+    sizes = [1] * 8
+    costs = Costs.by_values(sizes, [0.01] * 8, affine(1.0, 0.0), nothing, nothing)
     assert len(load("layer_fusion")(sizes, costs)) == 1
     assert len(load("layer_fusion", literal=True)(sizes, costs)) == 2
 
@@ -334,7 +341,8 @@ def test_mg_wfbp_merges_as_printed(seed):
     n = int(rng.integers(2, 40))
     sizes, backward = rng.integers(1, 1000, n).tolist(), rng.exponential(1.0, n).tolist()
     alpha, beta = rng.exponential([1.0, 0.003])
-    costs = Costs(backward, affine(9.0, 9.0), affine(alpha, beta), nothing, forward_s=3.0)
+    each = affine(9.0, 9.0), affine(alpha, beta), nothing
+    costs = Costs.by_values(sizes, backward, *each, forward_s=3.0)
     groups = load("mg_wfbp")(sizes, costs)
     ends = {group[-1] for group in groups}
     assert sorted(set(range(n)) - ends) == as_printed(sizes, backward, alpha, beta)
@@ -342,14 +350,16 @@ def test_mg_wfbp_merges_as_printed(seed):
 
 def test_start_up_and_rate_of_an_affine_cost_are_its_own():
     for alpha, beta in [(1e-3, 2e-9), (0.0, 1e-9), (5e-4, 0.0), (0.0, 0.0)]:
-        fit = startup_and_rate([64, 1000, 2_359_296, 1000], affine(alpha, beta))
+        sizes = [64, 1000, 2_359_296, 1000]
+        fit = startup_and_rate(sizes, by_values(sizes, affine(alpha, beta)))
         assert fit == pytest.approx((alpha, beta), rel=1e-6, abs=1e-15)
-    assert startup_and_rate([0, 0], affine(1.0, 1.0)) == pytest.approx((1.0, 0.0))
+    fit = startup_and_rate([0, 0], by_values([0, 0], affine(1.0, 1.0)))
+    assert fit == pytest.approx((1.0, 0.0))
 
 
 def test_mg_wfbp_waits_for_all_or_none():
     sizes = [10] * 6
-    dear = Costs([0.1] * 6, nothing, affine(1.0, 0.001), nothing)
+    dear = Costs.by_values(sizes, [0.1] * 6, nothing, affine(1.0, 0.001), nothing)
     assert load("mg_wfbp")(sizes, dear) == load("whole_model")(sizes)
-    cheap = Costs([1.0] * 6, nothing, affine(0.5, 0.001), nothing)
+    cheap = Costs.by_values(sizes, [1.0] * 6, nothing, affine(0.5, 0.001), nothing)
     assert load("mg_wfbp")(sizes, cheap) == load("layer_wise")(sizes)

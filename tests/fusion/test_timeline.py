@@ -10,14 +10,15 @@ import pytest
 from methods.fusion import Costs, timeline
 
 
-def nothing(values):
+def nothing(begin, end):
     return 0.0
 
 
 def test_worked_example():
     # Forward 1 s; backward 1, 2, 3 s; a value takes 1 s to encode, 2 s to send, 0.5 s to decode.
-    costs = Costs([1.0, 2.0, 3.0], lambda v: v, lambda v: 2 * v, lambda v: v / 2, forward_s=1.0)
-    line = timeline([1, 3, 2], [[0], [1, 2]], costs)
+    sizes, each = [1, 3, 2], (lambda v: v, lambda v: 2 * v, lambda v: v / 2)
+    costs = Costs.by_values(sizes, [1.0, 2.0, 3.0], *each, forward_s=1.0)
+    line = timeline(sizes, [[0], [1, 2]], costs)
     assert line.encode.tolist() == [[2, 3], [8, 13]]
     assert line.communicate.tolist() == [[3, 5], [13, 23]]
     assert line.decode.tolist() == [[13, 13.5], [23, 25.5]]
@@ -50,7 +51,7 @@ def test_equals_a_scheduler_of_tasks(seed):
     groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *cut.tolist(), n])]
     scale = rng.exponential(0.1, 3)
     encode, communicate, decode = (lambda v, k=k: float(k * v**0.9) for k in scale)
-    costs = Costs(backward, encode, communicate, decode, forward_s=0.7)
+    costs = Costs.by_values(sizes, backward, encode, communicate, decode, forward_s=0.7)
 
     tasks, encoded = [("compute", 0.7, [])], []
     values = [sum(sizes[i] for i in group) for group in groups]
@@ -87,5 +88,5 @@ def test_groups_that_are_no_partition_are_refused(groups):
 def test_costs_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="timeline: costs have 1 backward times, there are 2"):
         timeline([1, 1], [[0, 1]], Costs([1.0], nothing, nothing, nothing))
-    with pytest.raises(ValueError, match=r"timeline: decode\(2\) must be finite seconds"):
-        timeline([1, 1], [[0, 1]], Costs([1.0, 1.0], nothing, nothing, lambda values: -1.0))
+    with pytest.raises(ValueError, match=r"timeline: decode\(0, 2\) must be finite seconds"):
+        timeline([1, 1], [[0, 1]], Costs([1.0, 1.0], nothing, nothing, lambda begin, end: -1.0))

@@ -200,7 +200,7 @@ def test_groups_follow_the_costs():
     spec = recipe(fusion="mg_wfbp")
     layers = len(initial(spec))
     for latency, messages in ((0.0, layers), (1e3, 1)):
-        costs = Costs([1.0] * layers, *[lambda n, s=latency: s + 1e-9 * n] * 3)
+        costs = Costs([1.0] * layers, *[lambda begin, end, s=latency: s + 1e-9 * (end - begin)] * 3)
         assert len(group(spec, tiny(), costs)) == messages
 
 

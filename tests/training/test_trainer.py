@@ -116,6 +116,24 @@ def test_workers_equal_one_worker_with_all_of_their_batches(
     assert ours == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize("codec", ["power_sgd", "top_k", "dgc", "qsgd"])
+def test_what_travels_together_teaches_the_same_where_codecs_see_layers(small_data, codec):
+    given = dict(
+        exchange=Part(name="ring" if codec == "power_sgd" else "allgather"),
+        levels=(Level(up=Part(name=codec)),),
+        workers=(3,),
+        cluster="star",
+    )
+
+    def losses(**changes):
+        rows = run(**given, **changes)
+        return rows.query("metric == 'test_loss'")["value"].tolist()
+
+    alone = losses()
+    assert losses(fusion=Part(name="whole_model"), codec_scope="layer") == alone
+    assert losses(fusion=Part(name="whole_model")) != alone
+
+
 SPARSE, HALF = Level(up=Part(name="bisparse", lower_bound=0)), Part(name="fp16")
 
 

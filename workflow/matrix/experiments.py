@@ -17,11 +17,22 @@ from pydantic import (
 )
 
 from testbed.results import Row
-from testbed.training.recipe import Dataset, Device, How, Level, Link, Model, Part, Recipe, Uneven
+from testbed.training.recipe import (
+    Dataset,
+    Device,
+    Fusion,
+    How,
+    Level,
+    Link,
+    Model,
+    Part,
+    Recipe,
+    Uneven,
+)
 from workflow import experiment as declarations
 from workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
 from workflow.matrix import systems
-from workflow.matrix.systems import Fusions, System
+from workflow.matrix.systems import System
 from workflow.named import kept_momentum, known
 
 if TYPE_CHECKING:
@@ -116,7 +127,7 @@ class Matrix(declarations.Settings):
     speeds: dict[str, Annotated[float, Field(ge=1)]]
     most_played: PositiveInt
     labels: list[str] | None = None
-    fusion: Fusions
+    fusion: Fusion
     systems: dict[str, System] = {}
     combinations: dict[str, System] = {}
     options: dict[str, dict[str, Any]] = {}
@@ -277,7 +288,9 @@ def run(
     if policy.travels == "gradient" and "momentum" not in codec.parameters:
         codec, momentum = kept_momentum(codec, training.momentum)
     levels[-1]["up"] = among(codec, 2 if several else training.workers)
-    grouping = system.fusion if lockstep and system.coded else Part(name="layer_wise")
+    # What travels together does not change what a codec makes of a layer.
+    fused = lockstep and system.codec_scope == "group"
+    grouping = system.fusion if fused else Part(name="layer_wise")
     overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
     link = Link(
         lan=links.lan if several else training.bandwidth,
@@ -306,6 +319,7 @@ def run(
         levels=tuple(Level(**level) for level in levels),
         synchronization=system.synchronization,
         fusion=grouping,
+        codec_scope=system.codec_scope if fused else "layer",
         model=training.model,
         dataset=training.dataset,
         gradients=training.gradients,

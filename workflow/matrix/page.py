@@ -73,8 +73,9 @@ _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
     f"it; an iteration costs {_FIXED} besides its samples, an assumption. Codecs that Table 1 does "
     "not print are priced by what they do to memory, which is a guess and marked as one in the "
-    "ranking. Unless a method names its own fusion, LayerFusion groups dense tensors, and codecs "
-    "get one tensor at a time, as they do in training. The global batch is the same on every "
+    "ranking. Unless a method names its own fusion, LayerFusion says which layers' payloads travel "
+    "in one message. Codecs see one layer at a time, in training too; only Sketch-Fusion's sees a "
+    "whole group as one vector, as its document has it. The global batch is the same on every "
     "cluster. "
 )
 _POLICIES = (

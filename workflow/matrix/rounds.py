@@ -21,6 +21,7 @@ def method_of(label: str, system: System) -> Method:
         system.synchronization,
         system.fusion,
         system.group,
+        system.codec_scope,
     )
 
 

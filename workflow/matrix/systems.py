@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from testbed.training.recipe import Exchange, Fusion, Level, Part, Policy
+from testbed.training.recipe import CodecScope, Exchange, Fusion, Level, Part, Policy
 from workflow.experiment import Section
 from workflow.named import constant, known
 
@@ -21,25 +21,20 @@ WHOLE = Part(name="whole_model")
 SERVER = "parameter_server"
 
 
-class Fusions(Section):
-    """Of methods that name none: of plain values, and of payloads, which are trained so."""
-
-    dense: Fusion
-    coded: Fusion
-
-
 class System(Section):
-    """Four answers; the fusion is the recipe's where none is given."""
+    """Four answers, and what codecs see of a message; the fusion is the recipe's where none is
+    given."""
 
     exchange: Exchange
     levels: Annotated[list[Level], Field(min_length=1)]
     synchronization: Policy = BSP
     fusion: Fusion | None = None
+    codec_scope: CodecScope = "layer"
     group: Group = "system"
 
     @property
     def answers(self) -> tuple[Any, ...]:
-        return self.exchange, self.levels, self.synchronization, self.fusion
+        return self.exchange, self.levels, self.synchronization, self.fusion, self.codec_scope
 
     @property
     def parts(self) -> list[Part]:
@@ -62,7 +57,7 @@ class System(Section):
 def found(
     systems: Mapping[str, System],
     combinations: Mapping[str, System],
-    fusion: Fusions,
+    fusion: Part,
     options: Mapping[str, Mapping[str, Any]],
     carriers: Mapping[str, str],
 ) -> dict[str, System]:
@@ -78,9 +73,8 @@ def found(
     """
 
     def full(system: System) -> System:
-        chosen = fusion.coded if system.coded else fusion.dense
         # Where workers meet other than in lockstep, whole models travel.
-        chosen = chosen if system.synchronization == BSP else WHOLE
+        chosen = fusion if system.synchronization == BSP else WHOLE
         return system if system.fusion else system.model_copy(update={"fusion": chosen})
 
     made = dict(systems)
@@ -142,5 +136,7 @@ def _arithmetic(system: System) -> str:
     if system.dense:
         return "dense"
     summed = len(system.levels) == 1 and adds(system.levels[0].up)
-    keep = {"levels", "synchronization", "fusion"} | (set() if summed else {"exchange"})
+    keep = {"levels", "synchronization"} | (set() if summed else {"exchange"})
+    if system.codec_scope == "group":
+        keep |= {"fusion", "codec_scope"}
     return system.model_dump_json(include=keep)
