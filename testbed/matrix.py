@@ -1,11 +1,11 @@
 """What one round costs: any method on any model, network and cluster size, on one footing.
 
 A :class:`Method` is four answers, a :class:`Cluster` the machines and their links; what its parts
-cost is asked of :mod:`testbed.prices`. Where workers meet in lockstep, a round is the timeline of
-:mod:`methods.fusion`, in which backward, coding and communication overlap. Where the policy looks
-at the clock or sends changes, it is what the event engine of :mod:`testbed.training.virtual_time`
-takes for as many iterations as there are workers, and whole models travel. The network is the fluid
-simulator's in both.
+cost is asked of :mod:`testbed.prices`. Where workers meet after every iteration, a round is the
+timeline of :mod:`methods.fusion`, in which backward, coding and communication overlap. Where they
+all meet after several, it is their share of one exchange of what the model has changed. Where the
+policy looks at the clock, it is what the event engine of :mod:`testbed.training.virtual_time` takes
+for as many iterations as there are workers. The network is the fluid simulator's in all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from methods.fusion import timeline
 from methods.synchronization import Policy, Sync
 from testbed.network import Network, geo_sites, node_traffic, region_traffic, star
 from testbed.network.counting import complete
-from testbed.prices import Sizes, System, coding_s, load_system
+from testbed.prices import Sizes, System, check_meetings, coding_s, load_system, transfers
 from testbed.training.device import Device
 from testbed.training.pipeline import Layers, single_gpu_s
 from testbed.training.recipe import CodecScope, Level, Part
@@ -165,9 +165,12 @@ def time_round(
         method.exchange, method.levels, cluster.topology, cluster.efficiency, cluster.overhead_s
     )
     policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
+    check_meetings(system.exchange, policy)
     times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
-    if in_lockstep(method.synchronization):
+    if policy.together and policy.travels == "gradient":
         spent = _lockstep(system, method, layers, device, times)
+    elif policy.together:
+        spent = _local_steps(system, policy, layers, device, times)
     else:
         spent = _played(system, policy, layers, device, times)
     return Round(
@@ -199,6 +202,34 @@ def _lockstep(
     return mean, coding, exposed, slowest - mean, sent / len(times), wan
 
 
+def _local_steps(
+    system: System, policy: Policy, layers: Layers, device: Device, times: Sequence[float]
+) -> tuple[float, ...]:
+    """The same of a round in which everyone meets after several iterations with what they have
+    changed, layer by layer in one message. A server hands out its model; where there is none, the
+    sum of all changes reaches everybody."""
+    topology, count = system.topology, len(layers.tensors)
+    if system.exchange.whole:
+        rounds = system.messages(layers, "layer")(0, count)
+        sent_s = sum(map(system.communicate_s, rounds))
+        moved = sum(_moved(topology, system.plan, sizes) for sizes in rounds)
+        steps = system.gradient()
+    else:
+        sizes, moved, sent_s = system.whole_model(layers), np.zeros(2), 0.0
+        for part in ("push", "pull"):
+            carried = transfers(system.exchange, topology, system.efficiency, part)
+            sent_s += carried.seconds(sizes) + system.overhead_s
+            moved += _moved(topology, carried.plan, sizes)
+        steps = [step for phase in system.model() for step in phase]
+    own = [step for step in steps if step.place == "worker"]
+    coding = coding_s(device, own, layers.sizes)
+    elsewhere = coding_s(device, steps, layers.sizes) - coding
+    mean, iterations = float(np.mean(times)), policy.local_iterations
+    sent, wan = moved / iterations
+    exchange_s = (sent_s + elsewhere) / iterations
+    return mean, coding / iterations, exchange_s, max(times) - mean, sent / len(times), wan
+
+
 def _moved(topology: Topology, plan: Plan, sizes: Sizes) -> np.ndarray:
     """Bytes that all workers send and receive, and bytes that leave the sites."""
     sizes, wan = complete(plan, sizes), 0.0
@@ -211,16 +242,14 @@ def _moved(topology: Topology, plan: Plan, sizes: Sizes) -> np.ndarray:
 def _played(
     system: System, policy: Policy, layers: Layers, device: Device, times: Sequence[float]
 ) -> tuple[float, ...]:
-    """The same of a policy that looks at the clock or sends changes, in the mean over a stretch in
-    which work reaches the server. Whole models travel, coded tensor by tensor; they come back dense
-    unless the method names a codec for that."""
+    """The same of a policy that looks at the clock, in the mean over a stretch in which work
+    reaches the server. Whole models travel, coded tensor by tensor; they come back dense unless the
+    method names a codec for that."""
     topology = system.topology
     speeds: Stragglers = Fixed(tuple(times))
     if policy.asynchronous:
         speeds = Jitter(speeds, JITTER)
-    sent: Counter[str] = Counter()
-    for tensor in layers.tensors:
-        sent.update(system.model_sizes(tensor.shape))
+    sent = system.whole_model(layers)
 
     def nodes(members: Sequence[int]) -> list[int]:
         return [int(topology.workers[member]) for member in members]
@@ -281,6 +310,5 @@ def _brought(meeting: Meeting) -> int:
 
 
 def in_lockstep(part: Part) -> bool:
-    """Whether every worker sends its gradient in every round, whatever the clock says."""
-    policy = synchronization.load(part.name, **part.parameters)
-    return policy.clock_free and policy.travels == "gradient"
+    """Whether all workers meet in every round, whatever the clock says."""
+    return synchronization.load(part.name, **part.parameters).together

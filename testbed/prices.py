@@ -34,6 +34,7 @@ import hashlib
 import itertools
 import math
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -44,8 +45,9 @@ import numpy as np
 
 from methods import compression, exchange
 from methods.compression import Compressor, Work
-from methods.exchange import Exchange, Plan, Topology
+from methods.exchange import Exchange, Plan, PlanPart, Topology
 from methods.fusion import Cost, Costs, by_values
+from methods.synchronization import Policy
 from testbed import network
 from testbed.cache import cached, sources
 from testbed.network import simulate
@@ -94,6 +96,15 @@ def check_pair(exchanger: Exchange, codec: Compressor) -> None:
         raise ValueError(
             f"{name} cannot carry {codec.name}: its payloads combine by {codec.combine}, and "
             f"{name} can only {', '.join(sorted(exchanger.combines))}"
+        )
+
+
+def check_meetings(exchanger: Exchange, policy: Policy) -> None:
+    """Refuse an exchange whose nodes keep no model for those who are not there."""
+    if exchanger.whole and not policy.together:
+        raise ValueError(
+            f"{_name(exchanger)} cannot carry {_name(policy)}: some of the workers meet without "
+            "the others, and no node keeps a model for these; use an exchange with a server"
         )
 
 
@@ -221,6 +232,13 @@ class System:
     def plan(self) -> Plan:
         return self.transfers.plan
 
+    def phase(self, nodes: Sequence[int], phase: Literal["push", "pull"]) -> Plan | None:
+        """What a phase of a meeting of these workers runs; None for nothing, where the push of an
+        exchange that is ``whole`` has already brought the sum to everybody."""
+        if not self.exchange.whole:
+            return self.exchange(self.topology, nodes, phase)
+        return self.exchange(self.topology, nodes) if phase == "push" else None
+
     @cached_property
     def servers(self) -> int:
         """Nodes that answer with a part of the aggregate; 0 where everybody gets all payloads."""
@@ -253,6 +271,13 @@ class System:
             for way, codecs in (("push", self.up), ("pull", self.model_down))
             for level, codec in enumerate(codecs)
         }
+
+    def whole_model(self, layers: Layers) -> Sizes:
+        """:meth:`model_sizes` of all tensors."""
+        total: Counter[str] = Counter()
+        for tensor in layers.tensors:
+            total.update(self.model_sizes(tensor.shape))
+        return dict(total)
 
     def messages(
         self, layers: Layers, codec_scope: CodecScope = "group"
@@ -450,14 +475,16 @@ class Transfers:
 _known: dict[str, _Simulated] = {}
 
 
-def transfers(exchanger: Exchange, topology: Topology, efficiency: float = 1.0) -> Transfers:
+def transfers(
+    exchanger: Exchange, topology: Topology, efficiency: float = 1.0, part: PlanPart = "all"
+) -> Transfers:
     """Of all workers. Networks that differ in how fast all of their links are share simulations."""
     finite = topology.link_rate[np.isfinite(topology.link_rate)]
     rate = finite.max(initial=0.0) or RATE
     alike = replace(topology, link_rate=topology.link_rate / rate * RATE, name="")
-    name = _digest(type(exchanger).__module__, repr(exchanger), alike, efficiency)
+    name = _digest(type(exchanger).__module__, repr(exchanger), alike, efficiency, part)
     if name not in _known:
-        _known[name] = _Simulated(exchanger(alike), alike, efficiency)
+        _known[name] = _Simulated(exchanger(alike, part=part), alike, efficiency)
     return Transfers(_known[name], RATE / rate)
 
 
@@ -483,5 +510,5 @@ def _inside(inner: Topology | None) -> Callable[[int], float]:
     return lambda values: ring.seconds(dict.fromkeys(ring.plan.slots, 4.0 * values))
 
 
-def _name(exchanger: Exchange) -> str:
-    return type(exchanger).__module__.rpartition(".")[2]
+def _name(method: Exchange | Policy) -> str:
+    return type(method).__module__.rpartition(".")[2]

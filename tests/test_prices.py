@@ -413,14 +413,27 @@ def test_clock_matrix_advice_and_search_give_one_number(how, name, scope, digits
     assert clocked == pytest.approx(ranked.round_s)
 
 
-@pytest.mark.parametrize("name", ["fp16", "sparse_int8", "top_k"])
-@pytest.mark.parametrize("policy", ["bsp", "fedavg", "mll_sgd"])
-def test_clock_and_matrix_give_one_number_where_whole_models_travel(policy, name, digits):
+SERVED = [
+    ("parameter_server", name, policy)
+    for name in ("fp16", "sparse_int8", "top_k")
+    for policy in ("bsp", "fedavg", "mll_sgd")
+]
+WHOLE = [
+    (how, name, "bsp")
+    for how, names in {
+        "ring": ("identity", "fp16", "power_sgd", "random_k"),
+        "rat": ("identity", "count_sketch"),
+        "halving_doubling": ("identity",),
+        "allgather": ("top_k", "qsgd"),
+    }.items()
+    for name in names
+]
+
+
+@pytest.mark.parametrize("how, name, policy", [*SERVED, *WHOLE, ("ring", "identity", "fedavg")])
+def test_clock_and_matrix_give_one_number_of_local_steps(how, name, policy, digits):
     made = matrix.Method(
-        name,
-        Part(name="parameter_server"),
-        (Level(up=Part(name=name)),),
-        Part(name=policy, local_iterations=3),
+        name, Part(name=how), (Level(up=Part(name=name)),), Part(name=policy, local_iterations=3)
     )
     cluster = matrix.Cluster("flat", 4, RATE, latency=1e-5, efficiency=0.95)
     ranked = matrix.time_round(made, LENET, cluster, V100, 4 * 8)
@@ -438,3 +451,28 @@ def test_clock_and_matrix_give_one_number_where_whole_models_travel(policy, name
     rows = trainer.train(recipe, load=lambda *_, **__: digits)
     times = {row.round: row.time_s for row in rows if row.metric == "test_accuracy"}
     assert (times[24] - times[12]) / 12 == pytest.approx(ranked.round_s)
+
+
+@pytest.mark.parametrize("how", ["ring", "rat", "halving_doubling", "butterfly", "plink"])
+def test_local_steps_send_their_share_of_what_every_step_would(how):
+    cluster = matrix.Cluster("flat", 4, RATE, latency=1e-5, overhead_s=1e-4)
+    given = Part(name=how), (Level(up=Part(name="identity")),)
+    every = matrix.Method("", *given, fusion=Part(name="whole_model"))
+    third = matrix.Method("", *given, Part(name="bsp", local_iterations=3))
+    all_steps, local = (matrix.time_round(m, LENET, cluster, V100, 32) for m in (every, third))
+    assert local.exchange_s == pytest.approx(all_steps.exchange_s / 3)
+    assert local.sent_bytes == pytest.approx(all_steps.sent_bytes / 3)
+    assert local.compute_s == all_steps.compute_s
+
+
+def test_who_meets_in_parts_needs_a_node_that_keeps_the_model(digits):
+    told = "ring cannot carry lpsp: some of the workers meet without the others"
+    made = matrix.Method(
+        "", Part(name="ring"), (Level(up=Part(name="identity")),), Part(name="lpsp")
+    )
+    with pytest.raises(ValueError, match=told):
+        matrix.time_round(made, LENET, matrix.Cluster("flat", 4, RATE), V100, 32)
+    fields = dict(levels=made.levels, workers=(4,), batch=8, cluster="star", rounds=1)
+    recipe = run(made, evaluate_every=1, networks={"one": link(lan=RATE, wan=RATE)}, **fields)
+    with pytest.raises(ValueError, match=told):
+        list(trainer.train(recipe, load=lambda *_, **__: digits))

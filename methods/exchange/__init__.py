@@ -286,6 +286,10 @@ class Exchange:
     source: ClassVar[str]
     combines: ClassVar[frozenset[str]] = frozenset({"sum"})
     """Ways of combining payloads this exchange can carry: ``sum``, ``merge``, ``gather``."""
+    whole: ClassVar[bool] = False
+    """Whether no node holds the whole sum in between, so that there is no push or pull fragment and
+    nobody can keep a model for the others. One instance may answer other than its class, by its
+    parameters."""
 
     overlap: bool = field(default=True, kw_only=True)
     chunks: int = field(default=1, kw_only=True)

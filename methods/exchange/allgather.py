@@ -29,6 +29,7 @@ class Allgather(Exchange):
         "document, sparse gradients"
     )
     combines: ClassVar[frozenset[str]] = frozenset({"sum", "merge", "gather"})
+    whole: ClassVar[bool] = True
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

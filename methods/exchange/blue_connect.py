@@ -29,6 +29,7 @@ class BlueConnect(Exchange):
 
     summary: ClassVar[str] = "rings in racks, then between racks on the shares, and back"
     source: ClassVar[str] = "Cho et al., SysML 2019 [@cho2019blueconnect] (RAT [21], section 2.3)"
+    whole: ClassVar[bool] = True
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

@@ -33,6 +33,7 @@ class Butterfly(Exchange):
         "the full mix that butterfly mixing [@zhao2013butterfly] is compared with (RAT, section "
         "2.3, names butterfly mixing)"
     )
+    whole: ClassVar[bool] = True
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

@@ -43,6 +43,7 @@ class GengHips(Exchange):
 
     summary: ClassVar[str] = "a stage along each dimension of a server-centric network"
     source: ClassVar[str] = "Geng et al., NetAI 2018 [@geng2018hips] (RAT [22], section 2.3)"
+    whole: ClassVar[bool] = True
 
     mode: Literal["ps", "ring"] = "ps"
 

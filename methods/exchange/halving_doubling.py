@@ -42,6 +42,7 @@ class HalvingDoubling(Exchange):
         "Goyal et al. 2017 [@goyal2017accurate] and its library Gloo; binary blocks: Thakur et "
         "al., IJHPCA 2005 [@thakur2005optimization] (RAT [20], section 2.3)"
     )
+    whole: ClassVar[bool] = True
 
     first: Literal["near", "far"] = "near"
 

@@ -32,6 +32,7 @@ class ParameterHub(Exchange):
 
     summary: ClassVar[str] = "a helper with many cards sums for its rack, then the helpers sum"
     source: ClassVar[str] = "Luo et al., SoCC 2018 [@luo2018parameter] (RAT [23], section 2.3)"
+    whole: ClassVar[bool] = True
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

@@ -43,6 +43,10 @@ class ParameterServer(Exchange):
                 f"parameter_server: shards must be central or colocated, not {self.shards!r}"
             )
 
+    @property
+    def whole(self) -> bool:
+        return self.shards == "colocated"
+
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"
     ) -> Plan:

@@ -30,6 +30,7 @@ class Plink(Exchange):
 
     summary: ClassVar[str] = "masters in racks, then all masters together, whatever lies between"
     source: ClassVar[str] = "Luo et al., MLSys 2020 [@luo2020plink] (RAT [24], section 2.3)"
+    whole: ClassVar[bool] = True
 
     def __call__(
         self, topology: Topology, members: Sequence[int] | None = None, part: PlanPart = "all"

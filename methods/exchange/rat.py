@@ -49,6 +49,7 @@ class Rat(Exchange):
 
     summary: ClassVar[str] = "a tree of rack and region aggregators for every worker as the root"
     source: ClassVar[str] = "RAT [@wan2020rat], sections 3.1 and 3.2 (figure 5)"
+    whole: ClassVar[bool] = True
 
     weights: Sequence[float] | None = None
 

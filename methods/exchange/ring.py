@@ -33,6 +33,7 @@ class Ring(Exchange):
 
     summary: ClassVar[str] = "partial sums, then the sum, go round a ring of all workers"
     source: ClassVar[str] = "RAT, section 2.2 (its [16], [17]; [@patarasuk2009bandwidth])"
+    whole: ClassVar[bool] = True
 
     order: Literal["rack", "oblivious"] = "rack"
     seed: int = 0

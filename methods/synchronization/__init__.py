@@ -136,6 +136,11 @@ class Policy:
     """Whether decisions are the same whatever the clock says, so that one training run serves
     every network."""
 
+    together: ClassVar[bool] = False
+    """Whether every meeting has all workers as members, and each has brought ``local_iterations``:
+    rounds then follow each other. One instance may answer other than its class, by its
+    parameters."""
+
     groups: tuple[int, ...] = field(default=(), init=False)
 
     def begin(self, groups: Sequence[int]) -> list[Decision]:

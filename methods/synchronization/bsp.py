@@ -13,7 +13,7 @@ class BSP(Barrier):
 
     summary = "All workers meet after every round of local iterations"
     source = "GeoMX §2 (full synchronization)"
-    clock_free = True
+    clock_free = together = True
 
     def barriers(self, groups):
         return [0] * len(groups)

@@ -86,6 +86,10 @@ class FedAvg(Local):
         """Without a time-out, rounds are the same whatever the clock says."""
         return self.timeout_s == math.inf
 
+    @property
+    def together(self):
+        return self.clock_free and self.fraction == 1
+
     def begin(self, groups):
         if self.samples is not None and len(self.samples) != len(groups):
             raise ValueError(

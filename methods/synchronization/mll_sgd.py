@@ -74,6 +74,10 @@ class MLLSGD(Local):
     def continues_after_upload(self):
         return self.rounds == "slots"
 
+    @property
+    def together(self):
+        return self.hub_rounds == 1 and self.rounds == "barrier" and self.step_probability == 1
+
     def begin(self, groups):
         decisions = super().begin(groups)
         self._hub = squads(groups, self.group_size)

@@ -24,7 +24,7 @@ from methods.fusion import Costs
 from methods.synchronization import Continue, Finished, Policy, Sync, Synced
 from testbed import files
 from testbed.network import Network, geo_sites, star
-from testbed.prices import Step, coding_s, exchange_s, load_system
+from testbed.prices import Step, check_meetings, coding_s, exchange_s, load_system
 from testbed.results import Row
 from testbed.training import models, pipeline
 from testbed.training.allocator import keep_freed_memory
@@ -102,6 +102,7 @@ def train(
             "uneven workers and runs of so many seconds take one network a run, "
             f"not {len(recipe.networks)}, and no overlap"
         )
+    check_meetings(session.exchange, policy)
     try:
         if lockstep:
             yield from _lockstep(session, policy, checkpoint)
@@ -231,11 +232,15 @@ class _Session:
         site = {node: number for number, group in enumerate(groups) for node in group}
         return [site[node] for node in self.learner.nodes]
 
-    def plan(self, members: Sequence[int], part: str = "all") -> Plan:
+    def plan(self, members: Sequence[int], part: str = "all") -> Plan | None:
+        """What a meeting of these workers runs, or one phase of it; see :meth:`System.phase`."""
         key = (tuple(members), part)
         if key not in self._plans:
             nodes = [self.learner.nodes[rank] for rank in members]
-            self._plans[key] = self.exchange(self.clocks[0].topology, nodes, part)
+            if part == "all":
+                self._plans[key] = self.exchange(self.clocks[0].topology, nodes)
+            else:
+                self._plans[key] = self.system.phase(nodes, part)
         return self._plans[key]
 
     def coding_s(self, steps: Sequence[Step], values: Sequence[int]) -> float:
@@ -403,7 +408,7 @@ def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None)
 
 def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
     """Policies that look at the clock or send changes, and uneven workers: one network, and a
-    server that keeps the model.
+    server that keeps the model, or everybody where an exchange has none.
 
     A round of the results is as many iterations as there are workers, so that curves of policies
     compare at equal work.
@@ -432,6 +437,8 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
             case Decided(meeting=meeting):
                 traffic = server.collect(meeting)
                 push, _ = session.system.model(traffic.groups or None)
+                if session.exchange.whole:
+                    push = session.system.gradient()
                 sent = _Sent(traffic.rounds, session.coding_s(push, traffic.values))
             case Applied(meeting=meeting):
                 _, pull = session.system.model()
@@ -536,7 +543,12 @@ class _Server:
             model.buffers = [b.clone() for b in learner.replicas[sync.bringing[0]].buffers]
         if sync.level == GLOBAL:
             learner.server = model
-        self.answers[meeting.number], pulled = learner.broadcast(model)
+        if self.session.exchange.whole:  # everybody has the sum, and adds it to what all began with
+            buffers = [buffer.clone() for buffer in model.buffers]
+            answer, pulled = replace(model, buffers=buffers, velocity=None), {}
+            self.answers[meeting.number] = answer
+        else:
+            self.answers[meeting.number], pulled = learner.broadcast(model)
         listening = len(sync.members) - len(sync.bringing)
         self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
         return [pulled]

@@ -93,7 +93,7 @@ class OnNetwork:
 
     Parameters
     ----------
-    plan: what a phase of a meeting of these workers runs.
+    plan: what a phase of a meeting of these workers runs; None if that takes no time.
     sizes: of a phase of a meeting, as :meth:`Network.start` takes them, or a list of those, an
         entry a round of communication; slots that send nothing may be missing. Asked when the
         phase starts, so that a caller may encode then.
@@ -103,7 +103,7 @@ class OnNetwork:
     def __init__(
         self,
         network: Network,
-        plan: Callable[[tuple[int, ...], Phase], Plan],
+        plan: Callable[[tuple[int, ...], Phase], Plan | None],
         sizes: Callable[[Sync, Phase], Any],
         delay_s: Callable[[Sync, Phase], float] = lambda sync, phase: 0.0,
     ) -> None:
@@ -113,10 +113,14 @@ class OnNetwork:
         self._arrived: deque[tuple[float, int]] = deque()
 
     def start(self, phase: Phase, sync: Sync, t: float) -> int:
-        sizes, members = self.sizes(sync, phase), sync.bringing if phase == "push" else sync.members
+        plan = self.plan(sync.bringing if phase == "push" else sync.members, phase)
+        number = next(self._order)
+        if plan is None:
+            self._arrived.append((t, number))
+            return number
+        sizes = self.sizes(sync, phase)
         rounds = deque(sizes if isinstance(sizes, list) else [sizes])
-        number, begin = next(self._order), t + self.delay_s(sync, phase)
-        self._send(number, self.plan(members, phase), rounds, begin)
+        self._send(number, plan, rounds, t + self.delay_s(sync, phase))
         return number
 
     def _send(self, number: int, plan: Plan, rounds: deque, t: float) -> None:

@@ -101,5 +101,7 @@ def test_fragments_are_given_or_refused_with_the_reason(method):
     for part in ("push", "pull"):
         try:
             verify(make(method)(topology, part=part))
+            assert not make(method).whole
         except ValueError as error:
+            assert make(method).whole
             assert re.search(f"{METHODS[method][0]}: there is no {part} fragment", str(error))

@@ -181,3 +181,15 @@ def test_no_local_iterations_are_refused(name):
     for bad in (0, 1.5, True):
         with pytest.raises(ValueError, match=f"^{name}: {field} must be a whole number of at"):
             synchronization.load(name, **{field: bad})
+
+
+@every
+def test_together_means_that_all_meet_with_equally_many_iterations(name, parameters):
+    policy = synchronization.load(name, **parameters)
+    log = run(name, parameters, [1.0, 1.7, 2.4, 1.2])
+    syncs = [meeting.sync for meeting in log.meetings]
+    everyone = all(sync.level == -1 and sync.bringing == (0, 1, 2, 3) for sync in syncs)
+    brought = {len(work) for meeting in log.meetings for work in meeting.work}
+    assert len(syncs) > 2
+    assert policy.together == (everyone and len(brought) == 1)
+    assert not policy.together or brought == {policy.local_iterations}

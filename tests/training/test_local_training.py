@@ -322,3 +322,58 @@ def test_hub_rounds_count_as_work():
     assert rows[1].iloc[-1]["round"] == rows[3].iloc[-1]["round"] == 12
     # Without a barrier over all after each round, the same work takes no longer.
     assert rows[3].iloc[-1]["time_s"] <= rows[1].iloc[-1]["time_s"]
+
+
+class Averaged:
+    """Local SGD as torch's users write it: every worker an optimizer, and the mean of all models
+    after so many steps of each."""
+
+    def __init__(self, spec: Recipe, data: Dataset, steps: int) -> None:
+        first = models.make(spec.model.name, spec.seed, **spec.model.parameters)
+        ring = exchange.load("ring")
+        streams = Learner(spec, first, data, ring, star(4, 1e9))._streams
+        self.model, workers = first, [copy.deepcopy(first) for _ in streams]
+        for round_ in range(1, spec.rounds + 1):
+            for model, stream in zip(workers, streams, strict=True):
+                if round_ == 1:
+                    model.optimizer = torch.optim.SGD(model.parameters(), spec.lr, spec.momentum)
+                index = next(stream)
+                model.optimizer.zero_grad()
+                scores = model(data.prepare(data.train_x[index]))
+                nn.functional.cross_entropy(scores, data.train_y[index]).backward()
+                model.optimizer.step()
+            if round_ % steps == 0:
+                self.average(workers)
+
+    @torch.no_grad()
+    def average(self, workers) -> None:
+        for own, *every in zip(
+            self.model.parameters(), *(w.parameters() for w in workers), strict=True
+        ):
+            own.copy_(torch.stack(every).mean(0))
+            for parameter in every:
+                parameter.copy_(own)
+
+
+@pytest.mark.parametrize("how", ["ring", "rat", "allgather", "parameter_server"])
+def test_local_sgd_on_any_exchange_averages_models(small_data, how):
+    spec = recipe("bsp", exchange=Part(name=how), rounds=15)
+    rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
+    model = Averaged(spec, small_data, steps=3).model
+    with torch.no_grad():
+        scores = model(small_data.prepare(small_data.test_x))
+        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
+    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_what_carries_the_changes_teaches_the_same(small_data):
+    """To the bit: one class of systems, whose training serves all of them."""
+    for codec in ("identity", "fp16", "random_k"):
+        levels = (Level(up=Part(name=codec)),)
+        curves = [
+            frame(trainer.train(recipe("bsp", exchange=Part(name=how), levels=levels)))
+            .query("metric == 'test_loss'")["value"]
+            .tolist()
+            for how in ("ring", "rat", "halving_doubling", "parameter_server")
+        ]
+        assert all(curve == curves[0] for curve in curves)
