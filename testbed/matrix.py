@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from methods.fusion import timeline
 from methods.synchronization import Policy, Sync
 from testbed.network import Network, geo_sites, node_traffic, region_traffic, star
 from testbed.network.counting import complete
-from testbed.prices import Sizes, System, check_meetings, coding_s, load_system, transfers
+from testbed.prices import Sizes, System, check_meetings, coding_s, load_system
 from testbed.training.device import Device
 from testbed.training.pipeline import Layers, single_gpu_s
 from testbed.training.recipe import CodecScope, Level, Part
@@ -70,6 +70,7 @@ class Cluster:
         over the workers by chance, always alike.
     efficiency: share of the links' rates that payload gets.
     overhead_s: seconds of each message besides its transfers.
+    pieces: nothing larger than 1/``pieces`` of a message is waited for before it is passed on.
     """
 
     kind: Literal["flat", "sites"]
@@ -82,6 +83,7 @@ class Cluster:
     uneven: float = 1.0
     efficiency: float = 1.0
     overhead_s: float = 0.0
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.kind == "sites" and self.workers % self.per_site:
@@ -144,6 +146,63 @@ class Round:
         return self.alone_s / (self.workers * self.round_s)
 
 
+def best_round(
+    methods: Iterable[Method], layers: Layers, cluster: Cluster, device: Device, global_batch: int
+) -> tuple[Method, Round]:
+    """The method with the shortest round, and that; the first of equal ones.
+
+    Methods are timed in the order of :func:`least_s`, until what is left cannot be faster.
+
+    Raises
+    ------
+    ValueError
+        None can run; says why, of the first.
+    """
+    where = layers, cluster, device, global_batch
+    able, reasons = [], []
+    for method in methods:
+        try:
+            able.append((least_s(method, *where), method))
+        except ValueError as error:
+            reasons.append(error)
+    if not able:
+        raise reasons[0]
+    best: tuple[Method, Round] | None = None
+    for least, method in sorted(able, key=lambda pair: pair[0]):
+        if best and least >= best[1].round_s:
+            break
+        made = time_round(method, *where)
+        if not best or made.round_s < best[1].round_s:
+            best = method, made
+    return best
+
+
+def least_s(
+    method: Method, layers: Layers, cluster: Cluster, device: Device, global_batch: int
+) -> float:
+    """Seconds that a round of ``method`` takes at least, without a search for groups.
+
+    No grouping of layers codes less, and none sends the same bytes in less time than one message
+    that leaves when the first gradient is there: a message's start-up is paid once or more often.
+    0 where nothing so simple can be said.
+
+    Raises
+    ------
+    ValueError
+        The cell cannot run; says why.
+    """
+    system, policy, times = _set_up(method, layers, cluster, device, global_batch)
+    if not policy.together or method.codec_scope == "group":
+        return 0.0
+    if policy.travels == "delta":
+        return sum(_local_steps(system, policy, layers, device, times)[:4])
+    slowest, every = max(times), (0, len(layers.sizes))
+    costs = system.costs(device, layers, slowest, method.codec_scope)
+    coding = costs.encode(*every) + costs.decode(*every)
+    alone = costs.forward_s + costs.backward_s[0] + costs.communicate(*every)
+    return max(slowest + coding, alone)
+
+
 def time_round(
     method: Method, layers: Layers, cluster: Cluster, device: Device, global_batch: int
 ) -> Round:
@@ -159,14 +218,7 @@ def time_round(
     ValueError
         The cell cannot run; says why.
     """
-    if global_batch < cluster.workers:
-        raise ValueError(f"{cluster.workers} workers share only {global_batch} samples a round")
-    system = load_system(
-        method.exchange, method.levels, cluster.topology, cluster.efficiency, cluster.overhead_s
-    )
-    policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
-    check_meetings(system.exchange, policy)
-    times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
+    system, policy, times = _set_up(method, layers, cluster, device, global_batch)
     if policy.together and policy.travels == "gradient":
         spent = _lockstep(system, method, layers, device, times)
     elif policy.together:
@@ -179,6 +231,25 @@ def time_round(
         alone_s=single_gpu_s(device, layers, global_batch),
         guessed=system.guessed(device),
     )
+
+
+def _set_up(
+    method: Method, layers: Layers, cluster: Cluster, device: Device, global_batch: int
+) -> tuple[System, Policy, tuple[float, ...]]:
+    """The system, its policy, and how long an iteration takes each worker."""
+    if global_batch < cluster.workers:
+        raise ValueError(f"{cluster.workers} workers share only {global_batch} samples a round")
+    system = _system(method.exchange, method.levels, cluster)
+    policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
+    check_meetings(system.exchange, policy)
+    times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
+    return system, policy, times
+
+
+@lru_cache(maxsize=64)
+def _system(part: Part, levels: tuple[Level, ...], cluster: Cluster) -> System:
+    network = cluster.topology, cluster.efficiency, cluster.overhead_s, cluster.pieces
+    return load_system(part, levels, *network)
 
 
 def _lockstep(
@@ -217,7 +288,7 @@ def _local_steps(
     else:
         sizes, moved, sent_s = system.whole_model(layers), np.zeros(2), 0.0
         for part in ("push", "pull"):
-            carried = transfers(system.exchange, topology, system.efficiency, part)
+            carried = system.transfers_of(part)
             sent_s += carried.seconds(sizes) + system.overhead_s
             moved += _moved(topology, carried.plan, sizes)
         steps = [step for phase in system.model() for step in phase]
@@ -256,7 +327,7 @@ def _played(
 
     @cache
     def plan(members: tuple[int, ...], phase: Phase) -> Plan:
-        return system.exchange(topology, nodes(members), phase)
+        return system.phase(nodes(members), phase)
 
     @cache
     def traffic(members: tuple[int, ...], phase: Phase) -> np.ndarray:

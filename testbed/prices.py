@@ -45,7 +45,7 @@ import numpy as np
 
 from methods import compression, exchange
 from methods.compression import Compressor, Work
-from methods.exchange import Exchange, Plan, PlanPart, Topology
+from methods.exchange import Exchange, Plan, PlanPart, Topology, in_pieces
 from methods.fusion import Cost, Costs, by_values
 from methods.synchronization import Policy
 from testbed import network
@@ -56,9 +56,10 @@ from testbed.training.device import Device
 from testbed.training.pipeline import Layers
 from testbed.training.recipe import CodecScope, Level, Part
 
-STEP = 64.0
+STEP = 4.0
 """Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more
-sizes wherever a line is off by more than BENT: other links can limit small messages than large."""
+sizes wherever a line is off by more than BENT: other links can limit small messages than large.
+Where pieces become shorter than the latency, time may jump, and a wider step may miss it."""
 
 BENT = 5e-4
 
@@ -121,6 +122,7 @@ def load_system(
     topology: Topology,
     efficiency: float = 1.0,
     overhead_s: float = 0.0,
+    pieces: int = 1,
 ) -> System:
     """The system that these names stand for; see :class:`System`.
 
@@ -148,6 +150,7 @@ def load_system(
         model_down=[load_codec(level.down or DENSE) for level in levels],
         efficiency=efficiency,
         overhead_s=overhead_s,
+        pieces=pieces,
     )
 
 
@@ -184,6 +187,8 @@ class System:
     model_down: codecs of all levels in which a server hands out its model; dense if None.
     efficiency: share of the links' rates that payload gets.
     overhead_s: seconds that each round of communication takes besides the transfers.
+    pieces: nothing larger than 1/``pieces`` of a message is waited for before it is passed on; 1
+        leaves messages as the exchange cuts them.
     inner: the network inside of a server, for hierarchical communication (Sketch-Fusion, section
         2.1): its workers add up dense gradients, the servers (the workers of ``topology``) exchange
         coded ones, and the sum is handed back inside. The two inner steps take what the halves of a
@@ -205,10 +210,12 @@ class System:
         model_down: Sequence[Compressor] | None = None,
         efficiency: float = 1.0,
         overhead_s: float = 0.0,
+        pieces: int = 1,
         inner: Topology | None = None,
     ) -> None:
         self.exchange, self.up, self.topology = exchanger, list(up), topology
         self.efficiency, self.overhead_s, self.inner = efficiency, overhead_s, inner
+        self.pieces = pieces
         self.groups: Groups = exchanger.groups(topology)
         if len(self.up) != len(self.groups):
             raise ValueError(
@@ -226,7 +233,11 @@ class System:
 
     @cached_property
     def transfers(self) -> Transfers:
-        return transfers(self.exchange, self.topology, self.efficiency)
+        return self.transfers_of("all")
+
+    def transfers_of(self, part: PlanPart) -> Transfers:
+        """Of a whole exchange, or of one fragment of it."""
+        return transfers(self.exchange, self.topology, self.efficiency, part, self.pieces)
 
     @property
     def plan(self) -> Plan:
@@ -236,8 +247,8 @@ class System:
         """What a phase of a meeting of these workers runs; None for nothing, where the push of an
         exchange that is ``whole`` has already brought the sum to everybody."""
         if not self.exchange.whole:
-            return self.exchange(self.topology, nodes, phase)
-        return self.exchange(self.topology, nodes) if phase == "push" else None
+            return _cut(self.exchange(self.topology, nodes, phase), self.pieces)
+        return _cut(self.exchange(self.topology, nodes), self.pieces) if phase == "push" else None
 
     @cached_property
     def servers(self) -> int:
@@ -476,16 +487,25 @@ _known: dict[str, _Simulated] = {}
 
 
 def transfers(
-    exchanger: Exchange, topology: Topology, efficiency: float = 1.0, part: PlanPart = "all"
+    exchanger: Exchange,
+    topology: Topology,
+    efficiency: float = 1.0,
+    part: PlanPart = "all",
+    pieces: int = 1,
 ) -> Transfers:
     """Of all workers. Networks that differ in how fast all of their links are share simulations."""
     finite = topology.link_rate[np.isfinite(topology.link_rate)]
     rate = finite.max(initial=0.0) or RATE
     alike = replace(topology, link_rate=topology.link_rate / rate * RATE, name="")
-    name = _digest(type(exchanger).__module__, repr(exchanger), alike, efficiency, part)
+    name = _digest(type(exchanger).__module__, repr(exchanger), alike, efficiency, part, pieces)
     if name not in _known:
-        _known[name] = _Simulated(exchanger(alike, part=part), alike, efficiency)
+        _known[name] = _Simulated(_cut(exchanger(alike, part=part), pieces), alike, efficiency)
     return Transfers(_known[name], RATE / rate)
+
+
+def _cut(plan: Plan, pieces: int) -> Plan:
+    """In so many pieces; as the exchange cuts it, at 1."""
+    return in_pieces(plan, pieces) if pieces > 1 else plan
 
 
 def _digest(*values: object) -> str:

@@ -5,6 +5,7 @@ import inspect
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -383,7 +384,7 @@ def test_clock_matrix_advice_and_search_give_one_number(how, name, scope, digits
     answers = dict(exchange=made.exchange, levels=levels, fusion=grouping, codec_scope=scope)
     row = systems.System(**answers)
     advised, refused = advice.predict({name: row}, LENET, cluster, V100, 4 * batch)
-    assert not refused and advised[name] == ranked
+    assert not refused and advised[name] == (made, ranked)
 
     system = load_system(
         made.exchange, levels, cluster.topology, cluster.efficiency, cluster.overhead_s
@@ -476,3 +477,14 @@ def test_who_meets_in_parts_needs_a_node_that_keeps_the_model(digits):
     recipe = run(made, evaluate_every=1, networks={"one": link(lan=RATE, wan=RATE)}, **fields)
     with pytest.raises(ValueError, match=told):
         list(trainer.train(recipe, load=lambda *_, **__: digits))
+
+
+@pytest.mark.parametrize("how", exchange.names())
+def test_interpolation_finds_where_pieces_are_shorter_than_the_latency(how):
+    cluster = matrix.Cluster("sites", 16, 155e6, 4, 1e10, latency=1e-5, wan_latency=5e-3)
+    made = transfers(exchange.load(how), cluster.topology, pieces=32)
+    assert made.plan.chunks == exchange.in_pieces(made.plan, 32).chunks
+    for nbytes in np.geomspace(1e3, 2e8, 25):
+        sizes = dict.fromkeys(made.plan.slots, float(nbytes))
+        direct = simulate(made.plan, cluster.topology, sizes).completion_s
+        assert made.seconds(sizes) == pytest.approx(direct, rel=0.01)

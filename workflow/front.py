@@ -3,7 +3,8 @@
     python -m workflow.front results/desk
 
 It copies the map to ``docs/winners.svg``, writes the table between the two marks in README.md, and
-keeps all verdicts in ``data/recorded/desk_verdicts.csv``, which a later run can be compared with.
+keeps all verdicts in ``data/recorded/desk_verdicts.csv``, which a later run can be compared with,
+and what the matrix's training arrived at in ``data/recorded/matrix_trained.csv``, for advice.
 Of each document, it quotes the claim that ``striking`` names in the head of its claims file.
 """
 
@@ -15,12 +16,16 @@ from pathlib import Path
 import pandas as pd
 
 from reports import claims, tables
+from reports.evidence import Estimate
 from reports.html import SCORE, score
+from testbed.results import coordinates, read
 from workflow import documents
+from workflow.matrix.ranking import arrived, of
 
 ROOT = Path(__file__).parents[1]
 README, MAP = ROOT / "README.md", "docs/winners.svg"
 VERDICTS = "data/recorded/{}_verdicts.csv"
+TAUGHT = "data/recorded/matrix_trained.csv"
 MARKS = "<!-- made by `python -m workflow.front` -->\n", "<!-- end -->\n"
 HEAD = ("document", "claims", *SCORE, "its most surprising finding")
 
@@ -39,6 +44,26 @@ def table(verdicts: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
+def taught(results: pd.DataFrame) -> pd.DataFrame:
+    """What each class of the matrix that was trained needs and reaches, in words."""
+    rows = coordinates(results)
+    rounds, accuracy = (arrived(rows, name) for name in ("rounds_to_target", "final_accuracy"))
+    trained = of(rows, "arrived").drop_duplicates("method").set_index("method")["trained_as"]
+    labels = [label for label, under in trained.items() if label == under]
+
+    def told(one: Estimate, digits: int, unit: str, lost: str) -> str:
+        if one.never:
+            return f"{lost} with {one.never} of {one.seeds} seeds"
+        return f"{one.mean:.{digits}f} {unit}"
+
+    made = {
+        "method": labels,
+        "rounds": [told(rounds[label], 0, "rounds", "never") for label in labels],
+        "accuracy": [told(accuracy[label], 1, "%", "diverges") for label in labels],
+    }
+    return pd.DataFrame(made)
+
+
 def main(results: Path) -> None:
     """Write the map, the table and the verdicts.
 
@@ -55,6 +80,8 @@ def main(results: Path) -> None:
     README.write_text(text, encoding="utf-8")
     kept = verdicts[["id", "printed", "ours", "verdict"]]
     kept.to_csv(ROOT / VERDICTS.format(results.name), index=False)
+    if (condensed := results / "matrix/condensed.parquet").is_file():
+        taught(read([condensed])).to_csv(ROOT / TAUGHT, index=False)
 
 
 if __name__ == "__main__":

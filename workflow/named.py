@@ -136,7 +136,8 @@ def constant(room: str, name: str, attribute: str, default: Any) -> Any:
     for one in _classes(ROOT / "methods" / room / f"{name}.py").values():
         for line in one.body:
             if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == attribute:
-                return ast.literal_eval(line.value)
+                call = isinstance(line.value, ast.Call)  # frozenset({…})
+                return ast.literal_eval(line.value.args[0] if call else line.value)
     return default
 
 

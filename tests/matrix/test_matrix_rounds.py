@@ -1,10 +1,12 @@
 """Rounds of the matrix against the parts of the testbed that know one case of them."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from methods import compression, exchange
-from testbed.matrix import Cluster, Method, time_round
+from testbed.matrix import Cluster, Method, best_round, time_round
 from testbed.network import simulate
 from testbed.prices import load_codec
 from testbed.training import device, pipeline
@@ -34,17 +36,18 @@ def method(exchanger="ring", *codecs, **options):
     return Method("mine", part(exchanger), levels or (Level(up=part("identity")),), **options)
 
 
+@pytest.mark.parametrize("pieces", [1, 8])
 @pytest.mark.parametrize("kind", [flat, sites])
 @pytest.mark.parametrize("name", exchange.names())
-def test_whole_models_take_what_the_simulator_says(name, kind):
-    cluster, layers = kind(overhead_s=0.0), LAYERS["resnet20"]
+def test_whole_models_take_what_the_simulator_says(name, kind, pieces):
+    cluster, layers = kind(overhead_s=0.0, pieces=pieces), LAYERS["resnet20"]
     made = method(name, fusion=part("whole_model"))
     try:
         got = time_round(made, layers, cluster, V100, 512)
     except ValueError as error:
         assert (name, kind) == ("hips", flat) and "no sites" in str(error)
         return
-    plan = exchange.load(name)(cluster.topology)
+    plan = exchange.in_pieces(exchange.load(name)(cluster.topology), pieces)
     nbytes = 4.0 * sum(layers.sizes)
     alone = simulate(plan, cluster.topology, nbytes, efficiency=cluster.efficiency)
     assert got.exchange_s == pytest.approx(alone.completion_s, rel=1e-3)
@@ -143,3 +146,84 @@ def test_a_policy_that_meets_in_lockstep_takes_computing_and_both_ways(uneven):
 def test_what_cannot_run_says_why(made, cluster, batch, why):
     with pytest.raises(ValueError, match=why):
         time_round(made, LAYERS["lenet5"], cluster, V100, batch)
+
+
+# The fastest of all exchanges and fusions --------------------------------------------------------
+
+SPACE = {
+    "identity": ("ring", "rat", "halving_doubling", "butterfly", "parameter_hub", "allgather"),
+    "fp16": ("ring", "rat", "halving_doubling", "plink", "parameter_server"),
+    "power_sgd": ("ring", "rat", "parameter_server"),
+    "top_k": ("allgather", "parameter_server"),
+    "qsgd": ("allgather", "parameter_server"),
+    "count_sketch": ("ring", "rat"),
+}
+PLACES = {
+    "flat": flat(4, pieces=4),
+    "slow sites": sites(bandwidth=2e7, pieces=4, overhead_s=1e-4),
+    "fast sites": sites(bandwidth=1e10, wan_latency=1e-4, uneven=2.0),
+}
+
+
+def counted(made, layers, cluster, batch, groups):
+    """Seconds of a round, message by message, each simulated as it is and coded layer by layer."""
+    topology, codec = cluster.topology, load_codec(made.levels[0].up)
+    plan = exchange.load(made.exchange.name, **made.exchange.parameters)(topology)
+    plan = exchange.in_pieces(plan, cluster.pieces) if cluster.pieces > 1 else plan
+    parties = len(topology.workers)
+    slowest = max(cluster.seconds(pipeline.single_gpu_s(V100, layers, batch / parties)))
+    server = made.exchange.name == "parameter_server"
+    sums, merges = codec.combine == "sum", codec.combine == "merge"
+    now = slowest - sum(tensor.backward for tensor in layers.tensors) * slowest
+    free, arrivals = 0.0, []
+    for group in groups:
+        tensors = [layers.tensors[i] for i in group]
+        now += sum(tensor.backward for tensor in tensors) * slowest
+        now += sum(V100.encode_s(codec, 4 * tensor.values) for tensor in tensors)
+        took, merging = 0.0, server and merges
+        sent = [codec.payload_bytes(t.shape) for t in tensors]
+        back = [codec.answer_bytes(t.shape, parties) for t in tensors]
+        for up, down in zip(
+            *(itertools.zip_longest(*b, fillvalue=0) for b in (sent, back)), strict=True
+        ):
+            if any(up) or any(down):
+                sizes = {"push/0": float(sum(up)), "pull/0": float(sum(down))}
+                if not server:
+                    sizes = dict.fromkeys(plan.slots, float(sum(up)))
+                    sizes["pull/0"] = float(sum(down))
+                sizes = {slot: sizes[slot] for slot in plan.slots}
+                took += cluster.overhead_s
+                took += simulate(plan, topology, sizes, efficiency=cluster.efficiency).completion_s
+        times = 1 if sums or merging else parties
+        decode = sum(V100.decode_s(codec, 4 * tensor.values) for tensor in tensors)
+        took += parties * decode if merging else 0.0
+        free = max(free, now) + took
+        arrivals.append((free, times * decode))
+    for arrived, decode in arrivals:
+        now = max(now, arrived) + decode
+    return now
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("codec", SPACE)
+def test_the_fastest_is_that_of_all_simulated_one_by_one(codec, place):
+    """Neither interpolation nor what is left out for its bound changes who is first."""
+    layers, cluster, batch = LAYERS["lenet5"], PLACES[place], 512
+    made = [method(how, codec, fusion=part("whole_model")) for how in SPACE[codec]]
+    n = len(layers.sizes)
+    every = [[*range(n)]]
+    known = {m.exchange.name: counted(m, layers, cluster, batch, every) for m in made}
+    chosen, took = best_round(made, layers, cluster, V100, batch)
+    assert took.round_s == pytest.approx(min(known.values()), rel=0.01)
+    assert known[chosen.exchange.name] == pytest.approx(min(known.values()), rel=0.01)
+    # The best of all groupings of layers, 2 ** (n - 1) of them, over the exchanges.
+    best = np.inf
+    for how in made:
+        for bits in range(2 ** (n - 1)):
+            ends = [i + 1 for i in range(n - 1) if bits >> i & 1]
+            groups = [[*range(a, b)] for a, b in itertools.pairwise([0, *ends, n])]
+            if len(groups) <= 3:
+                best = min(best, counted(how, layers, cluster, batch, groups))
+    searched = [method(how, codec, fusion=part("optimal")) for how in SPACE[codec]]
+    _, took = best_round(searched, layers, cluster, V100, batch)
+    assert took.round_s <= best * 1.01

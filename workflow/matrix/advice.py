@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from testbed.matrix import Cluster, Round, in_lockstep, time_round
+from testbed.matrix import Cluster, Method, Round, best_round, in_lockstep, time_round
 from testbed.results import Scale, coordinates, read
 from testbed.training import device, models
 from testbed.training.device import Device
@@ -35,11 +35,16 @@ from workflow import matrix, settings
 from workflow.matrix import systems
 from workflow.matrix.curves import SHOWN
 from workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
-from workflow.matrix.rounds import method_of
+from workflow.matrix.rounds import methods_of, said
 from workflow.matrix.systems import System
+from workflow.matrix.worth import Choice, choices
+from workflow.named import known
 
 if TYPE_CHECKING:
     from workflow.matrix.experiments import Networks
+
+LEARNED = settings.ROOT / "data" / "recorded" / "matrix_trained.csv"
+"""What training of the matrix's desk run arrived at; made with the front page."""
 
 TRAINED = settings.ROOT / "results" / "desk" / "matrix" / "training"
 
@@ -50,12 +55,20 @@ PARTS = {
     "wait_s": "waiting for slower workers",
 }
 
+USUAL = "torch DDP"
+"""What somebody has who did not ask for advice."""
+
+SHORT = 5
+"""Methods that are told where not all are asked for."""
+
+QUESTIONS = ("exchange", "codec", "fusion", "synchronization")
+
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 STEPS, LEAST = 3600, 1e-7
 """Numbers in the page are logarithms in three digits: so many steps to a power of ten, from the
 least on; 000 is 0."""
 
-_PLAYED = "sends changes or looks at the clock"
+_PLAYED = "looks at the clock"
 _ELSEWHERE = f"{_PLAYED}: its rounds hold only where it was trained"
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -64,12 +77,14 @@ _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 class Offer:
     """One method on the cluster in question.
 
-    ``rounds``: to the target, in the mean over seeds; None where nobody asks.
+    ``rounds``: to the target, in the mean over seeds; None where nobody asks. ``method``: by the
+    fastest of its exchanges.
     """
 
     label: str
     round: Round
     rounds: float | None = None
+    method: Method | None = None
 
     @property
     def seconds(self) -> float:
@@ -91,18 +106,28 @@ def predict(
     machine: Device,
     batch: int,
     most_played: float = math.inf,
-) -> tuple[dict[str, Round], dict[str, str]]:
-    """Rounds by label, and the reasons of methods that cannot run there. Policies that send changes
-    or look at the clock are not played with more than ``most_played`` workers."""
+) -> tuple[dict[str, tuple[Method, Round]], dict[str, str]]:
+    """By label, each method on the fastest of its exchanges and its round; and the reasons of those
+    that cannot run there. Policies that look at the clock are not played with more than
+    ``most_played`` workers."""
     rounds, reasons = {}, {}
-    for label, system in systems.items():
+    for number, (label, system) in enumerate(systems.items()):
+        _show(f"timing {label} ({number} of {len(systems)} done)")
         try:
             if cluster.workers > most_played and not in_lockstep(system.synchronization):
                 raise ValueError(f"{_PLAYED}: not played with more than {most_played} workers")
-            rounds[label] = time_round(method_of(label, system), tensors, cluster, machine, batch)
+            methods = methods_of(label, system)
+            rounds[label] = best_round(methods, tensors, cluster, machine, batch)
         except ValueError as error:
             reasons[label] = str(error)
+    _show("")
     return rounds, reasons
+
+
+def _show(text: str) -> None:
+    """On the last line of the terminal, if there is one."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def rounds_to(
@@ -169,17 +194,60 @@ def reason(places: Sequence[tuple[int, Offer]]) -> str:
     return text + "."
 
 
-def table(places: Sequence[tuple[int, Offer]]) -> pd.DataFrame:
-    """Offers with the parts of their rounds, seconds, and what a worker sends and receives."""
+def several(places: Sequence[tuple[int, Offer]], count: int) -> list[tuple[int, Offer]]:
+    """The best that differ in what is sent or when workers meet, and what torch does by itself."""
+    kinds, chosen = set(), []
+    for rank, offer in places:
+        method = offer.method
+        kind = str(method.levels[-1].up.name), method.synchronization
+        if len(chosen) < count and str(kind) not in kinds:
+            kinds.add(str(kind))
+            chosen.append((rank, offer))
+    plain = [place for place in places if place[1].label == USUAL and place not in chosen]
+    return [*chosen, *plain]
+
+
+def worth(found: Sequence[Choice]) -> pd.DataFrame:
+    """What each answer of the first method is worth, in times of its round."""
+
+    def told(other: tuple[str, float] | None) -> str:
+        if other is None:
+            return ""
+        name, times = other
+        longer = f"{times:.3g} times as long" if times >= 2 else f"{100 * (times - 1):+.1f} %"
+        return f"{name}: {longer}"
+
+    rows = [
+        {
+            "question": one.question,
+            "answer": one.chosen,
+            "next best": told(one.next),
+            "the plain one": told(one.plain) if one.plain != one.next else "the same",
+        }
+        for one in found
+    ]
+    return pd.DataFrame(rows)
+
+
+def table(
+    places: Sequence[tuple[int, Offer]], taught: Mapping[str, tuple[str, str]] | None = None
+) -> pd.DataFrame:
+    """Offers with the parts of their rounds, seconds, what a worker sends and receives, and what
+    :func:`learned` tells of them."""
     rows = []
     for rank, offer in places:
         made = offer.round
         row = {"rank": rank, "method": offer.label + (" *" if made.guessed else "")}
+        if offer.method is not None:
+            row["over"] = said(offer.method.exchange)
         if offer.rounds is not None:
             row |= {"to target": _s(offer.seconds), "rounds": f"{offer.rounds:.0f}"}
         row |= {"round": _s(made.round_s)}
         row |= {part.removesuffix("_s"): _s(getattr(made, part)) for part in PARTS}
-        rows.append(row | {"MB a worker": f"{made.sent_bytes / 1e6:.3g}"})
+        row |= {"MB a worker": f"{made.sent_bytes / 1e6:.3g}"}
+        if taught is not None:
+            row["needs"], row["reaches"] = taught.get(offer.label, ("not trained", ""))
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -326,6 +394,60 @@ def parser(given: Any) -> argparse.ArgumentParser:
     add("--uneven", type=_number(1, "ratio"), default=1.0, help="slowest over fastest worker")
     add("--target", type=_number(0, "percentage"), help="rank by time to this test accuracy, %%")
     add("--trained", type=Path, default=TRAINED, help="folder of the matrix's training results")
+    add("--all", action="store_true", help="every method, not the best of a kind")
+    add("--json", action="store_true", help="all of it as JSON")
+    add(
+        "--only",
+        type=_restriction,
+        default={},
+        help="what you can run: codec=fp16|identity,exchange=ring|rat; also fusion, "
+        "synchronization",
+    )
+    return made
+
+
+def _restriction(text: str) -> dict[str, set[str]]:
+    """Names by question of ``codec=fp16|identity,exchange=ring``."""
+    made: dict[str, set[str]] = {}
+    for one in text.split(","):
+        question, _, names = one.partition("=")
+        if question not in QUESTIONS:
+            raise argparse.ArgumentTypeError(f"{question!r} is none of {', '.join(QUESTIONS)}")
+        room = "compression" if question == "codec" else question
+        made[question] = set(names.split("|"))
+        if strange := made[question] - set(known(room)):
+            raise argparse.ArgumentTypeError(
+                f"{question}: {', '.join(sorted(strange))!r} is none of {', '.join(known(room))}"
+            )
+    return made
+
+
+def learned(given: Any) -> dict[str, tuple[str, str]]:
+    """Rounds to the matrix's target and the accuracy after its rounds, in words, of every method
+    whose class was trained when the front page was made, by its label."""
+    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index("method")
+    same = systems.trained_as(given.found())
+    return {
+        label: (rows.at[under, "rounds"], rows.at[under, "accuracy"])
+        for label, under in same.items()
+        if under in rows.index
+    }
+
+
+def restricted(found: Mapping[str, System], only: Mapping[str, set[str]]) -> dict[str, System]:
+    """The systems whose answers are all among those that are allowed, on such exchanges."""
+    made = {}
+    for label, system in found.items():
+        answers = {
+            "codec": {level.up.name for level in system.levels},
+            "fusion": {system.fusion.name},
+            "synchronization": {system.synchronization.name},
+        }
+        if not all(answers[q] <= names for q, names in only.items() if q != "exchange"):
+            continue
+        carriers = [p for p in system.exchange if p.name in only.get("exchange", {p.name})]
+        if carriers:
+            made[label] = system.model_copy(update={"exchange": carriers})
     return made
 
 
@@ -346,6 +468,7 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
         uneven=options.uneven,
         efficiency=networks.efficiency,
         overhead_s=networks.overhead_s,
+        pieces=networks.pieces,
     )
     if options.wan is None:
         if groups:
@@ -384,7 +507,7 @@ def _counted(
     return {
         label: by_run[same[label]]
         for label, system in found.items()
-        if same[label] in by_run and in_lockstep(system.synchronization)
+        if same.get(label) in by_run and in_lockstep(system.synchronization)
     }
 
 
@@ -393,7 +516,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     batch = options.batch or given.models.get(options.model)
     if batch is None:
         raise ValueError(f"{options.model}: how many samples has a round? say --batch")
-    found, where = given.found(), cluster(options, given.networks)
+    found, where = restricted(given.found(), options.only), cluster(options, given.networks)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
     training = given.training
@@ -413,36 +536,98 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     tensors, machine = layers(Part(name=options.model)), device.profile(options.device)
     rounds, failed = predict(found, tensors, where, machine, batch, given.most_played)
     reasons |= failed
-    said = [_setting(where, options, batch)]
-    if rounds:
-        places = ranked([Offer(label, made, counted.get(label)) for label, made in rounds.items()])
-        said += [reason(places), table(places).to_string(index=False)]
-        said.append(f"Seconds. Times within {TIE:.0%} of the first of a rank share it.")
-        if any(offer.round.guessed for _, offer in places):
-            said[-1] += (
+    text = [_setting(where, options, batch)]
+    if not rounds:
+        text.append("No method can run there.")
+    else:
+        offers = [
+            Offer(label, made, counted.get(label), method)
+            for label, (method, made) in rounds.items()
+        ]
+        places = ranked(offers)
+        first = places[0][1]
+        timed = partial(_timed, tensors, where, machine, batch)
+        found_worth = list(choices(given, first.method, first.round, timed))
+        if options.json:
+            return _json(text[0], places, found_worth, reasons)
+        shown = places if options.all else several(places, SHORT)
+        text += [reason(places), table(shown, learned(given)).to_string(index=False)]
+        text.append(
+            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to "
+            f"{training.target:g} %, and reaches: accuracy after {training.rounds} rounds, of "
+            f"{training.model.name} on {training.dataset} with {training.workers} workers; another "
+            "model has others."
+        )
+        if any(offer.round.guessed for _, offer in shown):
+            text[-1] += (
                 f" * What coding costs is a guess for {options.device}, by what the codec does."
             )
-    else:
-        said.append("No method can run there.")
+        if not options.all:
+            text[-1] += (
+                f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
+                f"{len(places)} methods, and why {len(reasons)} others cannot run."
+            )
+        text.append(f"What each answer of {first.label} is worth, the other three as they are:")
+        text.append(worth(found_worth).to_string(index=False))
     if options.target is not None:
-        said.append(
+        text.append(
             f"Rounds to {options.target:g} % were counted with {training.model.name} on "
             f"{training.dataset}, {training.workers} workers; elsewhere they are a guess."
         )
         if above:
-            said[-1] += (
+            text[-1] += (
                 f" Above the matrix's target of {training.target:g} % only the first {within} "
                 "rounds count, which all methods were trained for."
             )
     else:
-        said.append("By round time alone: methods that lose information may need more rounds.")
-    if reasons:
+        text[1:1] = ["By round time alone; methods that lose information may need more rounds."]
+    if reasons and (options.all or not rounds):
         by_reason: dict[str, list[str]] = {}
         for label, why in reasons.items():
             by_reason.setdefault(why, []).append(label)
-        said.append("Not ranked:")
-        said[-1] += "".join(f"\n  {', '.join(found)}: {why}" for why, found in by_reason.items())
-    return "\n\n".join(said)
+        text.append("Not ranked:")
+        text[-1] += "".join(f"\n  {', '.join(found)}: {why}" for why, found in by_reason.items())
+    return "\n\n".join(text)
+
+
+def _timed(tensors: Layers, where: Cluster, machine: Device, batch: int, method: Method) -> Round:
+    return time_round(method, tensors, where, machine, batch)
+
+
+def _json(
+    setting: str,
+    places: Sequence[tuple[int, Offer]],
+    found: Sequence[Choice],
+    reasons: Mapping[str, str],
+) -> str:
+    def told(rank: int, offer: Offer) -> dict[str, Any]:
+        method = offer.method
+        return {
+            "rank": rank,
+            "method": offer.label,
+            "exchange": said(method.exchange),
+            "codecs": [said(level.up) for level in method.levels],
+            "fusion": said(method.fusion),
+            "synchronization": said(method.synchronization),
+            "round_s": offer.round.round_s,
+            **{part: getattr(offer.round, part) for part in PARTS},
+            "sent_bytes": offer.round.sent_bytes,
+            "wan_bytes": offer.round.wan_bytes,
+            "guessed_price": offer.round.guessed,
+            "rounds_to_target": offer.rounds,
+            "to_target_s": None if offer.rounds is None else offer.seconds,
+        }
+
+    answers = [
+        {"question": one.question, "answer": one.chosen, "round_s": one.others} for one in found
+    ]
+    made = {
+        "setting": setting,
+        "methods": [told(*place) for place in places],
+        "answers_of_the_first": answers,
+        "not_ranked": dict(reasons),
+    }
+    return json.dumps(made, indent=2)
 
 
 def _setting(where: Cluster, options: argparse.Namespace, batch: int) -> str:

@@ -13,14 +13,14 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from testbed.matrix import Cluster, Method, time_round
+from testbed.matrix import Cluster, Method, best_round
 from testbed.results import Row, coordinates, row_of
 from testbed.training import device
 from testbed.training.device import Device
 from testbed.training.pipeline import Layers, layers
 from testbed.training.recipe import Part
 from workflow.experiment import Bench
-from workflow.matrix.rounds import clusters, method_of
+from workflow.matrix.rounds import clusters, methods_of
 
 SHOWN = ("round", "compress", "exchange")
 """Times behind the form."""
@@ -48,7 +48,7 @@ def timed_curves(bench: Bench, cells: pd.DataFrame, halvings: int) -> Iterator[R
     settings = bench.settings
     machine = device.profile(settings.device)
     found = settings.found()
-    methods = {label: method_of(label, system) for label, system in found.items()}
+    methods = {label: methods_of(label, system) for label, system in found.items()}
     tensors = {name: layers(Part(name=name)) for name in settings.models}
     networks = {(where, one.workers): one for where, one in clusters(settings)}
     metrics = [f"{part}_time" for part in SHOWN]
@@ -142,7 +142,13 @@ def _unsure(curve: Mapping[float, Times], bandwidth: float) -> bool:
 
 
 def _times(
-    method: Method, tensors: Layers, cluster: Cluster, machine: Device, batch: int, bandwidth: float
+    methods: Sequence[Method],
+    tensors: Layers,
+    cluster: Cluster,
+    machine: Device,
+    batch: int,
+    bandwidth: float,
 ) -> Times:
-    made = time_round(method, tensors, replace(cluster, bandwidth=bandwidth), machine, batch)
+    there = replace(cluster, bandwidth=bandwidth)
+    _, made = best_round(methods, tensors, there, machine, batch)
     return tuple(getattr(made, f"{part}_s") for part in SHOWN)

@@ -20,6 +20,7 @@ from testbed.results import Row
 from testbed.training.recipe import (
     Dataset,
     Device,
+    Exchange,
     Fusion,
     How,
     Level,
@@ -32,7 +33,7 @@ from testbed.training.recipe import (
 from workflow import experiment as declarations
 from workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
 from workflow.matrix import systems
-from workflow.matrix.systems import System
+from workflow.matrix.systems import BetweenSites, LocalSteps, System
 from workflow.named import kept_momentum, known
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ if not PLANNING:
     from testbed.training.trainer import train
     from workflow.matrix.curves import timed_curves
     from workflow.matrix.ranking import condense
-    from workflow.matrix.rounds import clusters, method_of
+    from workflow.matrix.rounds import clusters, methods_of, said
 
 PARTS = {
     "round_time": ("round_s", "s"),
@@ -73,6 +74,7 @@ PARTS = {
 class Networks(Section):
     efficiency: Annotated[float, Field(gt=0, le=1)]
     overhead_s: NonNegativeFloat
+    pieces: PositiveInt
     latency: NonNegativeFloat
     wan_latency: NonNegativeFloat
     lan: PositiveFloat
@@ -131,6 +133,9 @@ class Matrix(declarations.Settings):
     systems: dict[str, System] = {}
     combinations: dict[str, System] = {}
     options: dict[str, dict[str, Any]] = {}
+    exchanges: dict[str, Exchange] = {}
+    local_steps: LocalSteps
+    between_sites: BetweenSites
     carriers: dict[str, str] = {}
     only: dict[str, System] | None = None
 
@@ -138,13 +143,11 @@ class Matrix(declarations.Settings):
         """Every method by its label: the recipe's, and all that the rooms hold."""
         if self.only is not None:
             return self.only
-        made = systems.found(
-            self.systems, self.combinations, self.fusion, self.options, self.carriers
-        )
+        made = systems.found(self)
         return {label: made[label] for label in self.labels or made}
 
     def trained_as(self) -> dict[str, str]:
-        """By method, the label under which it is trained."""
+        """By method whose class is trained, the label under which."""
         return systems.trained_as(self.found())
 
     def needed(self) -> dict[str, set[str]]:
@@ -173,7 +176,8 @@ class Matrix(declarations.Settings):
         """One method of those that there are; all of them, as they were found, without a part."""
         found = self.found()
         chosen = found if part is None else {part: found[part]}
-        spelt = dict(systems={}, combinations={}, options={}, carriers={}, labels=None)
+        spelt = dict.fromkeys(("systems", "combinations", "options", "exchanges", "carriers"), {})
+        spelt["labels"] = None
         only = {label: one.model_dump(mode="json") for label, one in chosen.items()}
         return plain | spelt | {"only": only}
 
@@ -194,7 +198,10 @@ class Matrix(declarations.Settings):
                 check.need(section, name, names)
         for name, carrier in self.carriers.items():
             check.need(f"carriers.{name}", carrier, known("exchange"))
-        labels = [label for label, _ in systems.in_rooms(self.options, self.carriers)]
+        for section in ("local_steps", "between_sites"):
+            for name in getattr(self, section).trained:
+                check.need(f"{section}.trained", name, known("compression"))
+        labels = [label for label, _ in systems.in_rooms(self)]
         labels += [*self.systems, *self.combinations]
         if len(set(labels)) < len(labels):
             twice = sorted({label for label in labels if labels.count(label) > 1})
@@ -211,12 +218,11 @@ Bench = declarations.Bench[Matrix]
 
 @experiment(parts=lambda recipe: recipe.found(), memory_mb=3000, priority=2)
 def cells(bench: Bench, part: str) -> Iterator[Row]:
-    """What a round of one method costs, for every model on every cluster; failed rows where it
-    cannot run."""
+    """What a round of one method costs, for every model on every cluster, by the fastest of its
+    exchanges; failed rows where it cannot run."""
     settings = bench.settings
-    system = settings.only[part]
-    method, machine = method_of(part, system), device.profile(settings.device)
-    played = not in_lockstep(method.synchronization)
+    methods, machine = methods_of(part, settings.only[part]), device.profile(settings.device)
+    played = not in_lockstep(methods[0].synchronization)
     tensors = {name: layers(Part(name=name)) for name in settings.models}
     for where, cluster in clusters(settings):
         bench.say(f"{part}: {cluster.workers} workers, {where}, {cluster.bandwidth / 1e6:g} Mbit/s")
@@ -228,10 +234,9 @@ def cells(bench: Bench, part: str) -> Iterator[Row]:
                 case=part,
                 variant=where,
                 at=dict(method=part),
-                exchange=method.exchange.name,
-                compression=method.levels[-1].up.name,
-                synchronization=method.synchronization.name,
-                fusion=method.fusion.name,
+                compression=methods[0].levels[-1].up.name,
+                synchronization=methods[0].synchronization.name,
+                fusion=methods[0].fusion.name,
                 model=model,
                 workers=cluster.workers,
                 bandwidth=cluster.bandwidth,
@@ -245,11 +250,12 @@ def cells(bench: Bench, part: str) -> Iterator[Row]:
                         "what sends changes or looks at the clock is not played with more than "
                         f"{settings.most_played} workers"
                     )
-                made = matrix.time_round(method, tensors[model], cluster, machine, batch)
+                chosen, made = matrix.best_round(methods, tensors[model], cluster, machine, batch)
             except ValueError as error:
                 reason = str(error)
                 yield row(metric="round_time", unit="s", status="failed", reason=reason)
                 continue
+            row = partial(row, exchange=said(chosen.exchange))
             for metric, (name, unit) in PARTS.items():
                 if metric != "wan_bytes" or cluster.kind == "sites":
                     yield row(metric=metric, value=getattr(made, name), unit=unit)
@@ -280,7 +286,7 @@ def run(
     part = system.synchronization
     policy: Policy = synchronization.load(part.name, **part.parameters)
     lockstep = in_lockstep(part)
-    several = len(system.levels) > 1
+    several, carrier = len(system.levels) > 1, system.exchange[0]
     workers = (training.workers // 2,) * 2 if several else (training.workers,)
     batch = max(1, settings.models[training.model.name] // training.workers)
     levels = [level.model_dump() for level in system.levels]
@@ -315,7 +321,7 @@ def run(
         experiment=experiment,
         system=label,
         at=dict(method=label),
-        exchange=system.exchange,
+        exchange=carrier,
         levels=tuple(Level(**level) for level in levels),
         synchronization=system.synchronization,
         fusion=grouping,

@@ -29,10 +29,14 @@ CELL = ["model", "variant", "workers", "bandwidth"]
 PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
 ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target"]
 ROOMS = ["exchange", "compression", "synchronization", "fusion"]
+FASTEST = "the fastest there"
+"""The exchange of methods that every cell carries as is best there."""
 GROUPS = {
     "system": "systems of the documents",
     "combination": "combinations",
     "codec": "codecs",
+    "sites": "codecs between sites",
+    "local": "local steps",
     "exchange": "exchanges",
     "policy": "policies",
     "fusion": "fusion",
@@ -111,7 +115,7 @@ def condense(
     yield from _rows(rows.loc[close.index], experiment="closeup")
     yield from _rows(rows[rows["experiment"] == "tuning"], experiment="tried")
 
-    answers = times.drop_duplicates("method").set_index("method")[ROOMS]
+    answers = times.groupby("method")[ROOMS].agg(_one)
     some = row_of(rows.loc[times.index[0]], model="", variant="", workers=0, bandwidth=math.nan)
     blank = some.model_copy(update=dict.fromkeys(ROOMS, "") | dict(at={}))
     for label, group in groups.items():
@@ -137,6 +141,12 @@ def condense(
         told = dict(experiment="arrived", case=label, variant=trained_at[label])
         told |= dict(at=dict(method=label, trained_as=trained))
         yield from _rows(rows.loc[ends.index[ends["method"] == trained]], **told)
+
+
+def _one(names: pd.Series) -> str:
+    """What all cells have in common."""
+    found = names.unique()
+    return found[0] if len(found) == 1 else FASTEST
 
 
 def _one_recipe(results: pd.DataFrame, lockstep: Collection[str], grid: Sequence[float]) -> None:

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from testbed.matrix import Cluster, Method
+from testbed.training.recipe import Part
 
 if TYPE_CHECKING:
     from workflow.matrix.experiments import Matrix
     from workflow.matrix.systems import System
 
 
-def method_of(label: str, system: System) -> Method:
-    """A system as it is timed."""
-    return Method(
-        label,
-        system.exchange,
-        tuple(system.levels),
-        system.synchronization,
-        system.fusion,
-        system.group,
-        system.codec_scope,
-    )
+def methods_of(label: str, system: System) -> list[Method]:
+    """A system as it is timed, on each of its exchanges."""
+    rest = system.synchronization, system.fusion, system.group, system.codec_scope
+    return [Method(label, carrier, tuple(system.levels), *rest) for carrier in system.exchange]
+
+
+def said(part: Part) -> str:
+    """A method with its parameters: ``parameter_server (shards: colocated)``."""
+    options = ", ".join(f"{name}: {value}" for name, value in part.parameters.items())
+    return f"{part.name} ({options})" if options else part.name
 
 
 def clusters(settings: Matrix) -> Iterator[tuple[str, Cluster]]:
@@ -45,5 +45,6 @@ def clusters(settings: Matrix) -> Iterator[tuple[str, Cluster]]:
                             uneven=highest,
                             efficiency=networks.efficiency,
                             overhead_s=networks.overhead_s,
+                            pieces=networks.pieces,
                         ),
                     )

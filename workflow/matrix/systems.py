@@ -1,36 +1,56 @@
-"""The methods of the matrix: those its recipe spells out, and every file of the rooms.
+"""The systems of the matrix: those its recipe names, and what the files of the rooms make.
 
-Nothing is imported of a method for this: what it must know of one stands in the method's file.
+A system is an exchange × codecs by level × fusion × synchronization. What it does to the model is
+its class, which any exchange leaves as it is that can carry it; so a class names all of those, and
+each cell of the matrix takes the fastest. Nothing is imported of a method for this: what it must
+know of one stands in the method's file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, field_validator
 
-from testbed.training.recipe import CodecScope, Exchange, Fusion, Level, Part, Policy
+from testbed.training.recipe import Codec, CodecScope, Exchange, Fusion, Level, Part, Policy
 from workflow.experiment import Section
-from workflow.named import constant, known
+from workflow.named import constant, known, parameters
 
-Group = Literal["system", "combination", "codec", "exchange", "policy", "fusion"]
+if TYPE_CHECKING:
+    from workflow.matrix.experiments import Matrix
+
+Group = Literal["system", "combination", "codec", "sites", "local", "exchange", "policy", "fusion"]
 DENSE = Part(name="identity")
 BSP = Part(name="bsp")
 WHOLE = Part(name="whole_model")
 SERVER = "parameter_server"
+SITES = "hips"
+"""The exchange that has codecs of its own inside of sites and between them."""
 
 
 class System(Section):
-    """Four answers, and what codecs see of a message; the fusion is the recipe's where none is
-    given."""
+    """Four answers, and what codecs see of a message.
 
-    exchange: Exchange
+    Attributes
+    ----------
+    exchange: one, or several, of which the fastest counts.
+    fusion: the recipe's where none is given.
+    trained: whether its class is; if not, only its rounds are known.
+    """
+
+    exchange: Annotated[list[Exchange], Field(min_length=1)]
     levels: Annotated[list[Level], Field(min_length=1)]
     synchronization: Policy = BSP
     fusion: Fusion | None = None
     codec_scope: CodecScope = "layer"
     group: Group = "system"
+    trained: bool = True
+
+    @field_validator("exchange", mode="before")
+    @classmethod
+    def _several(cls, exchange: Any) -> Any:
+        return exchange if isinstance(exchange, list | tuple) else [exchange]
 
     @property
     def answers(self) -> tuple[Any, ...]:
@@ -40,7 +60,7 @@ class System(Section):
     def parts(self) -> list[Part]:
         """Every method that it is made of."""
         codecs = [codec for level in self.levels for codec in (level.up, level.down)]
-        return [p for p in (self.exchange, self.synchronization, self.fusion, *codecs) if p]
+        return [p for p in (*self.exchange, self.synchronization, self.fusion, *codecs) if p]
 
     @property
     def coded(self) -> bool:
@@ -54,89 +74,123 @@ class System(Section):
         return self.synchronization == BSP and not self.coded
 
 
-def found(
-    systems: Mapping[str, System],
-    combinations: Mapping[str, System],
-    fusion: Part,
-    options: Mapping[str, Mapping[str, Any]],
-    carriers: Mapping[str, str],
-) -> dict[str, System]:
-    """Every method by its label: those given, and all that the rooms hold.
+class LocalSteps(Section):
+    """Everybody meets after so many ``iterations``; ``trained``: with these codecs."""
 
-    A file that one of those given repeats to the letter is not found once more.
+    iterations: PositiveInt
+    trained: list[str]
 
-    Parameters
-    ----------
-    fusion: of every method that does not name its own.
-    options: parameters of found methods, by name.
-    carriers: exchanges of found methods that need more than a ring, a gathering or one server.
+
+class BetweenSites(Section):
+    """Plain values inside of sites, a codec between them; ``trained``: with these."""
+
+    trained: list[str]
+
+
+def found(matrix: Matrix) -> dict[str, System]:
+    """Every system by its label: those that the recipe spells out, and all that the rooms make.
+
+    What one of the first repeats to the letter is not made once more.
     """
 
     def full(system: System) -> System:
-        # Where workers meet other than in lockstep, whole models travel.
-        chosen = fusion if system.synchronization == BSP else WHOLE
+        # Where workers meet less often, all layers are there at once.
+        chosen = matrix.fusion if system.synchronization == BSP else WHOLE
         return system if system.fusion else system.model_copy(update={"fusion": chosen})
 
-    made = dict(systems)
-    for label, system in combinations.items():
+    made = dict(matrix.systems)
+    for label, system in matrix.combinations.items():
         made[label] = system.model_copy(update={"group": "combination"})
     made = {label: full(system) for label, system in made.items()}
-    for label, system in in_rooms(options, carriers):
+    for label, system in in_rooms(matrix):
         whole = full(system)
         if all(whole.answers != other.answers for other in made.values()):
             made[label] = whole
     return made
 
 
-def in_rooms(
-    options: Mapping[str, Mapping[str, Any]], carriers: Mapping[str, str]
-) -> Iterator[tuple[str, System]]:
-    """A method for every file: exchanges and fusions dense, codecs on a ring where their payloads
-    add and else gathered, policies dense at a parameter server."""
+def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
+    """Exchanges and fusions with plain values; codecs on every exchange that can carry them, in
+    every round, between sites alone, and of what several iterations have changed; and policies
+    whose workers meet in parts, with plain values."""
+    options, every = matrix.options, f"every {matrix.local_steps.iterations}"
 
     def part(name: str) -> Part:
         return Part(name=name, **options.get(name, {}))
 
-    def system(group: Group, carrier: str, codec: Part = DENSE, **answers: Part) -> System:
-        depth = 2 if carrier == "hips" else 1
-        return System(
-            exchange=part(carrier), levels=[Level(up=codec)] * depth, group=group, **answers
-        )
+    def carrying(codec: str) -> list[Part]:
+        given = matrix.carriers.get(codec)
+        # What adds is one sum over all levels; other codecs would code it anew at each.
+        depth = exchanges.values() if adds(codec) else flat
+        able = [part(given)] if given else [p for p in depth if carries(p.name, codec)]
+        # The first one trains its class.
+        return sorted(able, key=lambda one: one.name != ("ring" if adds(codec) else "allgather"))
 
-    for name in known("exchange"):
-        yield name, system("exchange", name)
+    def system(group: Group, carrier: list[Part], *codecs: Codec, **answers: Any) -> System:
+        levels = [Level(up=codec) for codec in codecs]
+        return System(exchange=carrier, levels=levels, group=group, **answers)
+
+    exchanges = {name: part(name) for name in known("exchange")} | matrix.exchanges
+    flat = [one for one in exchanges.values() if one.name != SITES]
+    for label, carrier in exchanges.items():
+        depth = 2 if carrier.name == SITES else 1
+        yield label, system("exchange", [carrier], *[DENSE] * depth)
     for name in known("compression"):
-        if name != DENSE.name:
-            carrier = carriers.get(name, "ring" if adds(part(name)) else "allgather")
-            yield name, system("codec", carrier, part(name))
+        if name == DENSE.name:
+            continue
+        yield name, system("codec", carrying(name), part(name))
+        told = name in matrix.between_sites.trained
+        yield (
+            f"{name} between sites",
+            system("sites", [part(SITES)], DENSE, part(name), trained=told),
+        )
+    meeting = Part(name="bsp", local_iterations=matrix.local_steps.iterations)
+    for name in known("compression"):
+        told = dict(synchronization=meeting, trained=name in matrix.local_steps.trained)
+        yield f"{name} {every}", system("local", carrying(name), of_changes(part(name)), **told)
     for name in known("synchronization"):
         if name != BSP.name:
-            carrier = carriers.get(name, SERVER)
-            yield name, system("policy", carrier, synchronization=part(name))
+            carrier = part(matrix.carriers.get(name, SERVER))
+            depth = 2 if carrier.name == SITES else 1
+            yield name, system("policy", [carrier], *[DENSE] * depth, synchronization=part(name))
     for name in known("fusion"):
-        yield name, system("fusion", carriers.get(name, "ring"), fusion=part(name))
+        yield name, system("fusion", [part("ring")], DENSE, fusion=part(name))
 
 
-def adds(codec: Part) -> bool:
+def of_changes(codec: Part) -> Part:
+    """A codec of what iterations have changed, in which their momentum already is."""
+    if "momentum" not in parameters("compression", codec.name):
+        return codec
+    return Part(name=codec.name, **(codec.parameters | {"momentum": 0.0}))
+
+
+def adds(codec: str) -> bool:
     """Whether the payloads of a codec are summed on their way."""
-    return constant("compression", codec.name, "combine", "sum") == "sum"
+    return constant("compression", codec, "combine", "sum") == "sum"
+
+
+def carries(exchange: str, codec: str) -> bool:
+    """Whether an exchange can carry the payloads of a codec."""
+    return adds(codec) or "gather" in constant("exchange", exchange, "combines", ())
 
 
 def trained_as(systems: Mapping[str, System]) -> dict[str, str]:
-    """By method, the label under which it is trained: those that differ only in how the same sums
-    are carried share a run."""
-    first: dict[str, str] = {}
-    return {
-        label: first.setdefault(_arithmetic(system), label) for label, system in systems.items()
-    }
+    """By system that is trained, or shares the training of one that is, the label under which."""
+    named: dict[str, str] = {}
+    for label, system in systems.items():
+        if system.trained:
+            named.setdefault(class_of(system), label)
+    classes = {label: class_of(system) for label, system in systems.items()}
+    return {label: named[one] for label, one in classes.items() if one in named}
 
 
-def _arithmetic(system: System) -> str:
+def class_of(system: System) -> str:
     """What decides the course of training: equal texts, equal training."""
     if system.dense:
         return "dense"
-    summed = len(system.levels) == 1 and adds(system.levels[0].up)
-    keep = {"levels", "synchronization"} | (set() if summed else {"exchange"})
+    keep = {"levels", "synchronization"}
+    if system.synchronization.name != BSP.name:
+        keep |= {"exchange"}
     if system.codec_scope == "group":
         keep |= {"fusion", "codec_scope"}
     return system.model_dump_json(include=keep)
