@@ -159,7 +159,7 @@ class Plan:
 
 def in_pieces(plan: Plan, pieces: int) -> Plan:
     """The plan with messages cut so that nothing larger than 1/``pieces`` of the vector is waited
-    for: in as many chunks as its largest message needs.
+    for: in as many chunks as the largest message needs that any other waits for.
 
     One rule for exchanges with messages of all sizes, from the whole vector (a server's) to 1/n of
     it (a ring's). Where phases do not overlap, what has not arrived in full is not passed on, and
@@ -167,7 +167,9 @@ def in_pieces(plan: Plan, pieces: int) -> Plan:
     """
     if pieces < 1:
         raise ValueError(f"{plan.name}: pieces must be at least 1, not {pieces}")
-    largest = int((plan.hi - plan.lo)[plan.src != plan.dst].max(initial=0))
+    waited = np.zeros(len(plan), bool)
+    waited[plan.dep_idx] = True
+    largest = int((plan.hi - plan.lo)[waited & (plan.src != plan.dst)].max(initial=0))
     chunks = max(1, -(-pieces * largest // plan.units))
     return replace(plan, chunks=chunks) if plan.overlap else plan
 

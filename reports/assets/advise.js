@@ -26,14 +26,16 @@ function ranked(data, { model, workers, kind, rate, by }) {
   const index = (places[0] * data.kinds.length + places[1]) * data.workers.length + places[2];
   const offers = [];
   const missing = [];
+  const trained = model === data.trained;
   for (const [label, curves] of Object.entries(data.curves)) {
     if (!curves[index]) {
       missing.push([label, data.reasons[label]?.[kind] ?? "cannot run there"]);
       continue;
     }
-    const rounds = by === "target" ? data.to_target[label] : 1;
-    if (rounds === undefined) {
-      missing.push([label, data.late[label] ?? "was not trained"]);
+    const rounds = by === "target" ? trained && data.to_target[label] : 1;
+    if (!rounds) {
+      const why = trained ? data.late[label] ?? "was not trained" : `only ${data.trained} was trained`;
+      missing.push([label, why]);
       continue;
     }
     const [coding, exchanging, rest] = between(data, curves[index], rate);
@@ -135,7 +137,7 @@ function start() {
       cell(row, offer.label + (data.guessed.includes(offer.label) ? " *" : ""), "th");
       for (const part of ["round", "coding", "exchanging", "rest"]) cell(row, seconds(offer[part]));
       cell(row, data.rounds[offer.label] ?? "not trained");
-      const rounds = data.to_target[offer.label];
+      const rounds = model.value === data.trained ? data.to_target[offer.label] : undefined;
       cell(row, rounds === undefined ? "" : seconds(rounds * offer.round));
     }
     const grouped = {};

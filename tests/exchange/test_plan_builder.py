@@ -116,6 +116,7 @@ def test_no_piece_is_larger_than_the_rule_says_and_no_message_is_cut_finer(
 def test_plans_that_wait_for_whole_phases_are_not_cut():
     network = leaf_spine(4, 4, 1e9)
     assert in_pieces(load("rat", overlap=False)(network), 512).chunks == 1
+    assert in_pieces(load("allgather")(network), 512).chunks == 1  # nobody passes anything on
     nothing = in_pieces(load("ring")(leaf_spine(1, 1, 1e9)), 512)
     assert nothing.chunks == 1 and not len(nothing)
     with pytest.raises(ValueError, match="ring: pieces must be at least 1, not 0"):

@@ -151,6 +151,7 @@ def test_the_command_ranks_every_method_or_says_why_not(capsys):
         (["--wan", "1G", "--workers", "5"], "say --sites"),
         (["--lan", "1G", "--batch", "0"], "'0' is no number of them; at least 1"),
         (["--lan", "1G", "--model", "mlp"], "say --batch"),
+        (["--lan", "1G", "--model", "resnet50", "--target", "90"], "those of resnet50 are unknown"),
         (["--lan", "1G", "--target", "90", "--trained", "nowhere"], "no training results in now"),
     ],
 )  # fmt: skip
@@ -240,6 +241,7 @@ def learned(**by_label):
         Row(
             document="matrix", experiment="arrived", at=dict(method=label),
             metric="rounds_to_target", unit="rounds", seed=seed, scale="smoke", evidence="measured",
+            model="lenet5",
             **(dict(value=value) if value else dict(status="late", reason="never")),
         )
         for label, values in by_label.items()
@@ -288,9 +290,13 @@ def test_the_form_ranks_as_the_command_does(tmp_path):
         "  const said = [reason(made.offers, q.by), arriving(made.offers, data)];"
         "  return [made.offers, made.missing, ...said]; })))"
     )
+    other = f"ranked({{ ...data, trained: 'vgg16' }}, {json.dumps(questions[-1])})"
+    code += f";console.log(JSON.stringify({other}));"
     (tmp_path / "ask.js").write_text(code)
     done = subprocess.run(["node", tmp_path / "ask.js"], capture_output=True, text=True, check=True)
-    answers = json.loads(done.stdout)
+    answers, elsewhere = map(json.loads, done.stdout.splitlines())
+    assert elsewhere["offers"] == []  # rounds of one model say nothing of another's
+    assert ["a", "only vgg16 was trained"] in elsewhere["missing"]
     assert len({bool(late) for *_, late in answers}) == 2  # both are asked below
     for question, (offers, missing, why, late) in zip(questions, answers, strict=True):
         here = {

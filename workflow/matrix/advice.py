@@ -269,9 +269,10 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     every model, kind of network and number of workers (the last change first): of every point of
     the curve, each packed: bandwidth (Gbit/s), coding, exchanging, and the rest of the round (s).
     The text is empty where the method cannot run; ``reasons`` says why, by method and kind.
-    ``rounds`` tells in how many a method that was trained reached the matrix's target;
-    ``to_target`` has their number, of methods that reach it with every seed and whose rounds hold
-    anywhere, and ``late`` why the other trained ones have none.
+    ``trained`` names the model that was trained, and ``rounds`` tells in how many rounds a method
+    that was reached the matrix's target; ``to_target`` has their number, of methods that reach it
+    with every seed and whose rounds hold anywhere, and ``late`` why the other trained ones have
+    none.
     """
     rows = of(results, "advice")
     if rows.empty:
@@ -299,6 +300,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     given = recipe(rows["scale"].iloc[0])
     rounds = arrived(results, "rounds_to_target")
     anywhere = holding(results, "", 0.0)
+    trained = ", ".join(dict.fromkeys(of(results, "arrived")["model"]))
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
     data = {
         "models": models_there,
@@ -318,6 +320,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         },
         "guessed": sorted(guessed(results)),
         "target": target(results) if rounds else None,
+        "trained": trained,
         "to_target": to_target,
         "late": {
             label: f"{one} reached the target" if one.never else _ELSEWHERE
@@ -326,14 +329,14 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         },
     }
     networks = given.networks
-    trained = of(results, "arrived")["model"]
     return {
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         "models": {name: given.models.get(name) for name in models_there},
         "kinds": kinds,
         "workers": {count: networks.per_site.get(count) for count in workers},
         "device": device.profile(given.device).title,
-        "trained": ", ".join(dict.fromkeys(trained)),
+        "trained": trained,
+        "trained_workers": given.training.workers,
         "target": target(results),
         "guessed": data["guessed"],
         "ranks_targets": bool(to_target),
@@ -520,6 +523,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
     training = given.training
+    if options.target is not None and options.model != training.model.name:
+        raise ValueError(
+            f"--target: rounds were counted with {training.model.name} alone, and those of "
+            f"{options.model} are unknown; without it, methods are ranked by the time of a round"
+        )
     if options.target is not None:
         # Who reached the matrix's target stopped at these rounds; others were trained for longer.
         above = options.target > training.target
@@ -572,7 +580,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     if options.target is not None:
         text.append(
             f"Rounds to {options.target:g} % were counted with {training.model.name} on "
-            f"{training.dataset}, {training.workers} workers; elsewhere they are a guess."
+            f"{training.dataset}, {training.workers} workers."
         )
         if above:
             text[-1] += (
