@@ -63,6 +63,9 @@ Where pieces become shorter than the latency, time may jump, and a wider step ma
 
 BENT = 5e-4
 
+RATIO = 0.9
+"""Shares of the largest slot's bytes are powers of this, or interpolated between two of them."""
+
 RATE = 1e9
 """bit/s of the fastest links with which networks are simulated: if all links are so many times as
 fast, time is that of so many times fewer bytes."""
@@ -475,12 +478,29 @@ class Transfers:
     def seconds(self, sizes: Sizes) -> float:
         """Of messages of these bytes by slot.
 
-        Interpolated along messages whose slots have the same proportions, to four digits.
+        Interpolated between proportions of the slots that are powers of ``RATIO``, and along
+        messages of one proportion. What takes a message along is a chain of its slots, so that its
+        time is nearly linear in each.
         """
         used = [sizes[slot] for slot in self.simulated.slots]
         most = max(used, default=0.0)
-        shares = tuple(float(f"{nbytes / (most or 1):.4g}") for nbytes in used)
-        return self.simulated.seconds(shares, self.scale * most)
+        corners = itertools.product(*(_beside(nbytes / (most or 1)) for nbytes in used))
+        return sum(
+            math.prod(weight for _, weight in corner)
+            * self.simulated.seconds(tuple(share for share, _ in corner), self.scale * most)
+            for corner in corners
+        )
+
+
+@cache
+def _beside(share: float) -> tuple[tuple[float, float], ...]:
+    """The powers of ``RATIO`` next to a share of at most 1, and the weight of each."""
+    if share <= RATIO**200:
+        return ((0.0, 1.0),)
+    power = math.floor(math.log(share, RATIO) + 1e-9)
+    high, low = (float(f"{RATIO**p:.6g}") for p in (power, power + 1))
+    weight = (share - low) / (high - low)
+    return ((high, 1.0),) if weight > 1 - 1e-6 else ((high, weight), (low, 1 - weight))
 
 
 _known: dict[str, _Simulated] = {}

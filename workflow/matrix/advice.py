@@ -37,7 +37,7 @@ from workflow.matrix.curves import SHOWN
 from workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
 from workflow.matrix.rounds import methods_of, said
 from workflow.matrix.systems import System
-from workflow.matrix.worth import Choice, choices
+from workflow.matrix.worth import Choice, choices, slower
 from workflow.named import known
 
 if TYPE_CHECKING:
@@ -209,20 +209,12 @@ def several(places: Sequence[tuple[int, Offer]], count: int) -> list[tuple[int, 
 
 def worth(found: Sequence[Choice]) -> pd.DataFrame:
     """What each answer of the first method is worth, in times of its round."""
-
-    def told(other: tuple[str, float] | None) -> str:
-        if other is None:
-            return ""
-        name, times = other
-        longer = f"{times:.3g} times as long" if times >= 2 else f"{100 * (times - 1):+.1f} %"
-        return f"{name}: {longer}"
-
     rows = [
         {
             "question": one.question,
             "answer": one.chosen,
-            "next best": told(one.next),
-            "the plain one": told(one.plain) if one.plain != one.next else "the same",
+            "next best": slower(one.next),
+            "the plain one": slower(one.plain) if one.plain != one.next else "the same",
         }
         for one in found
     ]

@@ -58,6 +58,7 @@ if not PLANNING:
     from workflow.matrix.curves import timed_curves
     from workflow.matrix.ranking import condense
     from workflow.matrix.rounds import clusters, methods_of, said
+    from workflow.matrix.worth import answered
 
 PARTS = {
     "round_time": ("round_s", "s"),
@@ -176,8 +177,9 @@ class Matrix(declarations.Settings):
         """One method of those that there are; all of them, as they were found, without a part."""
         found = self.found()
         chosen = found if part is None else {part: found[part]}
-        spelt = dict.fromkeys(("systems", "combinations", "options", "exchanges", "carriers"), {})
-        spelt["labels"] = None
+        spelt = dict(systems={}, combinations={}, labels=None)
+        if part is not None:
+            spelt |= dict(options={}, exchanges={}, carriers={})
         only = {label: one.model_dump(mode="json") for label, one in chosen.items()}
         return plain | spelt | {"only": only}
 
@@ -463,6 +465,13 @@ def condensed(bench: Bench, rows: pd.DataFrame, training: Training) -> Iterator[
         most_rounds=training.most_rounds,
         grid=training.grid,
     )
+
+
+@experiment(after=[condensed], makes=("worth", "robust"), minutes=2, memory_mb=3000)
+def answers(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
+    """What each answer of the fastest method is worth, and whether it stays the fastest if prices
+    are off; in the cells that are shown from near, with even speeds."""
+    yield from answered(bench, rows)
 
 
 class Advice(Section):

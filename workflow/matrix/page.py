@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reports.charts import Bars, Figure, Lines, Look, Missing, Rows, Scatter, Style, Tiles, table
 from workflow.experiment import PLANNING
-from workflow.matrix.experiments import condensed
+from workflow.matrix.experiments import answers, condensed
 from workflow.matrix.pictures import (
     BEHIND,
     ON_FRONT,
@@ -27,7 +27,9 @@ if not PLANNING or TYPE_CHECKING:
 
     from reports.evidence import Estimate, number
     from workflow.matrix.ranking import (
+        CELL,
         ROOMS,
+        TIE,
         WHERE,
         dense,
         first,
@@ -40,6 +42,7 @@ if not PLANNING or TYPE_CHECKING:
         rounds,
         strongholds,
     )
+    from workflow.matrix.worth import Choice, slower
 
 STYLE = Style(
     looks={
@@ -254,6 +257,63 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+# What it is worth ---------------------------------------------------------------------------------
+
+
+@table(
+    title="What each answer is worth",
+    shows="The method with the shortest round, of those that reach the target, with one of its "
+    "answers changed at a time and the other three as they are: the next best answer, and the "
+    "plain one (a ring, plain values, a message a layer, a meeting in every round). " + _QUALIFIED,
+    of=[answers],
+)
+def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell and question: what was answered, and by how much other answers are slower."""
+    made = []
+    found = of(rows, "worth")
+    for (model, where, workers, bandwidth, question), some in found.groupby(
+        [*CELL, "question"], sort=False
+    ):
+        times = some.set_index("answer")["value"]
+        chosen = some["chosen"].iloc[0]
+        choice = Choice(question, chosen, times[chosen], times.drop(chosen).to_dict())
+        made.append(
+            {
+                "cell": f"{model_name(model)}, {workers} workers, "
+                f"{where.partition('/')[0]}, {rate(bandwidth)}",
+                "fastest": some["method"].iloc[0],
+                "question": question,
+                "answer": chosen,
+                "next best": slower(choice.next),
+                "plain": "the same" if choice.plain == choice.next else slower(choice.plain),
+            }
+        )
+    return pd.DataFrame(made)
+
+
+@table(
+    title="Does the fastest stay the fastest?",
+    shows="If one price is off at a time: who is the fastest then, and how many times as long the "
+    "method takes that is the fastest at our prices. " + _QUALIFIED,
+    of=[answers],
+)
+def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell, a column a price that is off."""
+    found = of(rows, "robust")
+    made = []
+    for (model, where, workers, bandwidth), some in found.groupby(CELL, sort=False):
+        line = {
+            "cell": f"{model_name(model)}, {workers} workers, "
+            f"{where.partition('/')[0]}, {rate(bandwidth)}",
+            "fastest": some["method"].iloc[0],
+        }
+        for one in some.itertuples():
+            stays = one.first == one.method or one.value <= 1 + TIE
+            line[one.change] = "stays" if stays else f"{one.first} ({one.value:.3g} times)"
+        made.append(line)
+    return pd.DataFrame(made)
 
 
 # All cells, and one of them -----------------------------------------------------------------------

@@ -1,14 +1,25 @@
-"""What each answer of a system is worth: the same system with one of the four changed at a time."""
+"""What each answer of a system is worth: the same system with one of the four changed at a time;
+and whether the fastest stays so if prices are off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from testbed.matrix import Method, Round
+import pandas as pd
+
+from methods.compression import Compressor
+from testbed.matrix import Cluster, Method, Round, best_round, time_round
+from testbed.results import Row, coordinates
+from testbed.training import device
+from testbed.training.device import Device
+from testbed.training.pipeline import layers
 from testbed.training.recipe import Level, Part
-from workflow.matrix.rounds import said
+from workflow.experiment import Bench
+from workflow.matrix.ranking import close_workers, closeups, metric, of, qualified
+from workflow.matrix.rounds import clusters, methods_of, said
 from workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, of_changes
 from workflow.named import known
 
@@ -17,6 +28,22 @@ if TYPE_CHECKING:
 
 PLAIN = {"exchange": "ring", "codec": DENSE.name, "fusion": "layer_wise", "meetings": "every round"}
 """What people have who chose nothing."""
+
+
+OFF = 2.0
+"""By so many times what coding and latency cost may be off."""
+
+
+class Dearer(Device):
+    """A device on which coding costs so many ``times`` as much."""
+
+    times: float
+
+    def encode_s(self, codec: Compressor, nbytes: float) -> float:
+        return self.times * super().encode_s(codec, nbytes)
+
+    def decode_s(self, codec: Compressor, nbytes: float) -> float:
+        return self.times * super().decode_s(codec, nbytes)
 
 
 @dataclass(frozen=True)
@@ -41,6 +68,15 @@ class Choice:
         """The same of the plain answer, if it can run and was not chosen."""
         plain = PLAIN[self.question]
         return (plain, self.others[plain] / self.seconds) if plain in self.others else None
+
+
+def slower(other: tuple[str, float] | None) -> str:
+    """An answer and how much longer a round takes with it, in words."""
+    if other is None:
+        return ""
+    name, times = other
+    longer = f"{times:.3g} times as long" if times >= 2 else f"{100 * (times - 1):+.1f} %"
+    return f"{name}: {longer}"
 
 
 def choices(
@@ -111,3 +147,84 @@ def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, M
 def coded_again(method: Method, part: Callable[[str], Part]) -> tuple[Level, ...]:
     """The levels of a method of local steps as they code gradients."""
     return (*method.levels[:-1], Level(up=part(method.levels[-1].up.name)))
+
+
+def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
+    """The rounds of the fastest method, of those that reach the target, with each answer changed
+    (``worth``); and who is the fastest if a price is off (``robust``).
+
+    Parameters
+    ----------
+    rows: what the matrix condenses of its results.
+    """
+    settings, rows = bench.settings, coordinates(rows)
+    machine, found = device.profile(settings.device), settings.found()
+    times = metric(rows, "round_time")[qualified(rows)]
+    networks = {(where, one.workers, one.bandwidth): one for where, one in clusters(settings)}
+    near = closeups(of(rows, "round_times"), of(rows, "arrived"))
+    for cell in (cell for cell in near if cell["variant"].endswith("/even")):
+        model, where, bandwidth = cell["model"], cell["variant"], cell["bandwidth"]
+        for workers in _sizes(rows, model):
+            key = model, where, workers, bandwidth
+            if key not in times.index or times.loc[key].isna().all():
+                continue
+            ahead = times.loc[key].dropna().sort_values(kind="stable")
+            label, cluster = ahead.index[0], networks[where, workers, bandwidth]
+            bench.say(f"{label}: {model}, {workers} workers, {where}")
+            told = dict(variant=where, model=model, workers=workers, bandwidth=bandwidth)
+            row = partial(bench.row, device=settings.device, evidence="simulated", **told)
+            batch = settings.models[model]
+            given = layers(Part(name=model)), cluster, machine, batch
+            method, made = best_round(methods_of(label, found[label]), *given)
+            for choice in choices(settings, method, made, lambda m, g=given: time_round(m, *g)):
+                seconds = {choice.chosen: choice.seconds} | choice.others
+                for answer, value in seconds.items():
+                    at = dict(method=label, question=choice.question, answer=answer)
+                    at["chosen"] = choice.chosen
+                    name = f"{choice.question}: {answer}"
+                    yield row("round_time", value, "s", experiment="worth", case=name, at=at)
+            # A price that is off by a factor changes no round by more than that.
+            rivals = list(ahead.index[ahead <= OFF * ahead.iloc[0]])
+            for change, (there, machine_there) in _changes(cluster, machine).items():
+                rounds = {
+                    rival: best_round(
+                        methods_of(rival, found[rival]), given[0], there, machine_there, batch
+                    )[1].round_s
+                    for rival in rivals
+                    if found[rival].trained
+                }
+                first = min(rounds, key=rounds.__getitem__)
+                at = dict(method=label, change=change, first=first)
+                stays = rounds[label] / rounds[first]
+                yield row("times_the_best", stays, "1", experiment="robust", case=change, at=at)
+
+
+def _sizes(rows: pd.DataFrame, model: str) -> list[int]:
+    """The trained number of workers of the model that was trained; else that of close-ups."""
+    trained = of(rows, "arrived")
+    if len(trained) and model == trained["model"].iloc[0]:
+        return [int(trained["workers"].iloc[0])]
+    return [close_workers(of(rows, "round_times"))]
+
+
+def _changes(cluster: Cluster, machine: Device) -> dict[str, tuple[Cluster, Device]]:
+    """The cluster and the device with one price off, by what is."""
+
+    def slower(times: float) -> Cluster:
+        latency, wan = times * cluster.latency, times * cluster.wan_latency
+        return replace(cluster, latency=latency, wan_latency=wan)
+
+    def dearer(times: float) -> Device:
+        return Dearer(**machine.model_dump(), times=times)
+
+    def faster(times: float) -> Cluster:
+        return replace(cluster, bandwidth=times * cluster.bandwidth)
+
+    return {
+        "coding twice as dear": (cluster, dearer(OFF)),
+        "coding half as dear": (cluster, dearer(1 / OFF)),
+        "latency twice as long": (slower(OFF), machine),
+        "latency half as long": (slower(1 / OFF), machine),
+        "bandwidth 20 % higher": (faster(1.2), machine),
+        "bandwidth 20 % lower": (faster(0.8), machine),
+    }
