@@ -76,23 +76,29 @@ _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
     f"it; an iteration costs {_FIXED} besides its samples, an assumption. Codecs that Table 1 does "
     "not print are priced by what they do to memory, which is a guess and marked as one in the "
-    "ranking. Unless a method names its own fusion, LayerFusion says which layers' payloads travel "
-    "in one message. Codecs see one layer at a time, in training too; only Sketch-Fusion's sees a "
-    "whole group as one vector, as its document has it. The global batch is the same on every "
-    "cluster. "
+    "ranking. A codec, the same between sites (with plain values inside) and the same every few "
+    "iterations (on what these have changed) travel by whichever exchange carries them fastest in "
+    "the cell; all other methods name theirs. Messages are passed on in pieces, by one rule for "
+    "all exchanges. Unless a method names its own fusion, LayerFusion says which layers' payloads "
+    "travel in one message. Codecs see one layer at a time, in training too; only Sketch-Fusion's "
+    "sees a whole group as one vector, as its document has it. The global batch is the same on "
+    "every cluster. "
 )
 _POLICIES = (
-    "Policies that send changes or look at the clock send whole models, grouped by no fusion, and "
-    "a round of theirs is as many iterations as there are workers. "
+    "Policies that look at the clock send whole models, grouped by no fusion, and a round of "
+    "theirs is as many iterations as there are workers; of local steps, it is one iteration with "
+    "its share of the meeting. "
 )
 _TRAINED = (
     "Every method was trained with the same data order and initial weights, at the best learning "
     "rate of one grid; methods of the same arithmetic share a run. Accuracies are compared after "
     "the same number of rounds, or at the first evaluation after it; methods that have not reached "
     "the target by then train on, up to a most, and may reach it later (both numbers head the "
-    "table of all methods). The rounds that a method in lockstep needs are the same on any "
-    "network. Those of policies that send changes or look at the clock are not, so that they are "
-    "compared only where they were trained. Intervals are 95 % of the mean over seeds. "
+    "table of all methods). Where all workers meet, whatever the clock says, the rounds that are "
+    "needed are the same on any network. Those of policies that look at the clock are not, so that "
+    "they are compared only where they were trained. Codecs of local steps and between sites are "
+    "trained where the recipe says so; of the others, only rounds are known, and they are not "
+    "ranked. Intervals are 95 % of the mean over seeds. "
 )
 
 
@@ -439,9 +445,9 @@ def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 @table(
     title="Cells that cannot run",
-    shows="Counted by reason, over models, bandwidths, cluster sizes and speeds. Pairs that can "
-    "run nowhere are not among the methods: RAT and the ring only sum, so that they cannot carry "
-    "a codec whose payloads are gathered, such as EFSignSGD.",
+    shows="Counted by reason, over models, bandwidths, cluster sizes and speeds. A codec cannot "
+    "run where none of its exchanges can: RAT and the ring only sum, so that they are not among "
+    "those of a codec whose payloads are gathered, such as EFSignSGD.",
     of=[condensed],
 )
 def cannot_run(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
