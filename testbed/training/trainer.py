@@ -451,8 +451,11 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
         if rounds // recipe.evaluate_every > before // recipe.evaluate_every:
             evaluated = rounds
             yield from session.evaluate(learner.server, rounds)
-        if recipe.rounds and rounds >= recipe.rounds:
+        if recipe.rounds and max(rounds, server.apart // len(learner.nodes)) >= recipe.rounds:
             break
+    if not iterations and server.apart:  # hubs met, and never all of them
+        iterations, rounds = server.apart, server.apart // len(learner.nodes)
+        learner.server = server.mean()
     if rounds > evaluated:
         yield from session.evaluate(learner.server, rounds)
     mean = clock.now * len(learner.nodes) / max(iterations, 1)
@@ -481,6 +484,8 @@ class _Server:
         # Each worker's model as it was after its last meeting, and after its last global one.
         self.last, self.last_global = list(self.learner.replicas), list(self.learner.replicas)
         self.done: Counter[int] = Counter()  # iterations since the last global meeting
+        self.apart = 0  # iterations that meetings have brought as long as none was global
+        self.joined = False
         self.brought: dict[int, tuple[list[torch.Tensor], Traffic]] = {}
         self.answers: dict[int, Replica] = {}
         # By meeting and member, the model that it met with.
@@ -504,9 +509,17 @@ class _Server:
             self.done[worker] += len(work)
         if meeting.sync.level != GLOBAL:
             return 0
+        self.apart, self.joined = 0, True
         # Whoever brings nothing takes a new model all the same: what it has done since is lost.
         done = {worker: self.done.pop(worker) for worker in meeting.sync.members}
         return sum(done[worker] for worker in meeting.sync.bringing)
+
+    def mean(self) -> Replica:
+        """The mean of all workers' models as they last met; BatchNorm's statistics are the first
+        one's."""
+        models = [replica.parameters for replica in self.last]
+        mean = [torch.stack(parts).mean(0) for parts in zip(*models, strict=True)]
+        return replace(self.last[0], parameters=mean)
 
     def collect(self, meeting: Meeting) -> Traffic:
         """Encode what the members bring."""
@@ -564,6 +577,8 @@ class _Server:
         """``members`` go on from the answer, and those that computed on keep what they have
         changed since."""
         model, met = self.answers.pop(meeting.number), self.met.pop(meeting.number)
+        if not self.joined:
+            self.apart += sum(map(len, meeting.work))
         for worker in members:
             if worker in self.begun:  # what it computes began from the model before
                 self.gradients |= self.learner.gradients([worker])

@@ -50,8 +50,29 @@ def made(reach: bool = True, trained: bool = True) -> pd.DataFrame:
 
 
 def results(rows: pd.DataFrame | None = None, *places) -> pd.DataFrame:
-    """What is condensed of rows, those made up if no others are given."""
-    return frame(condense(made() if rows is None else rows, *(places or PLACES)))
+    """What is condensed of rows, those made up if no others are given, and its answers."""
+    return frame([*condense(made() if rows is None else rows, *(places or PLACES)), *answers()])
+
+
+def answers():
+    """What each answer of ``sparse`` is worth in one cell, and who is first if a price is off."""
+    at = dict(model="resnet50", workers=16, bandwidth=1e9, variant="flat/even")
+    fields = dict(document="matrix", scale="smoke", evidence="simulated", device="v100", **at)
+    chosen = {"exchange": "rat", "codec": "fp16", "fusion": "layer_fusion"}
+    others = {"exchange": {"ring": 2.2, "plink": 2.02}, "codec": {"top_k": 1.8, "identity": 6.0},
+              "fusion": {"layer_wise": 2.5}}  # fmt: skip
+    for question, answer in chosen.items():
+        for name, seconds in {answer: 2.0, **others[question]}.items():
+            told = dict(method="sparse", question=question, answer=name, chosen=answer)
+            more = dict(experiment="worth", metric="round_time", unit="s", case=name)
+            yield Row(**fields, **more, at=told, value=seconds)
+    for change, first, times in (
+        ("coding twice as dear", "dense", 1.5),
+        ("latency", "sparse", 1.0),
+    ):
+        told = dict(method="sparse", change=change, first=first)
+        more = dict(experiment="robust", metric="times_the_best", unit="1", case=change)
+        yield Row(**fields, **more, at=told, value=times)
 
 
 def form() -> pd.DataFrame:

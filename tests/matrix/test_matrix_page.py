@@ -264,3 +264,12 @@ def test_cards_say_where_a_method_wins(short):
         "bsp",
         "layer_fusion",
     ]
+
+
+def test_what_answers_are_worth_and_who_stays_first(short):
+    worth = page.worth.make(short, None).set_index("question")
+    assert list(worth["next best"]) == ["plink: +1.0 %", "top_k: -10.0 %", "layer_wise: +25.0 %"]
+    assert list(worth["plain"]) == ["ring: +10.0 %", "identity: 3 times as long", "the same"]
+    assert set(worth["cell"]) == {"ResNet-50, 16 workers, flat, 1 Gbit/s"}
+    (line,) = page.robust.make(short, None).to_dict("records")
+    assert line["coding twice as dear"] == "dense (1.5 times)" and line["latency"] == "stays"

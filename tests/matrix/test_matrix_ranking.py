@@ -51,9 +51,10 @@ def test_condensing_loses_no_round_time_and_says_what_cannot_run(whole, short, t
     runs = ranking.info(short)["value"]
     assert runs.to_dict() == {label: 24 - 12 * (label == "sites only") for label in METHODS}
     assert len(short) < len(whole)
-    assert set(short["experiment"]) == set(experiments.condensed.makes)
+    mine = short[~short["experiment"].isin(experiments.answers.makes)]
+    assert set(mine["experiment"]) == set(experiments.condensed.makes)
     results.write(ranking.condense(whole, *PLACES), tmp_path / "rows.parquet")
-    assert len(results.read([tmp_path / "rows.parquet"])) == len(short)
+    assert len(results.read([tmp_path / "rows.parquet"])) == len(mine)
 
 
 def test_guessed_prices_of_coding_are_known_by_method(whole, short):

@@ -394,3 +394,23 @@ def test_what_carries_it_teaches_the_same(small_data, codec, local_iterations):
     ]
     assert len(curves[0]) == 4
     assert all(curve == curves[0] for curve in curves)
+
+
+def test_hubs_that_never_meet_all_are_evaluated_by_their_mean(small_data):
+    """Two hubs of two: each is BSP of its own, and the end is the mean of their models."""
+    part = Part(name="mll_sgd", local_iterations=2, hub_rounds=10**6, group_size=2)
+    spec = recipe("mll_sgd", synchronization=part, rounds=12, uneven=None)
+    rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
+    naive = Naively(spec, small_data)
+    for round_ in range(1, 13):
+        for worker in range(4):
+            naive.begin(worker)
+            naive.iterate(worker)
+        if round_ % 2 == 0:
+            for hub in ((0, 1), (2, 3)):
+                mean = sum(naive.flat(naive.workers[w]) for w in hub) / 2
+                for w in hub:
+                    nn.utils.vector_to_parameters(mean.clone(), naive.workers[w].parameters())
+    naive.server = sum(map(naive.flat, naive.workers)) / 4
+    assert rows["round"].tolist() == [0, 12]
+    assert rows.iloc[-1]["value"] == pytest.approx(naive.loss(), rel=1e-4)

@@ -219,12 +219,18 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
 winners_target = Figure(
     title="Who reaches the target accuracy first",
     shows=_TRAINED
-    + "Methods are tied whose difference, seed by seed, may be zero, or is below 2 %. Colours, "
-    "numbers and corners as above.",
+    + "The rounds are those of the number of workers that was trained; with fewer or more they are "
+    "taken to be the same, which is a guess. Methods are tied whose difference, seed by seed, may "
+    "be zero, or is below 2 %. Colours, numbers and corners as above.",
     of=[condensed],
     style=STYLE,
     chart=Tiles(
-        Rows("first", prepare=first_there), x="network", y="bandwidth", colour="method", height=2.8
+        Rows("first", prepare=first_there),
+        x="workers",
+        y="bandwidth",
+        colour="method",
+        panels="panel",
+        columns=2,
     ),
 )
 
@@ -279,6 +285,8 @@ def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
     """A row a cell and question: what was answered, and by how much other answers are slower."""
     made = []
     found = of(rows, "worth")
+    if found.empty:
+        raise Missing("no answers of the matrix were changed")
     for (model, where, workers, bandwidth, question), some in found.groupby(
         [*CELL, "question"], sort=False
     ):
@@ -309,6 +317,8 @@ def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
     """A row a cell, a column a price that is off."""
     found = of(rows, "robust")
     made = []
+    if found.empty:
+        raise Missing("no price of the matrix was changed")
     for (model, where, workers, bandwidth), some in found.groupby(CELL, sort=False):
         line = {
             "cell": f"{model_name(model)}, {workers} workers, "

@@ -76,12 +76,16 @@ def first_close(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_there(rows: pd.DataFrame) -> pd.DataFrame:
-    """Who reaches the target accuracy first: a row a network and method."""
+    """Who reaches the target accuracy first: a row a cell of the trained model and method."""
     lines: list[dict[str, Any]] = []
     nobody = dict(method="", status="late", reason="no method reached the target with every seed")
-    for (where, bandwidth), times in places(rows).items():
-        at = dict(network=WHERE.get(where, where).replace(", ", "\n"), bandwidth=bandwidth)
-        lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
+    places(rows)
+    model = of(rows, "arrived")["model"].iloc[0]
+    cells = of(rows, "round_times")
+    for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
+        for (where, bandwidth), times in times_to_target(rows, workers).items():
+            at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
+            lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
     return _computed(lines, "first")
 
 

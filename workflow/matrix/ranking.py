@@ -337,19 +337,26 @@ def holding(results: pd.DataFrame, where: str, bandwidth: float) -> set[str]:
     return set(trained.loc[there | (trained["variant"] == ""), "method"])
 
 
-def times_to_target(results: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
-    """By network and bandwidth, the seconds (at the trained number of workers) of every method
-    whose training holds there and that can run there; infinite for seeds that never reached the
-    target."""
+def times_to_target(
+    results: pd.DataFrame, workers: int | None = None
+) -> dict[tuple[str, float], dict[str, Estimate]]:
+    """By network and bandwidth, the seconds of the trained model, with every method whose training
+    holds there and that can run there; infinite for seeds that never reached the target.
+
+    Parameters
+    ----------
+    workers: as many as were trained if None; with others, rounds are taken to be the same.
+    """
     rounds = arrived(results, "rounds_to_target")
     trained = of(results, "arrived")
     if trained.empty:
         return {}
-    model, workers = trained[["model", "workers"]].iloc[0]
+    model, there = trained[["model", "workers"]].iloc[0]
+    workers = there if workers is None else workers
     times = metric(results, "round_time").query("model == @model and workers == @workers")
     made = {}
     for (_, where, _, bandwidth), row in times.iterrows():
-        holds = holding(results, where, bandwidth)
+        holds = holding(results, where if workers == there else "", bandwidth)
         made[where, bandwidth] = {
             label: Estimate.of(rounds[label].by_seed * row[label])
             for label in times
