@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 WAIT_S = 10.0
 
+TABLE = "cached (name TEXT PRIMARY KEY, value TEXT)"
+
 VARIABLE = "SLOWLINK_CACHE"
 """Names the file that keeps what :func:`cached` is asked for; nothing is kept if not set."""
 
