@@ -236,9 +236,9 @@ class Heat(Chart):
 
 @dataclass(frozen=True)
 class Tiles(Chart):
-    """Who stands where: a tile for every ``x`` and ``y`` with the number of the value of ``colour``
-    that its rows have. Of several, the one found most often comes first, the second has a corner,
-    and + marks further ones. A dash: only rows that were late or failed, or none."""
+    """Who stands where: a tile for every ``x`` and ``y`` with the value of ``colour`` that its rows
+    have. Of several, the one found most often comes first, the second has a corner, and + marks
+    further ones. A dash: only rows that were late or failed, or none."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -721,8 +722,10 @@ class _Drawing:
         for at in ((i, j) for i in range(len(columns)) for j in range(len(rows))):
             names = here.get((columns[at[0]], rows[at[1]]), [])
             _tile(ax, *at, [numbers[name] for name in names[:2]])
-            text = "=".join(str(numbers[name]) for name in names[:2]) + "+" * (len(names) > 2)
-            ax.text(*at, text or "–", ha="center", va="center", fontsize=7.5)
+            said = [name_of(name, chart.colour, self.style) for name in names[:2]]
+            text = "\n= ".join("\n".join(textwrap.wrap(name, LINE)) for name in said)
+            text += " +" * (len(names) > 2)
+            ax.text(*at, text or "–", ha="center", va="center", fontsize=5.5, linespacing=1.05)
         ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
         ax.set_xticks(range(len(columns)), [name_of(v, x, self.style) for v in columns])
         ax.set_yticks(range(len(rows)), [name_of(v, y, self.style) for v in rows])
@@ -731,7 +734,7 @@ class _Drawing:
         ax.set_xlabel(title_of(x, self.style))
         ax.set_ylabel(title_of(y, self.style))
         for name, code in numbers.items():
-            label = f"{code}  {name_of(name, chart.colour, self.style)}"
+            label = name_of(name, chart.colour, self.style)
             self.handles.setdefault(label, Patch(**_paint(code), label=label))
 
     def _wide(self, chosen: Chosen, plot: _Plot) -> pd.DataFrame:
@@ -869,6 +872,10 @@ _DRAW: dict[type, Callable[[_Drawing, Axes, _Plot, list[_Series]], None]] = {
     Scatter: _Drawing.scatter,
     Drawn: _Drawing.drawn,
 }
+
+
+LINE = 13
+"""Characters of a name that fit beside each other in a tile."""
 
 
 def _numbers(places: Collection[list[Any]], counts: pd.Series) -> dict[Any, int]:

@@ -623,9 +623,9 @@ def test_tiles_say_who_stands_where():
     found = {tuple(t.get_position()): t.get_text() for t in ax.texts}
     # A and B are found three times each, and C, found once, is never first or second.
     assert found == {
-        (0, 0): "1=2", (1, 0): "1", (2, 0): "–", (0, 1): "1=2+", (1, 1): "2", (2, 1): "–",
+        (0, 0): "A\n= B", (1, 0): "A", (2, 0): "–", (0, 1): "A\n= B +", (1, 1): "B", (2, 1): "–",
     }  # fmt: skip
-    assert texts(fig) == ["1  A", "2  B"] and note(fig) == "Not drawn: 1 failed (none can)"
+    assert texts(fig) == ["A", "B"] and note(fig) == "Not drawn: 1 failed (none can)"
     assert ticks(ax.xaxis) == ["1", "2", "3"] and ticks(ax.yaxis) == ["10", "20"]
     inks = {to_rgb(look.PALETTE[name]) for name in ("blue", "orange")}
     assert len(ax.patches) == 4 + 2 and {p.get_facecolor()[:3] for p in ax.patches} == inks

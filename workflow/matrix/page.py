@@ -107,8 +107,7 @@ _TRAINED = (
 
 winners = Figure(
     title="Who has the shortest round",
-    shows=_QUALIFIED
-    + "A number names the fastest; of two within 2 % both are named and the corner "
+    shows=_QUALIFIED + "A cell names the fastest; of two within 2 % both are named and the corner "
     "has the second's colour, + marks further ones. Uneven: the slowest worker takes twice as "
     "long as the fastest, others in between. What a round teaches still differs; time to "
     "a target, below, counts that too. " + _FOOTING,
@@ -121,6 +120,7 @@ winners = Figure(
         colour="method",
         panels="panel",
         columns=2,
+        height=2.9,
     ),
 )
 
@@ -137,7 +137,7 @@ winners_models = Figure(
         colour="method",
         panels="panel",
         columns=2,
-        height=1.9,
+        height=2.4,
     ),
 )
 
@@ -221,7 +221,7 @@ winners_target = Figure(
     shows=_TRAINED
     + "The rounds are those of the number of workers that was trained; with fewer or more they are "
     "taken to be the same, which is a guess. Methods are tied whose difference, seed by seed, may "
-    "be zero, or is below 2 %. Colours, numbers and corners as above.",
+    "be zero, or is below 2 %. Colours and corners as above.",
     of=[condensed],
     style=STYLE,
     chart=Tiles(
@@ -231,6 +231,7 @@ winners_target = Figure(
         colour="method",
         panels="panel",
         columns=2,
+        height=2.9,
     ),
 )
 
