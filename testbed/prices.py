@@ -174,8 +174,8 @@ class Step:
     def work(self) -> Work:
         return self.codec.encode_work if self.what == "encode" else self.codec.decode_work
 
-    def seconds(self, device: Device, values: float) -> float:
-        """Of a message of so many values."""
+    def seconds(self, device: Device, values: float | np.ndarray) -> float | np.ndarray:
+        """Of a message of so many values; of several, an array."""
         code = device.encode_s if self.what == "encode" else device.decode_s
         return self.times * code(self.codec, 4 * self.share * values)
 
@@ -288,9 +288,9 @@ class System:
 
     def whole_model(self, layers: Layers) -> Sizes:
         """:meth:`model_sizes` of all tensors."""
-        total: Counter[str] = Counter()
+        total, sizes = Counter(), cache(self.model_sizes)
         for tensor in layers.tensors:
-            total.update(self.model_sizes(tensor.shape))
+            total.update(sizes(tensor.shape))
         return dict(total)
 
     def messages(
@@ -301,7 +301,8 @@ class System:
         if codec_scope == "group":
             return lambda begin, end: self.sizes(layers.shape(sum(layers.sizes[begin:end])))
         slots = self.plan.slots
-        tensors = [self.sizes(tensor.shape) for tensor in layers.tensors]
+        sizes = cache(self.sizes)  # many tensors have one shape
+        tensors = [sizes(tensor.shape) for tensor in layers.tensors]
         table = np.zeros((len(tensors) + 1, max(map(len, tensors), default=0), len(slots)))
         for number, rounds in enumerate(tensors, start=1):
             table[number, : len(rounds)] = [[sizes[slot] for slot in slots] for sizes in rounds]
@@ -388,8 +389,10 @@ class System:
         def coded(*steps: Step) -> Cost:
             if codec_scope == "group":
                 return by_values(layers.sizes, lambda values: coding_s(device, steps, [values]))
-            each = [coding_s(device, steps, [values]) for values in layers.sizes]
-            before = list(itertools.accumulate(each, initial=0.0))
+            values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
+            for step in steps:
+                each = each + step.seconds(device, values)
+            before = [0.0, *each.cumsum().tolist()]
             return lambda begin, end: before[end] - before[begin]
 
         on_the_way = coded(*on_the_way)
@@ -409,8 +412,9 @@ class System:
 
 def coding_s(device: Device, steps: Iterable[Step], values: Iterable[float]) -> float:
     """Seconds of coding messages of so many values each, one after the other."""
-    steps = list(steps)
-    return sum(step.seconds(device, count) for count in values for step in steps)
+    values = np.array(list(values), dtype=float)
+    each = (np.broadcast_to(step.seconds(device, values), values.shape) for step in steps)
+    return float(sum(taken.sum() for taken in each))
 
 
 def exchange_s(plan: Plan, topology: Topology, rounds: Sequence, efficiency: float) -> float:
