@@ -27,7 +27,8 @@ GROUPS = {label: group for label, (group, *_) in METHODS.items()}
 MODELS, WORKERS, BANDWIDTHS = ("lenet5", "resnet50"), (8, 16), (1e7, 1e9, 1e11)
 KINDS = ("flat/even", "sites/even")
 
-PLACES = GROUPS, TRAINED_AS, TRAINED_AT, DENSE, ROUNDS, MOST_ROUNDS, GRID
+STEADY = [label for label in METHODS if label != "loose"]
+PLACES = GROUPS, TRAINED_AS, TRAINED_AT, DENSE, ROUNDS, MOST_ROUNDS, GRID, STEADY
 """What is condensed besides the results."""
 
 

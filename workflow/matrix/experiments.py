@@ -464,6 +464,7 @@ def condensed(bench: Bench, rows: pd.DataFrame, training: Training) -> Iterator[
         rounds=training.rounds,
         most_rounds=training.most_rounds,
         grid=training.grid,
+        steady=[label for label, one in found.items() if one.synchronization == systems.BSP],
     )
 
 

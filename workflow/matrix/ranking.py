@@ -72,6 +72,7 @@ def condense(
     rounds: int,
     most_rounds: int,
     grid: Sequence[float],
+    steady: Collection[str],
 ) -> Iterator[Row]:
     """The rows that pages, figures and tables are made from, a sixth of all.
 
@@ -91,6 +92,7 @@ def condense(
     dense: methods that send everything, uncompressed, in every round.
     rounds, most_rounds: after how many accuracies are compared, and by when the target may come.
     grid: the learning rates that every method was to be tried with.
+    steady: methods that meet in every round, and so can be judged at any.
 
     Raises
     ------
@@ -99,7 +101,7 @@ def condense(
     """
     at = coordinates(rows)
     at = at.assign(lr=at.get("lr", math.nan))
-    _one_recipe(at, {label for label, where in trained_at.items() if not where}, grid)
+    _one_recipe(at, steady, grid)
     cells = at[at["experiment"] == "cells"]
     good = cells[cells["status"] == "ok"]
     guesses = set(good.loc[good["metric"] == "guessed_price", "method"])
@@ -149,7 +151,7 @@ def _one(names: pd.Series) -> str:
     return found[0] if len(found) == 1 else FASTEST
 
 
-def _one_recipe(results: pd.DataFrame, lockstep: Collection[str], grid: Sequence[float]) -> None:
+def _one_recipe(results: pd.DataFrame, steady: Collection[str], grid: Sequence[float]) -> None:
     """Results that were there before may be of another recipe, and do not compare."""
     again = "make all training again (snakemake matrix), or remove the files of what is old"
     wanted = ", ".join(f"{lr:g}" for lr in sorted(grid))
@@ -159,7 +161,7 @@ def _one_recipe(results: pd.DataFrame, lockstep: Collection[str], grid: Sequence
             raise ValueError(f"{label} was tried with rates {tried}, not {wanted}: {again}")
     done = results[(results["experiment"] == "training") & (results["status"] == "ok")]
     targets = done[done["metric"] == "target_accuracy"].groupby("value")["method"].first()
-    met = done[(done["metric"] == "final_accuracy") & done["method"].isin(lockstep)]
+    met = done[(done["metric"] == "final_accuracy") & done["method"].isin(steady)]
     for what, found in (
         ("target (%)", targets),
         ("rounds", met.groupby("round")["method"].first()),
