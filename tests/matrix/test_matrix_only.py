@@ -78,7 +78,9 @@ def edit(pretended):
 def test_an_edited_codec_is_timed_and_trained_anew_and_nothing_else(edit):
     assert edit("methods/compression/top_k.py") == {
         "cells/top_k",
+        "cells/top_k_every_3",
         "training/top_k",
+        "training/top_k_every_3",
         "condensed",
     }
 

@@ -177,6 +177,9 @@ class Matrix(declarations.Settings):
         """One method of those that there are; all of them, as they were found, without a part."""
         found = self.found()
         chosen = found if part is None else {part: found[part]}
+        if experiment.name == "training":  # whichever exchange carries it, one is enough
+            first = found[part].exchange[:1]
+            chosen = {part: found[part].model_copy(update={"exchange": first})}
         spelt = dict(systems={}, combinations={}, labels=None)
         if part is not None:
             spelt |= dict(options={}, exchanges={}, carriers={})
