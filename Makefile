@@ -33,8 +33,8 @@ reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the rep
 	@echo "report: $(CURDIR)/reports/html/$(SCALE)/index.html"
 
 front: reproduce  ## the head of the README, and how long jobs take, from a whole run
-	$(BIN)/python -m workflow.front results/$(SCALE)
-	$(BIN)/python -m workflow.progress logs/$(SCALE)
+	$(BIN)/python -m slowlink.workflow.front results/$(SCALE)
+	$(BIN)/python -m slowlink.workflow.progress logs/$(SCALE)
 
 reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
@@ -43,13 +43,18 @@ LINKS := results/paper/geomx/emulated.parquet
 RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
-	$(BIN)/python -c 'from workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
+	$(BIN)/python -c 'from slowlink.workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
+
+# The package as a wheel has it, with the rooms inside, since the linter follows no other way to them.
+WHOLE := .cache/package
+ROOMS := methods testbed reports workflow
 
 lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
-	$(BIN)/lint-imports --no-cache
+	rm -rf $(WHOLE) && mkdir -p $(WHOLE) && cp -r slowlink $(WHOLE) && cp -r $(ROOMS) $(WHOLE)/slowlink
+	cd $(WHOLE) && $(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 # Tests beside each other in the order that tests/conftest.py gives them.
 BESIDE := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0

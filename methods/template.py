@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import packing
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import packing
 
 
 @dataclass
@@ -33,8 +33,8 @@ class BlockMean(Compressor):
     # "gather" where everyone needs everyone's payload.
     combine: ClassVar[Combine] = "sum"
 
-    # What coding does to memory, as ``python -m testbed.measuring <name>`` prints it: devices price
-    # that, and a test holds it against the clock.
+    # What coding does to memory, as ``python -m slowlink.testbed.measuring <name>`` prints it:
+    # devices price that, and a test holds it against the clock.
     encode_work: ClassVar[Work] = Work(passes=15, kernels=7)
     decode_work: ClassVar[Work] = Work(passes=8, kernels=6)
 

@@ -3,4 +3,4 @@
 import runpy
 
 if __name__ == "__main__":
-    runpy.run_module("workflow.matrix.advice", run_name="__main__", alter_sys=True)
+    runpy.run_module("slowlink.workflow.matrix.advice", run_name="__main__", alter_sys=True)

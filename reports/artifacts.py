@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from reports import evidence, tables
-from reports.charts import Figure, Item, Missing, Table, target
-from reports.charts.drawing import draw
-from reports.charts.look import INK, PALETTE, save
-from testbed.results import coordinates
+from slowlink.reports import evidence, tables
+from slowlink.reports.charts import Figure, Item, Missing, Table, target
+from slowlink.reports.charts.drawing import draw
+from slowlink.reports.charts.look import INK, PALETTE, save
+from slowlink.testbed.results import coordinates
 
 MANY = 30_000
 """Rows from which on a file names no cases."""

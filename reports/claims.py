@@ -31,8 +31,8 @@ from pydantic import (
     model_validator,
 )
 
-from reports import expressions, grids
-from testbed.results import Scale
+from slowlink.reports import expressions, grids
+from slowlink.testbed.results import Scale
 
 Kind = Literal["value", "ordering", "derived", "param", "algorithm", "formula"]
 Quantity = Literal[

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from reports import expressions
-from reports.claims import NO_COORDINATES, Claim, Coordinate, Lookup, coordinate
-from reports.expressions import Interval
+from slowlink.reports import expressions
+from slowlink.reports.claims import NO_COORDINATES, Claim, Coordinate, Lookup, coordinate
+from slowlink.reports.expressions import Interval
 
 MIN_SEEDS = 3
 CONFIDENCE = 0.95

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize, stats
 
-from reports.evidence import ROUNDING, number
+from slowlink.reports.evidence import ROUNDING, number
 
 LUCK = 0.05
 """Share of random deals that may fit as well as the table does before it counts as luck."""

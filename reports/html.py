@@ -23,9 +23,9 @@ import jinja2
 import pandas as pd
 import yaml
 
-from reports import artifacts, claims, evidence, methods, tables, verdicts
-from reports.charts import Item, target
-from reports.claims import Claim
+from slowlink.reports import artifacts, claims, evidence, methods, tables, verdicts
+from slowlink.reports.charts import Item, target
+from slowlink.reports.claims import Claim
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parent

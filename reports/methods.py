@@ -19,16 +19,16 @@ from typing import Any
 
 import pandas as pd
 
-from methods import compression, exchange, fusion, synchronization
-from reports import bibliography
-from reports.bibliography import Reference
-from testbed.matrix import Cluster, Method, time_round
-from testbed.network import longest_chain, node_traffic, region_traffic
-from testbed.prices import DENSE, System, load_codec
-from testbed.training import device as devices
-from testbed.training import pipeline
-from testbed.training.device import Device
-from testbed.training.recipe import Level, Part
+from slowlink.methods import compression, exchange, fusion, synchronization
+from slowlink.reports import bibliography
+from slowlink.reports.bibliography import Reference
+from slowlink.testbed.matrix import Cluster, Method, time_round
+from slowlink.testbed.network import longest_chain, node_traffic, region_traffic
+from slowlink.testbed.prices import DENSE, System, load_codec
+from slowlink.testbed.training import device as devices
+from slowlink.testbed.training import pipeline
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.recipe import Level, Part
 
 ROOMS: dict[str, tuple[ModuleType, str]] = {
     "exchange": (exchange, "Who sends to whom?"),
@@ -349,7 +349,7 @@ def _device() -> Device:
 
 _USES = {
     "exchange": [
-        "from testbed.network import geo_sites, simulate",
+        "from slowlink.testbed.network import geo_sites, simulate",
         "network = geo_sites([4, 4], lan=10e9, wan=155e6)",
         "plan = method(network)",
         "simulate(plan, network, 100e6).completion_s",
@@ -362,15 +362,19 @@ _USES = {
     ],
     "synchronization": ["method.begin([0, 0, 0, 0])"],
     "fusion": [
-        "from testbed.training import pipeline",
-        "from testbed.training.recipe import Part",
+        "from slowlink.testbed.training import pipeline",
+        "from slowlink.testbed.training.recipe import Part",
         'sizes = pipeline.layers(Part(name="resnet20")).sizes',
     ],
 }
 
 
 def _load(room: str, name: str) -> str:
-    lines = [f"from methods import {room}", f'method = {room}.load("{name}")', *_USES[room]]
+    lines = [
+        f"from slowlink.methods import {room}",
+        f'method = {room}.load("{name}")',
+        *_USES[room],
+    ]
     if room == "fusion":
         lines += _fusion_use(name)
     return "\n".join(lines)
@@ -380,7 +384,7 @@ def _fusion_use(name: str) -> Iterator[str]:
     if not fusion.load(name).needs_costs:
         yield "method(sizes)"
         return
-    yield "from methods.fusion import Costs"
+    yield "from slowlink.methods.fusion import Costs"
     yield "cost = lambda values: 1e-4 + 1e-9 * values  # seconds of a message"
     yield "costs = Costs.by_values(sizes, [1e-4] * len(sizes), cost, cost, cost)"
     yield "method(sizes, costs)"

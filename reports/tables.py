@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from reports.charts import Missing
-from reports.evidence import Estimate
-from reports.verdicts import VERDICTS
+from slowlink.reports.charts import Missing
+from slowlink.reports.evidence import Estimate
+from slowlink.reports.verdicts import VERDICTS
 
 COLUMNS = [
     "row",

@@ -45,10 +45,19 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from reports import expressions, fits
-from reports.claims import Claim, Coordinate, Lookup, Other, Part, Quantity
-from reports.evidence import AGREES, MIN_SEEDS, Estimate, Evidence, Found, in_words, number, show
-from reports.expressions import Interval
+from slowlink.reports import expressions, fits
+from slowlink.reports.claims import Claim, Coordinate, Lookup, Other, Part, Quantity
+from slowlink.reports.evidence import (
+    AGREES,
+    MIN_SEEDS,
+    Estimate,
+    Evidence,
+    Found,
+    in_words,
+    number,
+    show,
+)
+from slowlink.reports.expressions import Interval
 
 COLUMNS = [
     "id",

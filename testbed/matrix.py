@@ -19,18 +19,18 @@ from typing import Literal
 
 import numpy as np
 
-from methods import fusion, synchronization
-from methods.exchange import Plan, Topology
-from methods.fusion import timeline
-from methods.synchronization import Policy, Sync
-from testbed.network import Network, geo_sites, node_traffic, region_traffic, star
-from testbed.network.counting import complete
-from testbed.prices import Sizes, System, check_meetings, coding_s, load_system
-from testbed.training.device import Device
-from testbed.training.pipeline import Layers, single_gpu_s
-from testbed.training.recipe import CodecScope, Level, Part
-from testbed.training.stragglers import Fixed, Jitter, Stragglers
-from testbed.training.virtual_time import Meeting, OnNetwork, Phase, play
+from slowlink.methods import fusion, synchronization
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.methods.fusion import timeline
+from slowlink.methods.synchronization import Policy, Sync
+from slowlink.testbed.network import Network, geo_sites, node_traffic, region_traffic, star
+from slowlink.testbed.network.counting import complete
+from slowlink.testbed.prices import Sizes, System, check_meetings, coding_s, load_system
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.pipeline import Layers, single_gpu_s
+from slowlink.testbed.training.recipe import CodecScope, Level, Part
+from slowlink.testbed.training.stragglers import Fixed, Jitter, Stragglers
+from slowlink.testbed.training.virtual_time import Meeting, OnNetwork, Phase, play
 
 WARM, ROUNDS = 15, 25
 """Rounds for which a policy is played before it is timed, and those that are timed."""

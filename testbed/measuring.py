@@ -12,8 +12,8 @@ from functools import partial, reduce
 
 import torch
 
-from methods import compression
-from methods.compression import Compressor, Payload
+from slowlink.methods import compression
+from slowlink.methods.compression import Compressor, Payload
 
 FEW, MANY = 2**4, 2**10
 """Rows of the square matrices on which :func:`done` times codecs: no cache of one core's own holds
@@ -161,7 +161,7 @@ def torch_power_sgd_s(tensors: Sequence[torch.Tensor], rank: int, repeats: int) 
 
     In a process of its own: where its last callback outlives a group, gloo ends the process.
     """
-    from testbed.live.processes import run_ranks
+    from slowlink.testbed.live.processes import run_ranks
 
     shapes = [tuple(tensor.shape) for tensor in tensors]
     arguments = (shapes, rank, repeats, torch.get_num_threads())

@@ -43,18 +43,18 @@ from typing import Literal
 
 import numpy as np
 
-from methods import compression, exchange
-from methods.compression import Compressor, Work
-from methods.exchange import Exchange, Plan, PlanPart, Topology, in_pieces
-from methods.fusion import Cost, Costs, by_values
-from methods.synchronization import Policy
-from testbed import network
-from testbed.cache import cached, sources
-from testbed.network import simulate
-from testbed.network.counting import complete
-from testbed.training.device import Device
-from testbed.training.pipeline import Layers
-from testbed.training.recipe import CodecScope, Level, Part
+from slowlink.methods import compression, exchange
+from slowlink.methods.compression import Compressor, Work
+from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology, in_pieces
+from slowlink.methods.fusion import Cost, Costs, by_values
+from slowlink.methods.synchronization import Policy
+from slowlink.testbed import network
+from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.network import simulate
+from slowlink.testbed.network.counting import complete
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.pipeline import Layers
+from slowlink.testbed.training.recipe import CodecScope, Level, Part
 
 STEP = 4.0
 """Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more

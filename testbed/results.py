@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from testbed import files
+from slowlink.testbed import files
 
 if TYPE_CHECKING:  # slow to import, and most processes only make rows
     import pandas as pd

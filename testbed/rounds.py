@@ -10,20 +10,20 @@ from functools import cache
 import numpy as np
 import torch
 
-from methods import exchange
-from methods.compression import Compressor, Encoding, Payload
-from methods.exchange import Plan
-from testbed.network import bounds
-from testbed.network.counting import complete
-from testbed.prices import coding_s, exchange_s, load_system
-from testbed.results import Row
-from testbed.training import models
-from testbed.training.datasets import load_dataset
-from testbed.training.device import profile
-from testbed.training.learner import Learner, Traffic
-from testbed.training.pipeline import Layers, layers
-from testbed.training.recipe import Link, Part, Recipe
-from testbed.training.trainer import topology
+from slowlink.methods import exchange
+from slowlink.methods.compression import Compressor, Encoding, Payload
+from slowlink.methods.exchange import Plan
+from slowlink.testbed.network import bounds
+from slowlink.testbed.network.counting import complete
+from slowlink.testbed.prices import coding_s, exchange_s, load_system
+from slowlink.testbed.results import Row
+from slowlink.testbed.training import models
+from slowlink.testbed.training.datasets import load_dataset
+from slowlink.testbed.training.device import profile
+from slowlink.testbed.training.learner import Learner, Traffic
+from slowlink.testbed.training.pipeline import Layers, layers
+from slowlink.testbed.training.recipe import Link, Part, Recipe
+from slowlink.testbed.training.trainer import topology
 
 Bodies = dict[str, dict[int, bytes]]
 """Payload bodies of a whole vector by message slot and sender, tensor after tensor."""

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from testbed.training.fetch import read_sources
+from slowlink.testbed.training.fetch import read_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "data/bibliography.bib").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from testbed.cache import VARIABLE, Cache, cached, sources
+from slowlink.testbed.cache import VARIABLE, Cache, cached, sources
 
 
 def refuse():

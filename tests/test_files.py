@@ -2,7 +2,7 @@
 
 import pytest
 
-from testbed.files import whole
+from slowlink.testbed.files import whole
 
 
 def test_what_a_killed_writer_left_is_overwritten(tmp_path):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from methods import compression
-from testbed import measuring
+from slowlink.methods import compression
+from slowlink.testbed import measuring
 
 
 class Clock:

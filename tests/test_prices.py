@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from methods import compression, exchange, fusion
-from methods.compression import Compressor, Work, combine_payloads
-from testbed import matrix
-from testbed.network import geo_sites, simulate, star
-from testbed.prices import System, load_system, transfers
-from testbed.training import device, pipeline, trainer
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Level, Link, Part, Recipe
-from workflow.matrix import advice, systems
+from slowlink.methods import compression, exchange, fusion
+from slowlink.methods.compression import Compressor, Work, combine_payloads
+from slowlink.testbed import matrix
+from slowlink.testbed.network import geo_sites, simulate, star
+from slowlink.testbed.prices import System, load_system, transfers
+from slowlink.testbed.training import device, pipeline, trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.workflow.matrix import advice, systems
 
 RATE = 1e9
 V100 = device.profile("v100_matrix")
@@ -310,7 +310,7 @@ def copied(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "__path__", [*compression.__path__, str(tmp_path)])
     yield
     for name in ("sign_sgd", "identity"):
-        sys.modules.pop(f"methods.compression.my_{name}", None)
+        sys.modules.pop(f"slowlink.methods.compression.my_{name}", None)
 
 
 @pytest.mark.parametrize("how", ["allgather", "parameter_server"])

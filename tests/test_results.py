@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from testbed import results
-from testbed.results import Row
+from slowlink.testbed import results
+from slowlink.testbed.results import Row
 
 
 def row(**changes):

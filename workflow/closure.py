@@ -17,9 +17,10 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from testbed.cache import cached, sources
+from slowlink.testbed.cache import cached, sources
 
 ROOT = Path(__file__).parents[1]
+OWN = "slowlink."
 PACKAGES = ("methods", "testbed", "reports", "workflow")
 FRAME = "workflow/"
 ROOMS = ("exchange", "compression", "synchronization", "fusion")
@@ -231,7 +232,7 @@ def _bound(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[tuple[str, 
             base = node.module or ""
             if node.level:
                 parts = Path(file).parent.parts[: len(Path(file).parent.parts) - node.level + 1]
-                base = ".".join([*parts, base] if base else parts)
+                base = OWN + ".".join([*parts, base] if base else parts)
             name = alias.asname or alias.name
             files = []
             if _own(base):
@@ -240,12 +241,12 @@ def _bound(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[tuple[str, 
 
 
 def _own(module: str) -> bool:
-    return module.partition(".")[0] in PACKAGES
+    return module.removeprefix(OWN).partition(".")[0] in PACKAGES and module.startswith(OWN)
 
 
 def _file_of(module: str) -> str:
     """The file of a module of this repository; empty if there is none."""
-    path = module.replace(".", "/")
+    path = module.removeprefix(OWN).replace(".", "/")
     for file in (f"{path}.py", f"{path}/__init__.py"):
         if (ROOT / file).is_file():
             return file

@@ -1,6 +1,6 @@
 """What a scale costs, estimated from its recipes: GPU-hours, core-hours, bytes of results.
 
-    python -m workflow.cost --scale paper
+    python -m slowlink.workflow.cost --scale paper
 
 An estimate is no measurement. Training counts operations of gradients and evaluations at the speed
 of a device profile, and no coding; all other jobs are counted by how long such jobs took here.
@@ -18,13 +18,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from testbed.training import device, models
-from testbed.training.recipe import Part, Recipe
-from workflow import settings
-from workflow.experiment import Bench
-from workflow.jobs import Job, Jobs
-from workflow.matrix import experiments as matrix
-from workflow.matrix.rounds import clusters
+from slowlink.testbed.training import device, models
+from slowlink.testbed.training.recipe import Part, Recipe
+from slowlink.workflow import settings
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.jobs import Job, Jobs
+from slowlink.workflow.matrix import experiments as matrix
+from slowlink.workflow.matrix.rounds import clusters
 
 DEVICE = "v100_flops"
 ITERATION_S = 3e-3
@@ -202,7 +202,9 @@ def of_scale(scale: str) -> list[Cost]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m workflow.cost", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m slowlink.workflow.cost", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--scale", default="desk", choices=settings.SCALES)
     print(said(of_scale(parser.parse_args().scale)))
 

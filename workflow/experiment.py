@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
-from testbed.results import Row, Scale
-from testbed.training.recipe import Recipe
+from slowlink.testbed.results import Row, Scale
+from slowlink.testbed.training.recipe import Recipe
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 PLANNING = False
 """True while Snakemake asks only what there is to run. Like ``TYPE_CHECKING``, it spares whoever

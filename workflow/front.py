@@ -1,6 +1,6 @@
 """The head of the README, from the results of a run: the winners' map, and a row a document.
 
-    python -m workflow.front results/desk
+    python -m slowlink.workflow.front results/desk
 
 It copies the map to ``docs/winners.svg``, writes the table between the two marks in README.md, and
 keeps all verdicts in ``data/recorded/desk_verdicts.csv``, which a later run can be compared with,
@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports import claims, tables
-from reports.evidence import Estimate
-from reports.html import SCORE, score
-from testbed.results import coordinates, read
-from workflow import documents
-from workflow.matrix.ranking import arrived, of
+from slowlink.reports import claims, tables
+from slowlink.reports.evidence import Estimate
+from slowlink.reports.html import SCORE, score
+from slowlink.testbed.results import coordinates, read
+from slowlink.workflow import documents
+from slowlink.workflow.matrix.ranking import arrived, of
 
 ROOT = Path(__file__).parents[1]
 README, MAP = ROOT / "README.md", "docs/winners.svg"
 VERDICTS = "data/recorded/{}_verdicts.csv"
 TAUGHT = "data/recorded/matrix_trained.csv"
-MARKS = "<!-- made by `python -m workflow.front` -->\n", "<!-- end -->\n"
+MARKS = "<!-- made by `python -m slowlink.workflow.front` -->\n", "<!-- end -->\n"
 HEAD = ("document", "claims", *SCORE, "its most surprising finding")
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from testbed.training.recipe import Recipe, slug
-from workflow import closure
-from workflow.closure import ROOMS, ROOT
-from workflow.experiment import Bench, Experiment, Training
-from workflow.named import named
-from workflow.settings import Settings
-from workflow.wing import Wing
+from slowlink.testbed.training.recipe import Recipe, slug
+from slowlink.workflow import closure
+from slowlink.workflow.closure import ROOMS, ROOT
+from slowlink.workflow.experiment import Bench, Experiment, Training
+from slowlink.workflow.named import named
+from slowlink.workflow.settings import Settings
+from slowlink.workflow.wing import Wing
 
 SUMMARY = "summary"
 TRAINER = "testbed/training/trainer.py"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from testbed.training.recipe import Kind, Of, Part
+from slowlink.testbed.training.recipe import Kind, Of, Part
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "testbed/training/models.py"

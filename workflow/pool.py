@@ -27,7 +27,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Python's fork server has its children import the main module, which under Snakemake is a line that
 # calls its command.
-_CONTEXT.set_forkserver_preload(["workflow.warm", "snakemake.cli"])
+_CONTEXT.set_forkserver_preload(["slowlink.workflow.warm", "snakemake.cli"])
 _LOCK = threading.Lock()
 """How a process ended can be read once. Starting one reads it of all that ended, so that without
 the lock a thread that waits for its own could find it gone, and take it for a failure."""

@@ -3,7 +3,7 @@
 Jobs are weighed by how long they took the last time, which stands beside their logs, else by how
 long they took where the project's own run was recorded (``data/recorded/seconds.csv``).
 
-    python -m workflow.progress logs/desk      records the run that wrote these logs
+    python -m slowlink.workflow.progress logs/desk      records the run that wrote these logs
 """
 
 from __future__ import annotations

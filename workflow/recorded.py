@@ -1,6 +1,6 @@
 """Trainings that take hours: run once, kept under ``data/recorded``, and read by every run since.
 
-    python -m workflow.recorded geomx residual [--jobs 2]
+    python -m slowlink.workflow.recorded geomx residual [--jobs 2]
 
 trains what is not there yet of the training ``residual`` of GeoMX's recipe, run by run. Whatever
 ends it, it goes on where it was: a run that ended is kept, and one that did not has its checkpoint,
@@ -23,12 +23,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from testbed import files, results
-from testbed.results import Row, row_of
-from testbed.training.recipe import Recipe
-from workflow.closure import ROOT
-from workflow.jobs import recorded_in
-from workflow.provenance import processor
+from slowlink.testbed import files, results
+from slowlink.testbed.results import Row, row_of
+from slowlink.testbed.training.recipe import Recipe
+from slowlink.workflow.closure import ROOT
+from slowlink.workflow.jobs import recorded_in
+from slowlink.workflow.provenance import processor
 
 CHECKPOINTS = Path("results/recorded")
 FREE = {"scale", "accelerator", "torch_threads"}
@@ -84,7 +84,7 @@ def record(wing: str, experiment: str, runs: Sequence[Recipe], jobs: int) -> Non
 
 
 def _record(wing: str, experiment: str, told: str) -> str:
-    from testbed.training.trainer import train
+    from slowlink.testbed.training.trainer import train
 
     run = Recipe.model_validate_json(told)
     file, note = _paths(wing, experiment, run)
@@ -129,13 +129,13 @@ def _digest(file: Path) -> str:
 
 
 def _command(wing: str, experiment: str) -> str:
-    return f"python -m workflow.recorded {wing} {experiment}"
+    return f"python -m slowlink.workflow.recorded {wing} {experiment}"
 
 
 def runs_of(wing_name: str, name: str, config: Mapping[str, Any]) -> list[Recipe]:
     """The runs of a training that is recorded."""
-    from workflow import settings
-    from workflow.experiment import Bench, Training
+    from slowlink.workflow import settings
+    from slowlink.workflow.experiment import Bench, Training
 
     chosen = settings.load(config)
     wing, recipe = settings.wings()[wing_name], chosen.recipes[wing_name]

@@ -3,7 +3,7 @@
 A recipe is ``recipe.yaml`` in a wing's folder. Any mapping in it may have keys ``smoke``, ``desk``
 and ``paper``, whose values are laid over the mapping at that scale.
 
-    python -m workflow.settings desk      makes every method and model that the recipes name
+    python -m slowlink.workflow.settings desk    makes all methods and models that recipes name
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from testbed.cache import cached, sources
-from testbed.results import Scale
-from workflow import documents, matrix
-from workflow.experiment import Settings as Recipe
-from workflow.named import Named, known, named, parameters
-from workflow.wing import Wing
+from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.results import Scale
+from slowlink.workflow import documents, matrix
+from slowlink.workflow.experiment import Settings as Recipe
+from slowlink.workflow.named import Named, known, named, parameters
+from slowlink.workflow.wing import Wing
 
 ROOT = Path(__file__).parents[1]
 SCALES = get_args(Scale)
@@ -132,7 +132,7 @@ def make_all_apart(scale: Scale) -> None:
     files = [*recipes, *sorted(ROOT.glob("methods/**/*.py")), ROOT / "testbed/training/models.py"]
 
     def make() -> bool:
-        command = [sys.executable, "-m", "workflow.settings", scale]
+        command = [sys.executable, "-m", "slowlink.workflow.settings", scale]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
             raise SettingsError(done.stderr.strip().rpartition("\n")[2])
@@ -198,12 +198,12 @@ class Check:
         if one.kind == "model":
             import torch
 
-            from testbed.training import models
+            from slowlink.testbed.training import models
 
             with torch.device("meta"):
                 self.attempt(one.key, models.make, one.name, **one.parameters)
         elif one.kind in ("exchange", "compression", "synchronization", "fusion"):
-            load = import_module(f"methods.{one.kind}").load
+            load = import_module(f"slowlink.methods.{one.kind}").load
             self.attempt(one.key, load, one.name, **one.parameters)
 
     def explain(self, error: dict[str, Any], wing: Wing) -> str:

@@ -1,22 +1,23 @@
 """The list of targets in ``docs/targets.md``, from what the wings declare.
 
-python -m workflow.targets > docs/targets.md
+python -m slowlink.workflow.targets > docs/targets.md
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports import claims
-from workflow.settings import wings
-from workflow.wing import Wing
+from slowlink.reports import claims
+from slowlink.workflow.settings import wings
+from slowlink.workflow.wing import Wing
 
 HEAD = """# Targets
 
 `snakemake --cores 2 <target>` makes one figure or table with all that it needs, as
 `results/<scale>/<document>/figures/<name>.svg` or `…/tables/<name>.csv`. The name of a document
 makes all of its figures and tables, `verdicts` a verdict for every claim, `data` fetches all data
-sets, and no name at all everything with the report. `python -m workflow.targets` makes this list.
+sets, and no name at all everything with the report.
+`python -m slowlink.workflow.targets` makes this list.
 """
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 import pandas as pd
 
-from reports import claims, verdicts
-from testbed import results
-from workflow.settings import RECIPE, recipe_of
-from workflow.wing import Wing
+from slowlink.reports import claims, verdicts
+from slowlink.testbed import results
+from slowlink.workflow.settings import RECIPE, recipe_of
+from slowlink.workflow.wing import Wing
 
 
 def claims_of(wing: Wing) -> list[claims.Claim]:

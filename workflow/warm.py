@@ -10,8 +10,8 @@ import scipy.stats  # noqa: F401
 import seaborn  # noqa: F401
 import torch  # noqa: F401
 
-from reports import html  # noqa: F401
-from workflow import run, settings  # noqa: F401
+from slowlink.reports import html  # noqa: F401
+from slowlink.workflow import run, settings  # noqa: F401
 
 settings.wings()
 # What lies still is not touched by the collector, so that forks go on sharing its pages.

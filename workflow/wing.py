@@ -10,9 +10,9 @@ from types import ModuleType
 
 from pydantic import create_model
 
-from reports.charts import Figure, Table, target
-from workflow import closure
-from workflow.experiment import Experiment, Settings, Training
+from slowlink.reports.charts import Figure, Table, target
+from slowlink.workflow import closure
+from slowlink.workflow.experiment import Experiment, Settings, Training
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from methods import room
-from methods.compression.pieces.frame import ADDABLE, Frame, Payload
-from methods.compression.pieces.packing import (
+from slowlink.methods import room
+from slowlink.methods.compression.pieces.frame import ADDABLE, Frame, Payload
+from slowlink.methods.compression.pieces.packing import (
     check_finite,
     check_length,
     from_bytes,
@@ -103,8 +103,8 @@ class Compressor:
 
     ``encode_work`` and ``decode_work`` say what coding a tensor does, decoding by what one payload
     takes; a property where parameters decide. A test holds them against the clock, and
-    ``python -m testbed.measuring <name>`` says what to write. What sends values from where they lie
-    does no work.
+    ``python -m slowlink.testbed.measuring <name>`` says what to write. What sends values from where
+    they lie does no work.
     """
 
     summary: ClassVar[str]
@@ -354,4 +354,4 @@ def aggregate(
             raise RuntimeError(f"{codecs[0].name}: parties disagree on the number of rounds")
 
 
-names, load = room("methods.compression", Compressor)
+names, load = room("slowlink.methods.compression", Compressor)

@@ -10,8 +10,16 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work, add_payloads, alike
-from methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression import (
+    Combine,
+    Compressor,
+    Key,
+    Payload,
+    Work,
+    add_payloads,
+    alike,
+)
+from slowlink.methods.compression.pieces import memory, packing, sampling
 
 DENSE = {"fp32": "float32", "fp16": "float16"}
 

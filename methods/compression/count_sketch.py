@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from methods.compression import Compressor, Encoding, Key, Payload, Work
-from methods.compression.pieces import memory, packing, sampling
-from methods.compression.pieces import sketch as sketching
-from methods.compression.pieces.threads import each_block
+from slowlink.methods.compression import Compressor, Encoding, Key, Payload, Work
+from slowlink.methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression.pieces import sketch as sketching
+from slowlink.methods.compression.pieces.threads import each_block
 
 SAMPLE = 2**16
 """Estimates looked at for a first guess of the threshold that the largest reach."""

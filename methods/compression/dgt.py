@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work, alike
-from methods.compression.pieces import buffers, memory, packing, sampling
-from methods.compression.pieces.threads import BLOCK
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work, alike
+from slowlink.methods.compression.pieces import buffers, memory, packing, sampling
+from slowlink.methods.compression.pieces.threads import BLOCK
 
 RELIABLE, ARRIVED, LOST, INT4 = range(4)
 LEVELS = torch.tensor([torch.nan, *range(-7, 8)])

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import LARGEST_HALF, Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import packing
+from slowlink.methods.compression import LARGEST_HALF, Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import packing
 
 
 @dataclass

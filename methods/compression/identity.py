@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import memory, packing, quantising
+from slowlink.methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import memory, packing, quantising
 
 MAGIC, HEAD = b"Q8\x00\x01", struct.Struct("<4siqi")
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from methods.compression import Compressor, Encoding, Key, Payload, Work
-from methods.compression.pieces import packing, products, sampling
+from slowlink.methods.compression import Compressor, Encoding, Key, Payload, Work
+from slowlink.methods.compression.pieces import packing, products, sampling
 
 
 @dataclass

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work, alike
-from methods.compression.pieces import packing
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work, alike
+from slowlink.methods.compression.pieces import packing
 
 SIGNS = torch.tensor([1.0, -1.0])
 

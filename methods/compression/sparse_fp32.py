@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import memory, packing, sampling
 
 MAGIC, HEAD = b"S4\x00\x01", struct.Struct("<4sii")
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import memory, packing, quantising, sampling
+from slowlink.methods.compression import MAX_VALUES, Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import memory, packing, quantising, sampling
 
 MAGIC, HEAD = b"SQ\x00\x01", struct.Struct("<4siiii")
 

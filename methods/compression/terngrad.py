@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work
-from methods.compression.pieces import quantising
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work
+from slowlink.methods.compression.pieces import quantising
 
 BITS, LEVELS = 2, 1
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work, alike
-from methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work, alike
+from slowlink.methods.compression.pieces import memory, packing, sampling
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from methods.compression import Combine, Compressor, Key, Payload, Work, alike
-from methods.compression.pieces import packing, quantising
+from slowlink.methods.compression import Combine, Compressor, Key, Payload, Work, alike
+from slowlink.methods.compression.pieces import packing, quantising
 
 NEGATIVE, POSITIVE = 0b10, 0b11
 PER_WORD = 16

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from methods import room
+from slowlink.methods import room
 
 REDUCE, COPY = 0, 1
 """What a transfer does on arrival: add to what the receiver has, or stand in its place."""
@@ -317,4 +317,4 @@ class Exchange:
         return [[[int(n) for n in (topology.workers if members is None else members)]]]
 
 
-names, load = room("methods.exchange", Exchange)
+names, load = room("slowlink.methods.exchange", Exchange)

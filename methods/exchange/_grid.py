@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Plan, PlanBuilder
-from methods.exchange._regions import Groups, equal
+from slowlink.methods.exchange import COPY, REDUCE, Plan, PlanBuilder
+from slowlink.methods.exchange._regions import Groups, equal
 
 
 def nested_grid(name: str, layers: list[Groups]) -> np.ndarray:

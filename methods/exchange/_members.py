@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methods.exchange import PlanPart, Topology
+from slowlink.methods.exchange import PlanPart, Topology
 
 
 def participants(name: str, topology: Topology, members: Sequence[int] | None) -> list[int]:

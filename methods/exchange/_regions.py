@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from methods.exchange import Topology
-from methods.exchange._members import participants
+from slowlink.methods.exchange import Topology
+from slowlink.methods.exchange._members import participants
 
 Groups = list[list[int]]
 

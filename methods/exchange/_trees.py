@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Plan, PlanBuilder
-from methods.exchange._regions import Groups
+from slowlink.methods.exchange import COPY, REDUCE, Plan, PlanBuilder
+from slowlink.methods.exchange._regions import Groups
 
 
 def in_tree_order(layers: list[Groups]) -> np.ndarray:

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import Exchange, Plan, PlanPart, Topology
-from methods.exchange._grid import grid_all_reduce, levels, nested_grid
-from methods.exchange._members import whole_only
-from methods.exchange._regions import hierarchy
+from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology
+from slowlink.methods.exchange._grid import grid_all_reduce, levels, nested_grid
+from slowlink.methods.exchange._members import whole_only
+from slowlink.methods.exchange._regions import hierarchy
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
-from methods.exchange._members import whole_only
-from methods.exchange._regions import hierarchy
+from slowlink.methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
+from slowlink.methods.exchange._members import whole_only
+from slowlink.methods.exchange._regions import hierarchy
 
 PUSH, PULL = "push/0", "pull/0"
 

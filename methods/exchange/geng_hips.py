@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import Exchange, Plan, PlanPart, Topology
-from methods.exchange._grid import grid_all_reduce, levels, nested_grid
-from methods.exchange._members import participants, whole_only
-from methods.exchange._regions import equal, hierarchy, split
+from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology
+from slowlink.methods.exchange._grid import grid_all_reduce, levels, nested_grid
+from slowlink.methods.exchange._members import participants, whole_only
+from slowlink.methods.exchange._regions import equal, hierarchy, split
 
 
 @dataclass(frozen=True)

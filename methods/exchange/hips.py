@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
-from methods.exchange._members import central_server, check_part, participants
+from slowlink.methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
+from slowlink.methods.exchange._members import central_server, check_part, participants
 
 
 @dataclass(frozen=True)

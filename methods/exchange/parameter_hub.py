@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
-from methods.exchange._members import participants, whole_only
+from slowlink.methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
+from slowlink.methods.exchange._members import participants, whole_only
 
 
 @dataclass(frozen=True)

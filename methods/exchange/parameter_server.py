@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
-from methods.exchange._members import central_server, check_part, participants, whole_only
+from slowlink.methods.exchange import COPY, REDUCE, Exchange, Plan, PlanBuilder, PlanPart, Topology
+from slowlink.methods.exchange._members import central_server, check_part, participants, whole_only
 
 PUSH, PULL = "push/0", "pull/0"
 

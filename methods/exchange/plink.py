@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import Exchange, Plan, PlanPart, Topology
-from methods.exchange._members import participants, whole_only
-from methods.exchange._regions import Groups, parties, split
-from methods.exchange._trees import tree_all_reduce
+from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology
+from slowlink.methods.exchange._members import participants, whole_only
+from slowlink.methods.exchange._regions import Groups, parties, split
+from slowlink.methods.exchange._trees import tree_all_reduce
 
 
 @dataclass(frozen=True)

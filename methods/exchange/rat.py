@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods.exchange import Exchange, Plan, PlanPart, Topology
-from methods.exchange._members import whole_only
-from methods.exchange._regions import hierarchy, parties
-from methods.exchange._trees import tree_all_reduce
+from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology
+from slowlink.methods.exchange._members import whole_only
+from slowlink.methods.exchange._regions import hierarchy, parties
+from slowlink.methods.exchange._trees import tree_all_reduce
 
 UNITS = 1_000
 """Parts a tree that the vector is cut into where the trees have weights."""

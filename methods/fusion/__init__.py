@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from methods import room
+from slowlink.methods import room
 
 Cost = Callable[[int, int], float]
 """Seconds for a message, or for coding one, of the tensors from the first number up to the second,
@@ -184,4 +184,4 @@ def between(ends: Sequence[int]) -> list[list[int]]:
     return [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
 
 
-names, load = room("methods.fusion", Fusion)
+names, load = room("slowlink.methods.fusion", Fusion)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.fusion import Fusion, between
+from slowlink.methods.fusion import Fusion, between
 
 BYTES = 4
 """Of a value: gradients wait in their bucket as float32."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from methods.fusion import Costs, Fusion, between, checked
+from slowlink.methods.fusion import Costs, Fusion, between, checked
 
 Ends = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.fusion import Fusion
+from slowlink.methods.fusion import Fusion
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from methods.fusion import Cost, Fusion, between, checked
+from slowlink.methods.fusion import Cost, Fusion, between, checked
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from methods.fusion import Costs, Fusion, between, checked
+from slowlink.methods.fusion import Costs, Fusion, between, checked
 
 WIDTH = 32
 """States a prefix in the first sweep, which only finds a grouping to beat."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from methods import room
+from slowlink.methods import room
 
 
 @dataclass(frozen=True)
@@ -152,4 +152,4 @@ class Policy:
         raise NotImplementedError
 
 
-names, load = room("methods.synchronization", Policy)
+names, load = room("slowlink.methods.synchronization", Policy)

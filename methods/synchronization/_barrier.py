@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from methods.synchronization import Decision, Sync, Wait
-from methods.synchronization._local import Local
+from slowlink.methods.synchronization import Decision, Sync, Wait
+from slowlink.methods.synchronization._local import Local
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from methods.synchronization import (
+from slowlink.methods.synchronization import (
     Continue,
     Decision,
     Event,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.synchronization import Sync
-from methods.synchronization._local import Local
+from slowlink.methods.synchronization import Sync
+from slowlink.methods.synchronization._local import Local
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.synchronization._barrier import Barrier
+from slowlink.methods.synchronization._barrier import Barrier
 
 
 @dataclass

@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from methods.synchronization import Continue, SetTimer, Sync, Synced, Timer, Wait
-from methods.synchronization._local import Local, check_whole
+from slowlink.methods.synchronization import Continue, SetTimer, Sync, Synced, Timer, Wait
+from slowlink.methods.synchronization._local import Local, check_whole
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from methods.synchronization._local import Bounded, check_whole, squads
+from slowlink.methods.synchronization._local import Bounded, check_whole, squads
 
 
 @dataclass

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from methods.synchronization import Continue, SetTimer, Sync, Timer, Wait
-from methods.synchronization._local import Counting, check_whole
+from slowlink.methods.synchronization import Continue, SetTimer, Sync, Timer, Wait
+from slowlink.methods.synchronization._local import Counting, check_whole
 
 ROUNDING = 1e-9
 """Indices and waits this close, relative to an index or to the time of an iteration, are equal:

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from methods.synchronization import Continue, SetTimer, Sync, Timer, Wait
-from methods.synchronization._local import Local, check_whole, method_name, squads
+from slowlink.methods.synchronization import Continue, SetTimer, Sync, Timer, Wait
+from slowlink.methods.synchronization._local import Local, check_whole, method_name, squads
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from methods.synchronization._local import Bounded
+from slowlink.methods.synchronization._local import Bounded
 
 
 @dataclass

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from reports import charts
-from reports.charts import Missing, Printed, Rows, Style, units
-from reports.evidence import CONFIDENCE, MIN_SEEDS, Estimate
-from testbed.results import coordinates
+from slowlink.reports import charts
+from slowlink.reports.charts import Missing, Printed, Rows, Style, units
+from slowlink.reports.evidence import CONFIDENCE, MIN_SEEDS, Estimate
+from slowlink.testbed.results import coordinates
 
 _NO_PLACE = {"metric", "value", "unit", "status", "reason", "evidence", "device", "scale"}
 """Columns that do not say where two metrics of one run belong together."""

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Polygon, Rectangle
 
-from reports import charts
-from reports.charts import (
+from slowlink.reports import charts
+from slowlink.reports.charts import (
     INK,
     Band,
     Bars,
@@ -38,7 +38,7 @@ from reports.charts import (
     look,
     units,
 )
-from reports.charts.data import (
+from slowlink.reports.charts.data import (
     Chosen,
     Data,
     chosen,
@@ -52,8 +52,8 @@ from reports.charts.data import (
     title_of,
     unit_of,
 )
-from reports.charts.look import DASHES, PALETTE, Looks, colour
-from reports.evidence import number
+from slowlink.reports.charts.look import DASHES, PALETTE, Looks, colour
+from slowlink.reports.evidence import number
 
 _WIDTH, _NARROW, _LANE, _TALL = 8.6, 6.4, 0.27, 3.4
 """Widths of a figure and of one with a single panel; heights of a row of names and of a chart

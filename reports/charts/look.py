@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from reports.charts import Look, Style
-from reports.charts.data import merged
-from reports.evidence import number
+from slowlink.reports.charts import Look, Style
+from slowlink.reports.charts.data import merged
+from slowlink.reports.evidence import number
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart. The page gives each a
 # lighter twin on dark backgrounds, and draws INK in the colour of its text.

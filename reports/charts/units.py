@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from reports.evidence import number
+from slowlink.reports.evidence import number
 
 # Unit -> (what it is a multiple of, how many).
 _UNITS = {

@@ -24,15 +24,15 @@ import torch
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from methods import synchronization
-from methods.synchronization import Policy
-from testbed.live.driver import AveragedOver, Server, drive, name_of
-from testbed.live.replay import TICK_S, Record
-from testbed.live.worker import Worker
-from testbed.training import models
-from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.learner import IMAGE_BATCH, fan_out
-from testbed.training.sampling import split
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Policy
+from slowlink.testbed.live.driver import AveragedOver, Server, drive, name_of
+from slowlink.testbed.live.replay import TICK_S, Record
+from slowlink.testbed.live.worker import Worker
+from slowlink.testbed.training import models
+from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.learner import IMAGE_BATCH, fan_out
+from slowlink.testbed.training.sampling import split
 
 
 def run(
@@ -251,7 +251,9 @@ def accuracy(model: nn.Module, dataset: Dataset) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """Record a run of LeNet-5 on MNIST."""
-    parser = argparse.ArgumentParser(prog="python -m testbed.live.actors", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m slowlink.testbed.live.actors", description=main.__doc__
+    )
     parser.add_argument("policy", choices=list(synchronization.names()))
     parser.add_argument("record", help="the file to write")
     parser.add_argument("--parameters", type=json.loads, default={}, help="of the policy, as JSON")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.live.plan_runner import run_plan
-from testbed.live.processor_load import LoadMonitor
-from testbed.network import simulate
-from testbed.network.counting import Sizes
-from testbed.network.emulated import Emulated, Measured
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.live.processor_load import LoadMonitor
+from slowlink.testbed.network import simulate
+from slowlink.testbed.network.counting import Sizes
+from slowlink.testbed.network.emulated import Emulated, Measured
 
 AGREES = 0.1
 """Share within which links that are emulated agree with links that are simulated."""

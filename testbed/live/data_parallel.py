@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from methods import compression, exchange, fusion
-from methods.fusion import Costs
-from testbed.live.processes import GRACE_S, Tell, run_ranks
-from testbed.live.transport import Aggregation, Gloo, Messenger, Wire, begin, combine
-from testbed.training import models, trainer
-from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.learner import Learner, Replica
-from testbed.training.recipe import Part, Recipe
+from slowlink.methods import compression, exchange, fusion
+from slowlink.methods.fusion import Costs
+from slowlink.testbed.live.processes import GRACE_S, Tell, run_ranks
+from slowlink.testbed.live.transport import Aggregation, Gloo, Messenger, Wire, begin, combine
+from slowlink.testbed.training import models, trainer
+from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.learner import Learner, Replica
+from slowlink.testbed.training.recipe import Part, Recipe
 
 HOST = "127.0.0.1"
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from methods.synchronization import (
+from slowlink.methods.synchronization import (
     Continue,
     Decision,
     Event,
@@ -29,8 +29,8 @@ from methods.synchronization import (
     Synced,
     Wait,
 )
-from testbed.live.replay import TICK_S, Record
-from testbed.training.virtual_time import Told
+from slowlink.testbed.live.replay import TICK_S, Record
+from slowlink.testbed.training.virtual_time import Told
 
 AveragedOver = Literal["members", "all"]
 

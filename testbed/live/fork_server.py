@@ -41,7 +41,7 @@ class ForkServer:
         self._line, theirs = socket.socketpair()
         with theirs:
             names = [f"{package}.__main__", *modules]
-            main = f"from testbed.live.fork_server import serve; serve({theirs.fileno()}, {names})"
+            main = f"from {__name__} import serve; serve({theirs.fileno()}, {names})"
             self.process = subprocess.Popen(
                 [sys.executable, "-c", main],
                 stdin=subprocess.DEVNULL,

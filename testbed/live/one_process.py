@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from testbed.live import data_parallel
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Recipe
+from slowlink.testbed.live import data_parallel
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Recipe
 
 
 def simulated(

@@ -19,8 +19,8 @@ from itertools import groupby
 import numpy as np
 import zmq
 
-from methods.exchange import COPY, Plan
-from testbed.live.processes import Line
+from slowlink.methods.exchange import COPY, Plan
+from slowlink.testbed.live.processes import Line
 
 HEAD = struct.Struct("<IIQ")
 """The head of a frame: its transfer and chunk, and the byte at which it begins."""

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.live.plan_node import Job, Outcome, run_node
-from testbed.live.processes import run_ranks
-from testbed.network.counting import Sizes, transfer_bytes
-from testbed.network.execution import verify
-from testbed.network.fluid import TIMELINE
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.live.plan_node import Job, Outcome, run_node
+from slowlink.testbed.live.processes import run_ranks
+from slowlink.testbed.network.counting import Sizes, transfer_bytes
+from slowlink.testbed.network.execution import verify
+from slowlink.testbed.network.fluid import TIMELINE
 
 if TYPE_CHECKING:
-    from testbed.network.emulated import Emulated
+    from slowlink.testbed.network.emulated import Emulated
 
 LOOPBACK = "127.0.0.1"
 BLOCK = 65_521

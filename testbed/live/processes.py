@@ -100,7 +100,7 @@ def run_ranks(
             lines.append(ours)
             with theirs:
                 fd = theirs.fileno()
-                main = f"from testbed.live.processes import _child; _child({fd}, {rank})"
+                main = f"from {__name__} import _child; _child({fd}, {rank})"
                 processes.append(
                     subprocess.Popen(
                         command(rank, [sys.executable, "-c", main]),

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from methods import synchronization
-from methods.synchronization import (
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import (
     Continue,
     Finished,
     Left,
@@ -24,8 +24,8 @@ from methods.synchronization import (
     Synced,
     Wait,
 )
-from testbed.training.stragglers import Trace
-from testbed.training.virtual_time import Log, Phase, Seconds, Told, play
+from slowlink.testbed.training.stragglers import Trace
+from slowlink.testbed.training.virtual_time import Log, Phase, Seconds, Told, play
 
 TICK_S = 2.0**-20
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from methods.compression import (
+from slowlink.methods.compression import (
     Combine,
     Compressor,
     Encoding,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from testbed.training.augmentation import standardise
-from testbed.training.sampling import batches
+from slowlink.testbed.training.augmentation import standardise
+from slowlink.testbed.training.sampling import batches
 
 
 class Worker:
@@ -95,7 +95,9 @@ class Worker:
         scores = self.model(standardise(self.images[index], self.mean, self.std))
         loss = nn.functional.cross_entropy(scores, self.labels[index])
         if not torch.isfinite(loss):
-            from testbed.training.learner import Diverged  # it is slow to import and seldom needed
+            from slowlink.testbed.training.learner import (
+                Diverged,  # it is slow to import and seldom needed
+            )
 
             raise Diverged(f"loss is {loss.item()}; lower lr")
         loss.backward()

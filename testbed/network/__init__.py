@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from testbed.network.balancing import tree_loads, tree_weights
-from testbed.network.bounds import bound
-from testbed.network.counting import (
+from slowlink.testbed.network.balancing import tree_loads, tree_weights
+from slowlink.testbed.network.bounds import bound
+from slowlink.testbed.network.counting import (
     RegionTraffic,
     least_egress,
     link_traffic,
@@ -13,11 +13,11 @@ from testbed.network.counting import (
     region_traffic,
     transfer_bytes,
 )
-from testbed.network.execution import execute, verify
-from testbed.network.faults import Faults, failed_links, priority, random_pauses
-from testbed.network.fluid import Network, Result, simulate, tcp_efficiency
-from testbed.network.routing import Paths, route, routes
-from testbed.network.topology import (
+from slowlink.testbed.network.execution import execute, verify
+from slowlink.testbed.network.faults import Faults, failed_links, priority, random_pauses
+from slowlink.testbed.network.fluid import Network, Result, simulate, tcp_efficiency
+from slowlink.testbed.network.routing import Paths, route, routes
+from slowlink.testbed.network.topology import (
     bcube,
     geo_sites,
     leaf_spine,

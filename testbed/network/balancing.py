@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.network.counting import plan_routes
-from testbed.network.routing import Paths
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.network.counting import plan_routes
+from slowlink.testbed.network.routing import Paths
 
 if TYPE_CHECKING:  # SciPy is slow to import, and few processes balance anything
     from scipy import sparse

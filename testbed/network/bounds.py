@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.network.counting import Sizes, plan_routes, spread, transfer_bytes
-from testbed.network.routing import Paths
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.network.counting import Sizes, plan_routes, spread, transfer_bytes
+from slowlink.testbed.network.routing import Paths
 
 
 def bound(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
-from methods.exchange import load
-from testbed.network.topology import LAYERS
+from slowlink.methods.exchange import load
+from slowlink.testbed.network.topology import LAYERS
 
 Shape = Sequence[int]
 

@@ -15,8 +15,8 @@ from typing import get_args
 import numba
 import numpy as np
 
-from methods.exchange import Plan, PlanPart, Topology
-from testbed.network.routing import Paths, routes
+from slowlink.methods.exchange import Plan, PlanPart, Topology
+from slowlink.testbed.network.routing import Paths, routes
 
 Sizes = float | Mapping[str, float | Mapping[int, float]]
 

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from methods.exchange import Topology
-from testbed.network.fluid import tcp_efficiency
-from testbed.network.routing import routes
+from slowlink.methods.exchange import Topology
+from slowlink.testbed.network.fluid import tcp_efficiency
+from slowlink.testbed.network.routing import routes
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 CONGESTION_CONTROL = "cubic"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Plan
+from slowlink.methods.exchange import COPY, REDUCE, Plan
 
 
 def execute(

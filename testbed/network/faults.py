@@ -9,7 +9,7 @@ from operator import index
 
 import numpy as np
 
-from methods.exchange import Topology
+from slowlink.methods.exchange import Topology
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from methods.exchange import COPY, REDUCE, Plan, Topology
-from testbed.network import _engine as engine
-from testbed.network.counting import (
+from slowlink.methods.exchange import COPY, REDUCE, Plan, Topology
+from slowlink.testbed.network import _engine as engine
+from slowlink.testbed.network.counting import (
     Sizes,
     plan_routes,
     spread,
     transfer_bytes,
 )
-from testbed.network.execution import check_structure
-from testbed.network.faults import Faults, link_changes
-from testbed.network.routing import Paths
+from slowlink.testbed.network.execution import check_structure
+from slowlink.testbed.network.faults import Faults, link_changes
+from slowlink.testbed.network.routing import Paths
 
 TIMELINE = np.dtype(
     [("src", "i4"), ("dst", "i4"), ("slot", "i2"), ("nbytes", "f8")]

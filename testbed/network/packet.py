@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from methods.exchange import Plan, Topology
-from testbed.network.counting import Sizes, transfer_bytes
-from testbed.network.execution import check_structure
-from testbed.network.faults import Faults
-from testbed.network.fluid import TIMELINE, tcp_efficiency
-from testbed.network.routing import Paths, routes
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.network.counting import Sizes, transfer_bytes
+from slowlink.testbed.network.execution import check_structure
+from slowlink.testbed.network.faults import Faults
+from slowlink.testbed.network.fluid import TIMELINE, tcp_efficiency
+from slowlink.testbed.network.routing import Paths, routes
 
 RUNNER = Path(__file__).with_name("_ns3.py")
 HEADERS, ETHERNET = 52, 38

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from methods.exchange import Topology
+from slowlink.methods.exchange import Topology
 
 FIRST, ECMP, BALANCED = range(3)
 CHOICES = {"first": FIRST, "ecmp": ECMP, "balanced": BALANCED}

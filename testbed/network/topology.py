@@ -10,7 +10,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from methods.exchange import Topology
+from slowlink.methods.exchange import Topology
 
 CENTRAL = 0
 """Region of the central site in :func:`geo_sites`; participant site ``i`` is region ``i + 1``."""

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from testbed import measuring
-from testbed.training import models
-from testbed.training.recipe import How
+from slowlink.testbed import measuring
+from slowlink.testbed.training import models
+from slowlink.testbed.training.recipe import How
 
 
 def gradients(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.training.augmentation import standardise
-from testbed.training.fetch import fetch
+from slowlink.testbed.training.augmentation import standardise
+from slowlink.testbed.training.fetch import fetch
 
 UNKNOWN = "<unk>"
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}

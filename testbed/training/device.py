@@ -20,10 +20,10 @@ from pydantic import (
     ValidationError,
 )
 
-from methods import compression
-from methods.compression import Compressor, Work
-from testbed import measuring
-from testbed.training import models
+from slowlink.methods import compression
+from slowlink.methods.compression import Compressor, Work
+from slowlink.testbed import measuring
+from slowlink.testbed.training import models
 
 PROFILES = Path(__file__).parents[2] / "data" / "devices.yaml"
 

@@ -4,7 +4,7 @@ What a data set is and where it comes from is data (``data/sources.yaml``). pooc
 gives a file its name in the cache only after its SHA-256 has been checked, so whatever interrupts
 a fetch, nobody reads a partial or a forged file.
 
-    python -m testbed.training.fetch fashion_mnist cifar10 --cache DIR
+    python -m slowlink.testbed.training.fetch fashion_mnist cifar10 --cache DIR
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from methods import compression, fusion
-from methods.compression import Compressor
-from methods.compression.pieces.packing import check_finite
-from methods.exchange import Exchange, Topology
-from methods.fusion import Costs
-from testbed.prices import Groups, check_pair, default_down
-from testbed.training import batching, models
-from testbed.training.augmentation import augment
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Part, Recipe
-from testbed.training.sampling import batches, split
+from slowlink.methods import compression, fusion
+from slowlink.methods.compression import Compressor
+from slowlink.methods.compression.pieces.packing import check_finite
+from slowlink.methods.exchange import Exchange, Topology
+from slowlink.methods.fusion import Costs
+from slowlink.testbed.prices import Groups, check_pair, default_down
+from slowlink.testbed.training import batching, models
+from slowlink.testbed.training.augmentation import augment
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Part, Recipe
+from slowlink.testbed.training.sampling import batches, split
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
 """Samples that are evaluated at once: a window of text has scores for every word at every step."""

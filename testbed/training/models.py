@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from testbed.training.pooling import MaxPool
+from slowlink.testbed.training.pooling import MaxPool
 
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 _drawing = Lock()  # layers draw from torch's global generator, which all threads share
@@ -133,7 +133,7 @@ def cnn3(width: int = 32, in_channels: int = 3, classes: int = 10) -> nn.Module:
 
 def _resnet_v1(depth: int, in_channels: int, classes: int) -> nn.Module:
     # It is slow to import and only needed here.
-    from testbed.training._torchvision import torchvision
+    from slowlink.testbed.training._torchvision import torchvision
 
     network = getattr(torchvision.models, f"resnet{depth}")(num_classes=classes)
     network.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
@@ -296,7 +296,7 @@ def lstm(
 
 
 def _of_torchvision(name: str, classes: int) -> nn.Module:
-    from testbed.training._torchvision import torchvision
+    from slowlink.testbed.training._torchvision import torchvision
 
     return getattr(torchvision.models, name)(num_classes=classes)
 

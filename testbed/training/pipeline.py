@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from methods.fusion import Costs, Fusion, Timeline, timeline
-from testbed.cache import cached, sources
-from testbed.training import models
-from testbed.training.device import Device
-from testbed.training.recipe import Part
+from slowlink.methods.fusion import Costs, Fusion, Timeline, timeline
+from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.training import models
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.recipe import Part
 
 
 @dataclass(frozen=True)

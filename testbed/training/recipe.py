@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
-from testbed.results import Scale
+from slowlink.testbed.results import Scale
 
 How = Literal["one_by_one", "channels_last", "vmap"]
 """The gradients of several workers are computed, see :mod:`testbed.training.batching`."""

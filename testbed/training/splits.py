@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from testbed.training import sampling
+from slowlink.testbed.training import sampling
 
 ATTEMPTS = 100
 """How often :func:`dirichlet` draws until nobody is left without a sample."""

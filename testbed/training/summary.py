@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, row_of
+from slowlink.testbed.results import Row, row_of
 
 TAIL = 10
 """Evaluations averaged for a final accuracy."""

@@ -18,22 +18,22 @@ from typing import Any
 
 import torch
 
-from methods import exchange, fusion, synchronization
-from methods.exchange import Plan, Topology
-from methods.fusion import Costs
-from methods.synchronization import Continue, Finished, Policy, Sync, Synced
-from testbed import files
-from testbed.network import Network, geo_sites, star
-from testbed.prices import Step, check_meetings, coding_s, exchange_s, load_system
-from testbed.results import Row
-from testbed.training import models, pipeline
-from testbed.training.allocator import keep_freed_memory
-from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.device import Device, profile
-from testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
-from testbed.training.recipe import Link, Part, Recipe
-from testbed.training.stragglers import Fixed, Jitter, Stragglers, uniform
-from testbed.training.virtual_time import (
+from slowlink.methods import exchange, fusion, synchronization
+from slowlink.methods.exchange import Plan, Topology
+from slowlink.methods.fusion import Costs
+from slowlink.methods.synchronization import Continue, Finished, Policy, Sync, Synced
+from slowlink.testbed import files
+from slowlink.testbed.network import Network, geo_sites, star
+from slowlink.testbed.prices import Step, check_meetings, coding_s, exchange_s, load_system
+from slowlink.testbed.results import Row
+from slowlink.testbed.training import models, pipeline
+from slowlink.testbed.training.allocator import keep_freed_memory
+from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.device import Device, profile
+from slowlink.testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
+from slowlink.testbed.training.recipe import Link, Part, Recipe
+from slowlink.testbed.training.stragglers import Fixed, Jitter, Stragglers, uniform
+from slowlink.testbed.training.virtual_time import (
     Applied,
     Begun,
     Computed,

@@ -24,8 +24,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from methods.exchange import Plan
-from methods.synchronization import (
+from slowlink.methods.exchange import Plan
+from slowlink.methods.synchronization import (
     Continue,
     Decision,
     Event,
@@ -39,9 +39,9 @@ from methods.synchronization import (
     Timer,
     Wait,
 )
-from testbed.network import Network, Result
-from testbed.network.counting import complete
-from testbed.training.stragglers import Stragglers
+from slowlink.testbed.network import Network, Result
+from slowlink.testbed.network.counting import complete
+from slowlink.testbed.training.stragglers import Stragglers
 
 Phase = Literal["push", "pull"]
 

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 
-from testbed.training import batching, models
+from slowlink.testbed.training import batching, models
 
 WORKERS, ROUNDS = 8, 5
 SIZES = {

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import aggregate, load, names
+from slowlink.methods.compression import aggregate, load, names
 
 VALUES = int(os.environ.get("SLOWLINK_BENCH_VALUES", 2_000_000))
 LARGEST = 512 * 512 * 9

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from testbed.live.dds import throughput
+from slowlink.testbed.live.dds import throughput
 
 RANKS, ROUNDS = 4, 5
 MIB = int(os.environ.get("SLOWLINK_BENCH_MIB", 16))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from methods.fusion import Costs, load, names, timeline
+from slowlink.methods.fusion import Costs, load, names, timeline
 
 
 def resnet50() -> list[int]:

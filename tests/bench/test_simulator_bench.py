@@ -12,8 +12,8 @@ import os
 import numpy as np
 import pytest
 
-from methods.exchange import load
-from testbed.network import (
+from slowlink.methods.exchange import load
+from slowlink.testbed.network import (
     Faults,
     Network,
     Paths,

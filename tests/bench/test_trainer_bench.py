@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from methods import exchange
-from testbed.network import star
-from testbed.training import batching, models
-from testbed.training.allocator import keep_freed_memory
-from testbed.training.datasets import Dataset
-from testbed.training.learner import Learner
-from testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.methods import exchange
+from slowlink.testbed.network import star
+from slowlink.testbed.training import batching, models
+from slowlink.testbed.training.allocator import keep_freed_memory
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.learner import Learner
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
 
 MOST = 1.15
 """Times the plain loop that a step may take."""

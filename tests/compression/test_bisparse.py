@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from methods.compression import Frame, Payload, aggregate, load
-from methods.compression.pieces import sampling
+from slowlink.methods.compression import Frame, Payload, aggregate, load
+from slowlink.methods.compression.pieces import sampling
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression.pieces import memory, packing, sampling
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

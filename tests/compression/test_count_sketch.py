@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from methods.compression import Payload, aggregate, load
-from methods.compression.count_sketch import heavymix
-from methods.compression.pieces import sketch as sketching
+from slowlink.methods.compression import Payload, aggregate, load
+from slowlink.methods.compression.count_sketch import heavymix
+from slowlink.methods.compression.pieces import sketch as sketching
 
 SELECTIONS = ["heavymix", "top_pk"]
 

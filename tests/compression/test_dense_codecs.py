@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, add_payloads, aggregate, combine_payloads, load
+from slowlink.methods.compression import Payload, add_payloads, aggregate, combine_payloads, load
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, load
+from slowlink.methods.compression import Payload, load
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

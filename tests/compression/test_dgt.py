@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from methods.compression import Payload, load
+from slowlink.methods.compression import Payload, load
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, aggregate, load
-from methods.compression.pieces import quantising
+from slowlink.methods.compression import Payload, aggregate, load
+from slowlink.methods.compression.pieces import quantising
 
 NAMES = ("int8_blocks", "sparse_fp32", "sparse_int8")
 LARGEST = torch.finfo(torch.float32).max

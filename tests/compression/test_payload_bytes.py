@@ -12,7 +12,7 @@ import random
 import pytest
 import torch
 
-from methods.compression import aggregate, load, names
+from slowlink.methods.compression import aggregate, load, names
 
 LARGEST = 1_000_000
 

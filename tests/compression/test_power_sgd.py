@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.compression import aggregate, load
-from methods.compression.pieces import sampling
-from testbed.live.processes import run_ranks
+from slowlink.methods.compression import aggregate, load
+from slowlink.methods.compression.pieces import sampling
+from slowlink.testbed.live.processes import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that import the peer by its name
 import power_sgd_peer  # noqa: E402

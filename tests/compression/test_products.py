@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from methods.compression.pieces import products
+from slowlink.methods.compression.pieces import products
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 8, 11])

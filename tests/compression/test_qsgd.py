@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, aggregate, load
+from slowlink.methods.compression import Payload, aggregate, load
 
 Z = 5.5
 """Standard deviations that no value's mean of thousands may leave (chance 4e-8 each)."""

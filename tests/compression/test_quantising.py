@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from methods.compression import load
-from methods.compression.pieces import packing, quantising
-from methods.compression.pieces.threads import BLOCK
+from slowlink.methods.compression import load
+from slowlink.methods.compression.pieces import packing, quantising
+from slowlink.methods.compression.pieces.threads import BLOCK
 
 LONG = 2 * BLOCK + 13
 """Values of several blocks and a rest."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from methods.compression import Payload, aggregate, combine_payloads, load
+from slowlink.methods.compression import Payload, aggregate, combine_payloads, load
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from methods.compression.pieces import sketch as sketching
+from slowlink.methods.compression.pieces import sketch as sketching
 
 MANY = 4001
 

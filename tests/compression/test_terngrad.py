@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, load
+from slowlink.methods.compression import Payload, load
 
 Z = 5.5
 """Standard deviations that no value's mean of thousands may leave (chance 4e-8 each)."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from methods.compression import Payload, aggregate, load
-from methods.compression.pieces import sampling
+from slowlink.methods.compression import Payload, aggregate, load
+from slowlink.methods.compression.pieces import sampling
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.compression import Payload, aggregate, load
+from slowlink.methods.compression import Payload, aggregate, load
 
 
 def published(gradient: list[float], residual: list[float], threshold: float) -> bytearray:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.compression import Frame, Payload
+from slowlink.methods.compression import Frame, Payload
 
 PAYLOAD = Payload(bytes(range(12)), "identity", (1, 3), "dense", "float32")
 KEY = b"a key of sixteen"

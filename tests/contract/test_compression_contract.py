@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.compression import Frame, Payload, aggregate, load, names
+from slowlink.methods.compression import Frame, Payload, aggregate, load, names
 
 VARIANTS = [
     ("bisparse", {"ratio": 0.1, "lower_bound": 0}),

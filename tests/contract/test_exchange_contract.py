@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from methods import exchange
-from testbed.network import bcube, bound, geo_sites, leaf_spine, simulate, tree, verify
+from slowlink.methods import exchange
+from slowlink.testbed.network import bcube, bound, geo_sites, leaf_spine, simulate, tree, verify
 
 NETWORKS = {f"sites {sites}": geo_sites(sites) for sites in ([1], [3], [2, 2], [4, 1, 2])} | {
     "racks 4x4": leaf_spine(4, 4, 1e9, helpers=True),

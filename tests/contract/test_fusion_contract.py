@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from methods import fusion
-from methods.fusion import Costs, timeline
+from slowlink.methods import fusion
+from slowlink.methods.fusion import Costs, timeline
 
 NEEDY = [name for name in fusion.names() if fusion.load(name).needs_costs]
 

@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-import methods
-from methods import compression, exchange, fusion, synchronization
+from slowlink import methods
+from slowlink.methods import compression, exchange, fusion, synchronization
 
 ROOMS = {
     "exchange": (exchange, exchange.Exchange),
@@ -24,7 +24,7 @@ def test_method_describes_itself_and_loads_by_its_file_name(room, name):
     method = module.load(name)
     assert isinstance(method, base)
     assert method.summary and method.source
-    assert type(method).__module__ == f"methods.{room}.{name}"
+    assert type(method).__module__ == f"slowlink.methods.{room}.{name}"
 
 
 @pytest.mark.parametrize(("room", "name"), EVERY)
@@ -47,7 +47,7 @@ def test_a_new_file_is_a_new_method_and_its_deletion_removes_it(tmp_path, monkey
         textwrap.dedent(
             """
             from dataclasses import dataclass
-            from methods.fusion import Fusion
+            from slowlink.methods.fusion import Fusion
 
             @dataclass(frozen=True)
             class EveryOther(Fusion):
@@ -70,9 +70,11 @@ def test_a_new_file_is_a_new_method_and_its_deletion_removes_it(tmp_path, monkey
         file.unlink()
         assert fusion.names() == before
     finally:
-        sys.modules.pop("methods.fusion.every_other", None)
+        sys.modules.pop("slowlink.methods.fusion.every_other", None)
 
 
 def test_a_file_must_define_exactly_one_method():
     with pytest.raises(ValueError, match="exactly one Policy"):
-        methods.method_class("methods.fusion", synchronization.Policy, "layer_wise", ["layer_wise"])
+        methods.method_class(
+            "slowlink.methods.fusion", synchronization.Policy, "layer_wise", ["layer_wise"]
+        )

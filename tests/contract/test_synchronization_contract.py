@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods import synchronization
-from methods.synchronization import Finished, Joined, Left, SetTimer, Sync, Wait
-from testbed.training.stragglers import Fixed, Jitter
-from testbed.training.virtual_time import play
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Finished, Joined, Left, SetTimer, Sync, Wait
+from slowlink.testbed.training.stragglers import Fixed, Jitter
+from slowlink.testbed.training.virtual_time import play
 
 SLOWEST, LATEST = 2.5, 0.5
 

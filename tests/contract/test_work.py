@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from methods.compression import Work, load, names
-from testbed import measuring
-from testbed.training import device
+from slowlink.methods.compression import Work, load, names
+from slowlink.testbed import measuring
+from slowlink.testbed.training import device
 
 VARIANTS = [
     ("count_sketch", {"rows": 1}),

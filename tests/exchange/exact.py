@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from testbed.network import execute
+from slowlink.testbed.network import execute
 
 
 def total_is_exact(plan, seed=0):

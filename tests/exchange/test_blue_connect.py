@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from exact import total_is_exact
 
-from methods.exchange import load
-from testbed.network import geo_sites, leaf_spine, node_traffic, simulate, star, tree
+from slowlink.methods.exchange import load
+from slowlink.testbed.network import geo_sites, leaf_spine, node_traffic, simulate, star, tree
 
 SHAPES = [(1,), (5,), (1, 1), (2, 3), (4, 4), (5, 2), (3, 1, 2), (2, 3, 4), (2, 3, 1, 2)]
 

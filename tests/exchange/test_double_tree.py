@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from methods.exchange import in_pieces, load
-from testbed.network import leaf_spine, node_traffic, simulate, star
-from testbed.network.counting import longest_chain
+from slowlink.methods.exchange import in_pieces, load
+from slowlink.testbed.network import leaf_spine, node_traffic, simulate, star
+from slowlink.testbed.network.counting import longest_chain
 
 RATE = 1e9
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from exact import total_is_exact
 
-from methods.exchange import load
-from testbed.network import (
+from slowlink.methods.exchange import load
+from slowlink.testbed.network import (
     bcube,
     leaf_spine,
     link_traffic,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from exact import total_is_exact
 
-from methods.exchange import load
-from testbed.network import (
+from slowlink.methods.exchange import load
+from slowlink.testbed.network import (
     bcube,
     geo_sites,
     leaf_spine,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, Topology, in_pieces, load, names
-from methods.exchange._regions import equal, hierarchy, parties, power_of
-from testbed.network import geo_sites, leaf_spine, tree
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, Topology, in_pieces, load, names
+from slowlink.methods.exchange._regions import equal, hierarchy, parties, power_of
+from slowlink.testbed.network import geo_sites, leaf_spine, tree
 
 ARRAYS = ("src", "dst", "lo", "hi", "slot", "op", "phase", "dep_ptr", "dep_idx")
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from exact import total_is_exact
 
-from methods.exchange import COPY, REDUCE, load
-from testbed.network import (
+from slowlink.methods.exchange import COPY, REDUCE, load
+from slowlink.testbed.network import (
     bcube,
     bound,
     geo_sites,

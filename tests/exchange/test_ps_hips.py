@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, Topology, load
-from testbed.network import execute, geo_sites, longest_chain, star, verify
+from slowlink.methods.exchange import COPY, REDUCE, Topology, load
+from slowlink.testbed.network import execute, geo_sites, longest_chain, star, verify
 
 SHAPES = [
     [1 + (per - 1 + 5 * site * uneven) % 13 for site in range(sites)]

@@ -7,10 +7,10 @@ from math import prod
 import numpy as np
 import pytest
 
-from methods.exchange import load
-from testbed.network import bcube, longest_chain, node_traffic, region_traffic, tree
-from testbed.network.closed_forms import table1
-from testbed.network.counting import least_egress
+from slowlink.methods.exchange import load
+from slowlink.testbed.network import bcube, longest_chain, node_traffic, region_traffic, tree
+from slowlink.testbed.network.closed_forms import table1
+from slowlink.testbed.network.counting import least_egress
 
 SCHEMES = {
     "parameter_server": ("parameter_server", dict(shards="colocated")),

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from methods import fusion
+from slowlink.methods import fusion
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.fusion import Costs, by_values, checked, load, timeline
-from methods.fusion import optimal as optimal_module
-from methods.fusion.layer_fusion import stopwatch
-from methods.fusion.mg_wfbp import startup_and_rate
+from slowlink.methods.fusion import Costs, by_values, checked, load, timeline
+from slowlink.methods.fusion import optimal as optimal_module
+from slowlink.methods.fusion.layer_fusion import stopwatch
+from slowlink.methods.fusion.mg_wfbp import startup_and_rate
 
 
 def nothing(values):

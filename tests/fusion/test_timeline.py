@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from methods.fusion import Costs, timeline
+from slowlink.methods.fusion import Costs, timeline
 
 
 def nothing(begin, end):

@@ -17,12 +17,12 @@ from cyclonedds.qos import Policy
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
-from testbed.live.dds import Channel, DomainConfig, Group, RankLost, connect, run_key
-from testbed.live.dds import domain as domain_module
-from testbed.live.dds.channel import MEMBER
-from testbed.live.dds.collectives import TOPIC
-from testbed.live.dds.domain import configuration, qos
-from testbed.live.dds.segments import Segment, cut
+from slowlink.testbed.live.dds import Channel, DomainConfig, Group, RankLost, connect, run_key
+from slowlink.testbed.live.dds import domain as domain_module
+from slowlink.testbed.live.dds.channel import MEMBER
+from slowlink.testbed.live.dds.collectives import TOPIC
+from slowlink.testbed.live.dds.domain import configuration, qos
+from slowlink.testbed.live.dds.segments import Segment, cut
 
 NETWORK = DomainConfig(lease_s=3.0)
 RUN = "test"

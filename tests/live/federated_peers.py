@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from testbed.live.dds.federated import __main__ as commands
-from testbed.live.dds.federated import live, messages
-from testbed.live.dds.federated.client import Client
-from testbed.live.dds.federated.settings import ClientSettings
-from testbed.live.dds.federated.training import sgd
+from slowlink.testbed.live.dds.federated import __main__ as commands
+from slowlink.testbed.live.dds.federated import live, messages
+from slowlink.testbed.live.dds.federated.client import Client
+from slowlink.testbed.live.dds.federated.settings import ClientSettings
+from slowlink.testbed.live.dds.federated.training import sgd
 
 GATE = "FEDERATED_TEST_GATE"
 calls = 0

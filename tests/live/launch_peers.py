@@ -5,9 +5,9 @@ import sys
 
 import torch
 
-from testbed.live import data_parallel
-from testbed.live.dds import launch
-from testbed.training.datasets import Dataset
+from slowlink.testbed.live import data_parallel
+from slowlink.testbed.live.dds import launch
+from slowlink.testbed.training.datasets import Dataset
 
 
 def noise() -> Dataset:

@@ -46,8 +46,8 @@ def combine(port, jobs, rank, tell):
     """Each job's payloads (one a rank) as they combine over gloo; an error as its text."""
     import torch.distributed as dist  # here: the other functions start faster without
 
-    from methods import compression
-    from testbed.live import transport
+    from slowlink.methods import compression
+    from slowlink.testbed.live import transport
 
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(jobs[0][0]))

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from methods import synchronization
-from methods.synchronization import Finished, Left
-from testbed.live.actors import run
-from testbed.live.replay import Record, again, summary
-from testbed.training.datasets import Dataset, channel_statistics
-from testbed.training.learner import Diverged
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Finished, Left
+from slowlink.testbed.live.actors import run
+from slowlink.testbed.live.replay import Record, again, summary
+from slowlink.testbed.training.datasets import Dataset, channel_statistics
+from slowlink.testbed.training.learner import Diverged
 
 pytestmark = pytest.mark.slow
 

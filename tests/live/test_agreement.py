@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from methods import exchange
-from testbed import rounds
-from testbed.live import agreement
-from testbed.live.agreement import Comparison
-from testbed.network import geo_sites, tcp_efficiency
-from testbed.network.emulated import Measured
+from slowlink.methods import exchange
+from slowlink.testbed import rounds
+from slowlink.testbed.live import agreement
+from slowlink.testbed.live.agreement import Comparison
+from slowlink.testbed.network import geo_sites, tcp_efficiency
+from slowlink.testbed.network.emulated import Measured
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from methods import compression, exchange
-from methods.fusion import Costs
-from testbed.live import processes
-from testbed.live.data_parallel import LiveRun, group, measure, measure_all
-from testbed.live.processes import RankFailed
-from testbed.training import learner, models, trainer
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.methods import compression, exchange
+from slowlink.methods.fusion import Costs
+from slowlink.testbed.live import processes
+from slowlink.testbed.live.data_parallel import LiveRun, group, measure, measure_all
+from slowlink.testbed.live.processes import RankFailed
+from slowlink.testbed.training import learner, models, trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
 
 pytestmark = pytest.mark.slow
 

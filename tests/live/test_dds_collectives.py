@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from testbed.live.dds import Delivery, DomainConfig, Group, collectives, connect
-from testbed.live.dds.domain import configuration
-from testbed.live.dds.segments import wire_bytes
-from testbed.live.processes import run_ranks
+from slowlink.testbed.live.dds import Delivery, DomainConfig, Group, collectives, connect
+from slowlink.testbed.live.dds.domain import configuration
+from slowlink.testbed.live.dds.segments import wire_bytes
+from slowlink.testbed.live.processes import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import dds_peers  # noqa: E402

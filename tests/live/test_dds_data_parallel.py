@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from methods import compression
-from testbed.live import data_parallel, transport
-from testbed.live.data_parallel import LiveRun
-from testbed.live.dds import DomainConfig, launch
-from testbed.live.dds.data_parallel import measure_all
-from testbed.live.dds.segments import wire_bytes
+from slowlink.methods import compression
+from slowlink.testbed.live import data_parallel, transport
+from slowlink.testbed.live.data_parallel import LiveRun
+from slowlink.testbed.live.dds import DomainConfig, launch
+from slowlink.testbed.live.dds.data_parallel import measure_all
+from slowlink.testbed.live.dds.segments import wire_bytes
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

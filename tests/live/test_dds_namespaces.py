@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.network import emulated, star
+from slowlink.testbed.network import emulated, star
 
 pytestmark = pytest.mark.slow
 

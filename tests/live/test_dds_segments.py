@@ -9,9 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cyclonedds.idl import IdlStruct
 
-from testbed.live.dds import channel, segments
-from testbed.live.dds.channel import Assembly, _Memory
-from testbed.live.dds.segments import Refused, Segment, check, cut, load_secret, run_key
+from slowlink.testbed.live.dds import channel, segments
+from slowlink.testbed.live.dds.channel import Assembly, _Memory
+from slowlink.testbed.live.dds.segments import Refused, Segment, check, cut, load_secret, run_key
 
 SECRET = b"sixteen bytes and more"
 KEY = run_key("run", SECRET)

@@ -5,7 +5,7 @@ import random
 import pytest
 from cyclonedds.core import DDSException
 
-from testbed.live.dds import throughput
+from slowlink.testbed.live.dds import throughput
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import federated_peers  # noqa: E402
 from federated_peers import process  # noqa: E402
 
-from testbed.live.dds import Delivery, connect, domain
-from testbed.live.dds.federated import (
+from slowlink.testbed.live.dds import Delivery, connect, domain
+from slowlink.testbed.live.dds.federated import (
     Failed,
     checkpoint,
     controller,
@@ -32,13 +32,13 @@ from testbed.live.dds.federated import (
     simulate,
     training,
 )
-from testbed.live.dds.federated import __main__ as commands
-from testbed.live.dds.federated import client as client_module
-from testbed.live.dds.federated.client import Client
-from testbed.live.dds.federated.controller import read_log
-from testbed.live.dds.federated.live import SHARED
-from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, parse
-from testbed.training import models
+from slowlink.testbed.live.dds.federated import __main__ as commands
+from slowlink.testbed.live.dds.federated import client as client_module
+from slowlink.testbed.live.dds.federated.client import Client
+from slowlink.testbed.live.dds.federated.controller import read_log
+from slowlink.testbed.live.dds.federated.live import SHARED
+from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, parse
+from slowlink.testbed.training import models
 
 pytestmark = pytest.mark.slow
 
@@ -132,8 +132,8 @@ def test_a_first_step_imports_nothing_that_takes_long():
     """Torch's compiler takes two seconds, and the first call of numba half of one."""
     script = """
 import sys
-from testbed.live.dds.federated import __main__, training, warm
-from testbed.training import models, pooling
+from slowlink.testbed.live.dds.federated import __main__, training, warm
+from slowlink.testbed.training import models, pooling
 assert pooling._pool.signatures
 model = models.make("mnist_cnn")
 model(training.torch.zeros(1, 1, 28, 28)).sum().backward()
@@ -927,7 +927,7 @@ def test_commands_end_with_who_started_them(make, tmp_path):
         "a controller",
     )
     entry = Path("/proc", number.read_text(), "cmdline")
-    assert b"testbed.live.dds.federated" in entry.read_bytes()
+    assert b"slowlink.testbed.live.dds.federated" in entry.read_bytes()
     launcher.kill()
     launcher.join()
     until(lambda: not entry.exists() or not entry.read_bytes(), "the end of the controller")

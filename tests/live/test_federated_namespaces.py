@@ -13,11 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from federated_peers import write_images  # noqa: E402
 from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
 
-from testbed.live.dds.federated import checkpoint, simulate
-from testbed.live.dds.federated.controller import read_log
-from testbed.live.dds.federated.live import SHARED
-from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, Data, Task
-from testbed.training.recipe import Part
+from slowlink.testbed.live.dds.federated import checkpoint, simulate
+from slowlink.testbed.live.dds.federated.controller import read_log
+from slowlink.testbed.live.dds.federated.live import SHARED
+from slowlink.testbed.live.dds.federated.settings import (
+    ClientSettings,
+    ControllerSettings,
+    Data,
+    Task,
+)
+from slowlink.testbed.training.recipe import Part
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +53,7 @@ def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
         def start(host, role, its, name):
             file = tmp_path / f"{name}.json"
             file.write_text(its.model_dump_json())
-            argv = [sys.executable, "-m", "testbed.live.dds.federated", role, str(file)]
+            argv = [sys.executable, "-m", "slowlink.testbed.live.dds.federated", role, str(file)]
             running = stack.enter_context(subprocess.Popen(hosts.command(host, argv)))
             stack.callback(running.kill)
             return running

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.live.dds.federated.__main__ import main
-from testbed.live.dds.federated.settings import (
+from slowlink.testbed.live.dds.federated.__main__ import main
+from slowlink.testbed.live.dds.federated.settings import (
     ClientSettings,
     ControllerSettings,
     Data,
@@ -51,7 +51,10 @@ CONTROLLER = CONNECTION | dict(
     log="log",
 )
 CLIENT = CONNECTION | dict(
-    client=2, script="testbed.live.dds.federated.training:sgd", model_path="model", init_path=None
+    client=2,
+    script="slowlink.testbed.live.dds.federated.training:sgd",
+    model_path="model",
+    init_path=None,
 )
 FILES = {ControllerSettings: CONTROLLER, ClientSettings: CLIENT}
 
@@ -264,7 +267,7 @@ def test_command_refuses_bad_files(tmp_path, capsys):
 @pytest.mark.slow
 def test_secret_is_never_on_the_command_line():
     help_text = subprocess.run(
-        [sys.executable, "-m", "testbed.live.dds.federated", "--help"],
+        [sys.executable, "-m", "slowlink.testbed.live.dds.federated", "--help"],
         capture_output=True,
         text=True,
         check=True,

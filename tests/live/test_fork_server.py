@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.live import fork_server as fork_server_module
-from testbed.live.fork_server import ForkServer
-from testbed.live.hips.launch import COMMAND, ROLES
+from slowlink.testbed.live import fork_server as fork_server_module
+from slowlink.testbed.live.fork_server import ForkServer
+from slowlink.testbed.live.hips.launch import COMMAND, ROLES
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_output_and_status_are_those_of_the_command(fork_server, tmp_path):
     assert fork_server.start("a", ["--help"], said).wait(math.inf) == 0
     assert fork_server.start("b", [str(tmp_path / "none.yaml")], said).wait(60) == 2
     text = said.read_text()
-    assert text.startswith("usage: python -m testbed.live.hips")
+    assert text.startswith("usage: python -m slowlink.testbed.live.hips")
     assert "No such file or directory" in text.splitlines()[-1]
 
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from methods.compression import Payload
-from testbed.live.hips import node
-from testbed.live.hips.messages import Message
-from testbed.live.hips.node import Stopped
-from testbed.live.hips.zmq_transport import ZmqTransport
+from slowlink.methods.compression import Payload
+from slowlink.testbed.live.hips import node
+from slowlink.testbed.live.hips.messages import Message
+from slowlink.testbed.live.hips.node import Stopped
+from slowlink.testbed.live.hips.zmq_transport import ZmqTransport
 
 NAME, ABOVE, OTHER = "site1/worker0", "site1/scheduler", "site1/server"
 ANY = "tcp://127.0.0.1:0"

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import synchronization
-from testbed.live.hips import party
-from testbed.live.hips.messages import GLOBAL_SERVER, MASTER, Message, site_of
-from testbed.live.hips.roles import UNLIKE, GlobalServer, Master, SiteServer, Worker
-from testbed.live.hips.scheduler import where_to_begin, who_begins_anew
-from testbed.live.hips.snapshots import Snapshots
-from testbed.results import frame
-from testbed.training import trainer
-from testbed.training.datasets import Dataset
-from testbed.training.device import FREE, Device
-from testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.methods import synchronization
+from slowlink.testbed.live.hips import party
+from slowlink.testbed.live.hips.messages import GLOBAL_SERVER, MASTER, Message, site_of
+from slowlink.testbed.live.hips.roles import UNLIKE, GlobalServer, Master, SiteServer, Worker
+from slowlink.testbed.live.hips.scheduler import where_to_begin, who_begins_anew
+from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.results import frame
+from slowlink.testbed.training import trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.device import FREE, Device
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
 
 pytestmark = pytest.mark.slow
 

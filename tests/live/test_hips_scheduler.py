@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from testbed.live.hips.messages import (
+from slowlink.testbed.live.hips.messages import (
     GLOBAL_SCHEDULER,
     Message,
     scheduler_of,
     site_of,
     succeeding,
 )
-from testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler, where_to_begin
+from slowlink.testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler, where_to_begin
 
 CENTRE = ["central/server", "central/master"]
 SITE1 = ["site1/server", "site1/worker0", "site1/worker1"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.live.hips import __main__ as command
-from testbed.live.hips import settings
-from testbed.live.hips.settings import parse, read
-from testbed.training.recipe import Link
+from slowlink.testbed.live.hips import __main__ as command
+from slowlink.testbed.live.hips import settings
+from slowlink.testbed.live.hips.settings import parse, read
+from slowlink.testbed.training.recipe import Link
 
 
 def document(**changes):
@@ -149,9 +149,9 @@ def test_help_and_schedulers_do_not_wait_for_torch(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump(document()))
     for arguments in (["--help"], [str(file), "--node", "site1/scheduler"]):
-        argv = [sys.executable, "-X", "importtime", "-m", "testbed.live.hips", *arguments]
+        argv = [sys.executable, "-X", "importtime", "-m", "slowlink.testbed.live.hips", *arguments]
         imports = subprocess.run(argv, capture_output=True, text=True).stderr
-        assert "testbed.live.hips.zmq_transport" in imports
+        assert "slowlink.testbed.live.hips.zmq_transport" in imports
         assert "torch" not in imports
 
 

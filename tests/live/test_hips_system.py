@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed.live.hips import launch, settings
-from testbed.live.hips.launch import Failed, Launched, run_all
-from testbed.network import emulated
-from testbed.results import frame, read
-from testbed.training import trainer
-from testbed.training.device import FREE, Device
-from testbed.training.fetch import DataUnavailable, fetch
+from slowlink.testbed.live.hips import launch, settings
+from slowlink.testbed.live.hips.launch import Failed, Launched, run_all
+from slowlink.testbed.network import emulated
+from slowlink.testbed.results import frame, read
+from slowlink.testbed.training import trainer
+from slowlink.testbed.training.device import FREE, Device
+from slowlink.testbed.training.fetch import DataUnavailable, fetch
 
 pytestmark = pytest.mark.slow
 
@@ -261,7 +261,7 @@ def test_links_are_measured_before_the_run(tmp_path):
 def test_the_command_ends_with_0_where_the_run_does(tmp_path):
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps(document(tmp_path, [1], 2)))
-    argv = [sys.executable, "-m", "testbed.live.hips", str(file)]
+    argv = [sys.executable, "-m", "slowlink.testbed.live.hips", str(file)]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=ENOUGH_S)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert {number for _, number in result(settings.read(file))} == {0, 2}
@@ -281,7 +281,7 @@ def test_nothing_outlives_the_command(tmp_path, number, status, network):
         pytest.skip(emulated.available())
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps(document(tmp_path, [1], 100_000, network=network)))
-    argv = [sys.executable, "-m", "testbed.live.hips", str(file)]
+    argv = [sys.executable, "-m", "slowlink.testbed.live.hips", str(file)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout.readline().startswith("7 nodes started")
         begun = time.monotonic()

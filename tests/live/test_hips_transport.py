@@ -10,9 +10,9 @@ import pytest
 import torch
 import zmq
 
-from methods import compression
-from testbed.live.hips.messages import Message
-from testbed.live.hips.zmq_transport import MAX_HEAD, VERSION, ZmqTransport
+from slowlink.methods import compression
+from slowlink.testbed.live.hips.messages import Message
+from slowlink.testbed.live.hips.zmq_transport import MAX_HEAD, VERSION, ZmqTransport
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b")

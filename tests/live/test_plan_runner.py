@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods import exchange
-from methods.exchange import REDUCE, PlanBuilder
-from testbed.live import plan_node, plan_runner, processes
-from testbed.live.plan_runner import run_plan
-from testbed.live.processes import RankFailed
-from testbed.network import (
+from slowlink.methods import exchange
+from slowlink.methods.exchange import REDUCE, PlanBuilder
+from slowlink.testbed.live import plan_node, plan_runner, processes
+from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.live.processes import RankFailed
+from slowlink.testbed.network import (
     emulated,
     execute,
     geo_sites,
@@ -321,10 +321,10 @@ def test_emulated_links_take_the_simulated_time(linked, name, topology, nbytes, 
 
 USER = """
 import os
-from methods import exchange
-from testbed.live.plan_runner import run_plan
-from testbed.network import star
-from testbed.network.emulated import Emulated
+from slowlink.methods import exchange
+from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.network import star
+from slowlink.testbed.network.emulated import Emulated
 
 topology = star(3, 50e6)
 with Emulated(topology) as links:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from methods.compression import Payload, combine_payloads, load
-from testbed.live import processes
-from testbed.live.processes import RankFailed, run_ranks
+from slowlink.methods.compression import Payload, combine_payloads, load
+from slowlink.testbed.live import processes
+from slowlink.testbed.live.processes import RankFailed, run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import peers  # noqa: E402

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from testbed.live import processor_load
-from testbed.live.processor_load import LoadMonitor
+from slowlink.testbed.live import processor_load
+from slowlink.testbed.live.processor_load import LoadMonitor
 
 pytestmark = pytest.mark.alone
 

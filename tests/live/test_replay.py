@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from methods import synchronization
-from methods.synchronization import Finished, Left, Policy, SetTimer, Sync, Synced
-from testbed.live import actors
-from testbed.live.driver import Server, drive
-from testbed.live.replay import TICK_S, Record, again, replayed, summary
-from testbed.live.worker import Worker
-from testbed.training.sampling import batches
-from testbed.training.virtual_time import Told
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Finished, Left, Policy, SetTimer, Sync, Synced
+from slowlink.testbed.live import actors
+from slowlink.testbed.live.driver import Server, drive
+from slowlink.testbed.live.replay import TICK_S, Record, again, replayed, summary
+from slowlink.testbed.live.worker import Worker
+from slowlink.testbed.training.sampling import batches
+from slowlink.testbed.training.virtual_time import Told
 
 load = synchronization.load
 

@@ -4,9 +4,9 @@ import math
 
 import pandas as pd
 
-from testbed.results import Row, coordinates, frame
-from workflow.matrix.curves import SHOWN
-from workflow.matrix.ranking import condense
+from slowlink.testbed.results import Row, coordinates, frame
+from slowlink.workflow.matrix.curves import SHOWN
+from slowlink.workflow.matrix.ranking import condense
 
 METHODS = {
     # label: (group, seconds computing, bytes, rounds to the target by seed; None: never)

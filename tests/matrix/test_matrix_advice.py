@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from testbed import results
-from testbed.matrix import Round
-from testbed.results import Row
-from workflow.matrix import advice
-from workflow.matrix.advice import Offer, packed, ranked, rate, reason
-from workflow.matrix.curves import BENT, SHOWN, between, refined
+from slowlink.testbed import results
+from slowlink.testbed.matrix import Round
+from slowlink.testbed.results import Row
+from slowlink.workflow.matrix import advice
+from slowlink.workflow.matrix.advice import Offer, packed, ranked, rate, reason
+from slowlink.workflow.matrix.curves import BENT, SHOWN, between, refined
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "reports" / "assets" / "advise.js"

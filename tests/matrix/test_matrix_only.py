@@ -10,12 +10,12 @@ import time
 import pandas as pd
 import pytest
 
-from testbed import results
-from testbed.training.recipe import slug
+from slowlink.testbed import results
+from slowlink.testbed.training.recipe import slug
+from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.settings import SettingsError, load, wings
 from tests.matrix import matrix_results
 from tests.workflow.checkout import SNAKEMAKE, Checkout
-from workflow.jobs import Jobs
-from workflow.settings import SettingsError, load, wings
 
 MATRIX = "results/smoke/matrix"
 DATA = "results/data/mnist.json"
@@ -135,7 +135,9 @@ def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     mine = {"block_mean", "block_mean between sites", "block_mean every 3"}
     assert set(ran.index) == {"ring"} | mine
     assert ran.at["block_mean", "accuracy after 6 rounds (%)"] != "not trained"
-    card = "from reports import methods; print([methods.card(*n).page for n in methods.names()])"
+    card = (
+        "from slowlink.reports.methods import card, names; print([card(*n).page for n in names()])"
+    )
     told = subprocess.run([sys.executable, "-c", card], cwd=checkout.path, text=True,
                           env=checkout.environment, capture_output=True, timeout=300)  # fmt: skip
     assert "'methods/compression-block_mean.html'" in told.stdout, told.stderr[-2000:]

@@ -8,17 +8,17 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Polygon
 
-from methods import compression
-from reports import artifacts, charts
-from reports.charts import Missing
-from reports.charts.drawing import draw
-from testbed import results
-from testbed.training import device
+from slowlink.methods import compression
+from slowlink.reports import artifacts, charts
+from slowlink.reports.charts import Missing
+from slowlink.reports.charts.drawing import draw
+from slowlink.testbed import results
+from slowlink.testbed.training import device
+from slowlink.workflow import settings
+from slowlink.workflow.matrix import page, pictures, ranking
 from tests.matrix import matrix_results
 from tests.matrix.matrix_results import METHODS, PLACES, condensed, made, wan_bytes
 from tests.reports import report_site
-from workflow import settings
-from workflow.matrix import page, pictures, ranking
 
 SHOWN = charts.items(page)
 FIGURES = {name: one for name, one in SHOWN.items() if one.kind == "figure"}

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.charts import Missing
-from reports.evidence import Estimate
-from testbed import results
+from slowlink.reports.charts import Missing
+from slowlink.reports.evidence import Estimate
+from slowlink.testbed import results
+from slowlink.workflow.matrix import experiments, ranking
 from tests.matrix import matrix_results
 from tests.matrix.matrix_results import (
     GROUPS,
@@ -20,7 +21,6 @@ from tests.matrix.matrix_results import (
     made,
     round_s,
 )
-from workflow.matrix import experiments, ranking
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from methods import compression, exchange
-from testbed.matrix import Cluster, Method, best_round, time_round
-from testbed.network import simulate
-from testbed.prices import load_codec
-from testbed.training import device, pipeline
-from testbed.training.recipe import Level, Part
+from slowlink.methods import compression, exchange
+from slowlink.testbed.matrix import Cluster, Method, best_round, time_round
+from slowlink.testbed.network import simulate
+from slowlink.testbed.prices import load_codec
+from slowlink.testbed.training import device, pipeline
+from slowlink.testbed.training.recipe import Level, Part
 
 ASYNCHRONOUS = ("asp", "ssp", "gssp")
 V100 = device.profile("v100_document")

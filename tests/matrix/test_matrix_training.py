@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from testbed.results import Row
-from workflow.matrix.experiments import arrivals, until_target
+from slowlink.testbed.results import Row
+from slowlink.workflow.matrix.experiments import arrivals, until_target
 
 TARGET, ROUNDS, WINDOW = 90.0, 40, 3
 POINT = Row(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq, linprog
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, Topology, load
-from testbed.network import (
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, Topology, load
+from slowlink.testbed.network import (
     Paths,
     bound,
     leaf_spine,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, load
-from testbed.network import (
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, load
+from slowlink.testbed.network import (
     bound,
     geo_sites,
     leaf_spine,

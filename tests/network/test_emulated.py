@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.exchange import Topology
-from testbed.network import emulated as module
-from testbed.network.emulated import Emulated, available
-from testbed.network.fluid import tcp_efficiency
-from testbed.network.topology import bcube, geo_sites, leaf_spine, star, tree, without
+from slowlink.methods.exchange import Topology
+from slowlink.testbed.network import emulated as module
+from slowlink.testbed.network.emulated import Emulated, available
+from slowlink.testbed.network.fluid import tcp_efficiency
+from slowlink.testbed.network.topology import bcube, geo_sites, leaf_spine, star, tree, without
 
 pytestmark = pytest.mark.alone
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, load
-from testbed.network import execute, geo_sites, star, verify
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, load
+from slowlink.testbed.network import execute, geo_sites, star, verify
 
 
 def ring(n):

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder
-from testbed.network import (
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder
+from slowlink.testbed.network import (
     Faults,
     Network,
     failed_links,

@@ -8,9 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, Topology, load
-from testbed.network import Faults, Network, bound, geo_sites, simulate, star, tcp_efficiency
-from testbed.network.counting import between_regions
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, Topology, load
+from slowlink.testbed.network import (
+    Faults,
+    Network,
+    bound,
+    geo_sites,
+    simulate,
+    star,
+    tcp_efficiency,
+)
+from slowlink.testbed.network.counting import between_regions
 
 S = 94e6  # bytes
 LAN, WAN = 1e9 / 8, 155e6 / 8  # bytes/s

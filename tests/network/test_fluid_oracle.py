@@ -10,8 +10,8 @@ from fluid_reference import Job, lexicographic, run, water_filling
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, Topology
-from testbed.network import Faults, Network, route
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, Topology
+from slowlink.testbed.network import Faults, Network, route
 
 pytestmark = pytest.mark.slow
 

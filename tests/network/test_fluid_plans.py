@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from fluid_reference import Job, run
 
-from methods.exchange import COPY, PlanBuilder, load
-from testbed.network import Faults, Network, leaf_spine, random_pauses, route, routes, star
-from testbed.network._engine import ACTIVE
-from testbed.network.routing import Paths
+from slowlink.methods.exchange import COPY, PlanBuilder, load
+from slowlink.testbed.network import Faults, Network, leaf_spine, random_pauses, route, routes, star
+from slowlink.testbed.network._engine import ACTIVE
+from slowlink.testbed.network.routing import Paths
 
 PLANS = ["ring", "rat", "parameter_server", "halving_doubling", "blue_connect"]
 

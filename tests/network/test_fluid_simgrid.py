@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from methods.exchange import PlanBuilder, Topology, load
-from testbed.network import Network, geo_sites, route, simulate, star
+from slowlink.methods.exchange import PlanBuilder, Topology, load
+from slowlink.testbed.network import Network, geo_sites, route, simulate, star
 
 PYTHON = "/usr/bin/python3"
 IDEAL = ["model:CM02", "crosstraffic:0", "TCP-gamma:0"]

@@ -10,8 +10,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from methods.exchange import COPY, REDUCE, PlanBuilder, load
-from testbed.network import (
+from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, load
+from slowlink.testbed.network import (
     Faults,
     failed_links,
     leaf_spine,
@@ -19,7 +19,7 @@ from testbed.network import (
     simulate,
     tcp_efficiency,
 )
-from testbed.network.packet import Tcp, available, packet_simulate
+from slowlink.testbed.network.packet import Tcp, available, packet_simulate
 
 pytestmark = pytest.mark.slow
 

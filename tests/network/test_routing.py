@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from methods.exchange import Topology, load
-from testbed.network import (
+from slowlink.methods.exchange import Topology, load
+from slowlink.testbed.network import (
     Paths,
     bcube,
     bound,

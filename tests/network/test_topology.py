@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from testbed.network import (
+from slowlink.testbed.network import (
     Faults,
     Network,
     bcube,

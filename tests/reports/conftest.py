@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import report_site
 
-from workflow import documents
-from workflow.verdicts import claims_of
+from slowlink.workflow import documents
+from slowlink.workflow.verdicts import claims_of
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, frame
-from workflow import settings
+from slowlink.testbed.results import Row, frame
+from slowlink.workflow import settings
 
 LAN = 1e9 / 8
 RATES = {"1G": LAN, "155M": 155e6 / 8, "100M": 100e6 / 8, "50M": 50e6 / 8, "10M": 10e6 / 8}

@@ -9,8 +9,8 @@ from operator import mul
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, frame
-from workflow import settings
+from slowlink.testbed.results import Row, frame
+from slowlink.workflow import settings
 
 # The recipe with everything as RAT prints it.
 RECIPE = settings.load({"scale": "paper"}, names=False).recipes["rat"].model_dump(mode="json")

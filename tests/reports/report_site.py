@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 
-from reports import artifacts, html, methods, verdicts
-from workflow import settings
-from workflow.scripts.page import matrix_of
-from workflow.verdicts import claims_of
+from slowlink.reports import artifacts, html, methods, verdicts
+from slowlink.workflow import settings
+from slowlink.workflow.scripts.page import matrix_of
+from slowlink.workflow.verdicts import claims_of
 
 TESTS = Path(__file__).parents[1]
 VOID = {"meta", "link", "input", "br", "path", "use", "rect"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reports import bibliography, methods
-from reports.bibliography import cited, readable, references
+from slowlink.reports import bibliography, methods
+from slowlink.reports.bibliography import cited, readable, references
 from tests.test_bibliography import ENTRIES
 
 

@@ -14,8 +14,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
-from reports import artifacts, tables
-from reports.charts import (
+from slowlink.reports import artifacts, tables
+from slowlink.reports.charts import (
     Band,
     Bars,
     Dots,
@@ -40,10 +40,10 @@ from reports.charts import (
     table,
     units,
 )
-from reports.charts.drawing import draw, outline
-from reports.claims import Claim
-from reports.evidence import Estimate
-from testbed.results import Row, frame
+from slowlink.reports.charts.drawing import draw, outline
+from slowlink.reports.claims import Claim
+from slowlink.reports.evidence import Estimate
+from slowlink.testbed.results import Row, frame
 
 RACE = SimpleNamespace(name="race", makes=("heat",))
 SVG = "{http://www.w3.org/2000/svg}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reports import claims, expressions
+from slowlink.reports import claims, expressions
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ROOT / "workflow" / "documents"

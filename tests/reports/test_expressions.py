@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.expressions import Interval, check, evaluate, names
+from slowlink.reports.expressions import Interval, check, evaluate, names
 
 positive = st.floats(0.01, 100)
 NAMES = {"a-1", "b-2"}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_verdicts import demo, rows
 
-from reports import fits
-from reports.verdicts import judge
-from testbed.results import frame
+from slowlink.reports import fits
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import frame
 
 CELLS = {"a": (1.0, 5.0), "b": (2.0, 1.0), "c": (3.0, 4.0), "d": (7.0, 2.0), "e": (4.0, 9.0),
          "f": (9.0, 6.0)}  # fmt: skip

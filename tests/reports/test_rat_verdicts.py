@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from rat_results import RECIPE
 
-from reports.claims import NotRun
-from reports.verdicts import judge
-from testbed.results import coordinates
+from slowlink.reports.claims import NotRun
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import coordinates
 
 
 @pytest.fixture(scope="module")

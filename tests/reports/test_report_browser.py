@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from workflow import documents
+from slowlink.workflow import documents
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the extra browser is not installed")
 axe = pytest.importorskip("axe_playwright_python.base", reason="the extra browser is not installed")

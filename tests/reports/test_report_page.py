@@ -14,12 +14,12 @@ import pytest
 import report_site
 from report_site import check_links, lead, read
 
-from methods import compression
-from reports import artifacts, html, methods
-from reports.charts import target
-from reports.verdicts import COLUMNS
-from testbed import results as tidy
-from workflow import documents, settings
+from slowlink.methods import compression
+from slowlink.reports import artifacts, html, methods
+from slowlink.reports.charts import target
+from slowlink.reports.verdicts import COLUMNS
+from slowlink.testbed import results as tidy
+from slowlink.workflow import documents, settings
 
 ROOT = Path(__file__).parents[2]
 MB = 1e6
@@ -415,6 +415,6 @@ def test_a_new_file_has_a_card(tmp_path, monkeypatch):
     (tmp_path / "dummy.py").write_text(source)
     monkeypatch.setattr(compression, "__path__", [*compression.__path__, str(tmp_path)])
     cards = {card.name: card for card in all_cards() if card.room == "compression"}
-    sys.modules.pop("methods.compression.dummy")
+    sys.modules.pop("slowlink.methods.compression.dummy")
     assert cards["dummy"].sends.equals(cards["fp16"].sends)
     assert cards["dummy"].page == "methods/compression-dummy.html"

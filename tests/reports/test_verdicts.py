@@ -6,13 +6,13 @@ import pytest
 import rat_results
 from scipy import stats
 
-from reports import expressions, tables, verdicts
-from reports.claims import Claim, Lookup, NotRun
-from reports.evidence import Estimate, number, t_interval
-from reports.expressions import Interval
-from reports.verdicts import RULES, judge
-from testbed.live.dds import segments
-from testbed.results import Row, coordinates, frame
+from slowlink.reports import expressions, tables, verdicts
+from slowlink.reports.claims import Claim, Lookup, NotRun
+from slowlink.reports.evidence import Estimate, number, t_interval
+from slowlink.reports.expressions import Interval
+from slowlink.reports.verdicts import RULES, judge
+from slowlink.testbed.live.dds import segments
+from slowlink.testbed.results import Row, coordinates, frame
 
 
 def verdict_of(table: pd.DataFrame, name: str) -> str:
@@ -732,14 +732,14 @@ def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):
 
 
 def test_a_parameter_may_be_a_constant_of_the_code():
-    segment = "testbed.live.dds.segments.CUT"
+    segment = "slowlink.testbed.live.dds.segments.CUT"
     same = demo("param", code={segment: segments.CUT})
     assert judge([same], frame([]), {}, "desk").iloc[0]["verdict"] == "used as printed"
     row = judge([demo("param", code={segment: 5})], frame([]), {}, "desk").iloc[0]
     assert (row["verdict"], row["ours"]) == ("differs", str(segments.CUT))
     assert row["reason"] == f"{segment} is {segments.CUT} here, printed is 5"
-    with pytest.raises(ValueError, match="D-1: code: testbed.live.gone is not there"):
-        judge([demo("param", code={"testbed.live.gone": 5})], frame([]), {}, "desk")
+    with pytest.raises(ValueError, match="D-1: code: slowlink.testbed.live.gone is not there"):
+        judge([demo("param", code={"slowlink.testbed.live.gone": 5})], frame([]), {}, "desk")
 
 
 def test_other_papers_and_scales_do_not_count():
@@ -768,7 +768,7 @@ def test_numbers_as_people_write_them(value, text):
 def test_every_quantity_has_a_rule_and_bands_are_symmetric():
     from typing import get_args
 
-    from reports.claims import Quantity
+    from slowlink.reports.claims import Quantity
 
     assert set(RULES) == set(get_args(Quantity))
     for rule in RULES.values():

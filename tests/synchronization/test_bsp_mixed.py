@@ -2,8 +2,8 @@
 
 import pytest
 
-from methods import synchronization
-from methods.synchronization import Continue, Finished, Joined, Left, Sync, Synced, Wait
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Continue, Finished, Joined, Left, Sync, Synced, Wait
 
 
 def play(policy, groups, durations, sync_s, until):

@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods import synchronization
-from methods.synchronization import Continue, Finished, Joined, Left, SetTimer, Sync, Synced, Timer
-from testbed.training.stragglers import Fixed
-from testbed.training.virtual_time import play
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import (
+    Continue,
+    Finished,
+    Joined,
+    Left,
+    SetTimer,
+    Sync,
+    Synced,
+    Timer,
+)
+from slowlink.testbed.training.stragglers import Fixed
+from slowlink.testbed.training.virtual_time import play
 
 load = synchronization.load
 

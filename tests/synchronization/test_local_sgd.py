@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods import synchronization
-from methods.synchronization import Joined, Left, Sync
-from methods.synchronization.gssp import in_squads, natural_breaks
-from testbed.training.stragglers import Fixed, Jitter, Varying, removable, uniform
-from testbed.training.virtual_time import Begun, Computed, happenings, play
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Joined, Left, Sync
+from slowlink.methods.synchronization.gssp import in_squads, natural_breaks
+from slowlink.testbed.training.stragglers import Fixed, Jitter, Varying, removable, uniform
+from slowlink.testbed.training.virtual_time import Begun, Computed, happenings, play
 
 load = synchronization.load
 speeds = st.lists(st.floats(1, 2.5), min_size=2, max_size=8)

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods import synchronization
-from methods.synchronization import Continue, Finished, Joined, Left, Sync, Synced, Wait
-from methods.synchronization.lpsp import average_wait
-from testbed.training.stragglers import Fixed
-from testbed.training.virtual_time import Scripted, play
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Continue, Finished, Joined, Left, Sync, Synced, Wait
+from slowlink.methods.synchronization.lpsp import average_wait
+from slowlink.testbed.training.stragglers import Fixed
+from slowlink.testbed.training.virtual_time import Scripted, play
 
 TIMES = (1.8, 3.6, 2.5, 1.5)  # LPSP §1
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from methods import synchronization
-from methods.synchronization import Finished
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import Finished
 
 
 class Counted(float):

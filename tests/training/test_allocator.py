@@ -7,8 +7,8 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from testbed.training import models
-from testbed.training.allocator import keep_freed_memory
+from slowlink.testbed.training import models
+from slowlink.testbed.training.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 torch.set_num_threads(1)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from testbed.training.augmentation import augment, crop, flip, normalise, recolour, standardise
+from slowlink.testbed.training.augmentation import (
+    augment,
+    crop,
+    flip,
+    normalise,
+    recolour,
+    standardise,
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.training import batching, models
+from slowlink.testbed.training import batching, models
 
 pytestmark = pytest.mark.slow
 

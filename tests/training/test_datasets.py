@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from testbed.training import datasets
-from testbed.training.datasets import (
+from slowlink.testbed.training import datasets
+from slowlink.testbed.training.datasets import (
     ImageFiles,
     balanced_subset,
     channel_statistics,
@@ -24,7 +24,7 @@ from testbed.training.datasets import (
     read_windows,
     windows,
 )
-from testbed.training.fetch import DataUnavailable
+from slowlink.testbed.training.fetch import DataUnavailable
 
 rng = np.random.default_rng(11)
 

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from methods import compression
-from methods.compression import Work
-from testbed.training import device, models
+from slowlink.methods import compression
+from slowlink.methods.compression import Work
+from slowlink.testbed.training import device, models
 
 SMALL = dict(kernel_s=0.5, passes=4e6, selections=2e6, draws=math.inf, products=math.inf)
 

@@ -22,8 +22,15 @@ import numpy as np
 import pytest
 import yaml
 
-from testbed.training import fetch as fetching
-from testbed.training.fetch import DataSet, DataUnavailable, fetch, main, obtain, read_sources
+from slowlink.testbed.training import fetch as fetching
+from slowlink.testbed.training.fetch import (
+    DataSet,
+    DataUnavailable,
+    fetch,
+    main,
+    obtain,
+    read_sources,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 rng = np.random.default_rng(7)
@@ -296,7 +303,7 @@ def test_killed_in_the_middle_leaves_nothing_under_a_final_name(server, tmp_path
 
     server.pages["b.bin.gz"] = stall  # the first file arrives whole
     program = (
-        "from testbed.training.fetch import DataSet, fetch\n"
+        "from slowlink.testbed.training.fetch import DataSet, fetch\n"
         f"toy = DataSet(**{dataset(server.files)['toy'].model_dump()!r})\n"
         f"fetch('toy', {str(tmp_path)!r}, dict(toy=toy))"
     )

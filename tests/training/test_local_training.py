@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from methods import exchange, synchronization
-from testbed.network import Network, star
-from testbed.results import frame
-from testbed.training import models, trainer
-from testbed.training.datasets import Dataset
-from testbed.training.learner import Learner
-from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
-from testbed.training.stragglers import uniform
-from testbed.training.virtual_time import (
+from slowlink.methods import exchange, synchronization
+from slowlink.testbed.network import Network, star
+from slowlink.testbed.results import frame
+from slowlink.testbed.training import models, trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.learner import Learner
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from slowlink.testbed.training.stragglers import uniform
+from slowlink.testbed.training.virtual_time import (
     Applied,
     Begun,
     Computed,

@@ -8,7 +8,7 @@ from threading import Barrier, BrokenBarrierError
 import pytest
 import torch
 
-from testbed.training import models
+from slowlink.testbed.training import models
 
 # GeoMX Table 1, millions of parameters.
 PRINTED = {"resnet18_v1": 11.17, "resnet34_v1": 21.27, "resnet50_v1": 23.49, "resnet101_v1": 42.46}

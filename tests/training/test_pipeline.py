@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from testbed.training import device, models, pipeline
-from testbed.training.recipe import Part
+from slowlink.testbed.training import device, models, pipeline
+from slowlink.testbed.training.recipe import Part
 
 DEVICE = device.profile("v100_flops")
 

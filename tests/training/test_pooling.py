@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from testbed.training.pooling import MaxPool
+from slowlink.testbed.training.pooling import MaxPool
 
 CASES = {
     "random": lambda shape: torch.randn(shape),

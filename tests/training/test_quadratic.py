@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from testbed.training.quadratic import (
+from slowlink.testbed.training.quadratic import (
     Quadratic,
     Quantised,
     Sparse,

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from testbed.training.sampling import (
+from slowlink.testbed.training.sampling import (
     SAMPLERS,
     batches,
     split,

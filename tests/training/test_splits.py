@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from testbed.training import splits
+from slowlink.testbed.training import splits
 
 
 def generator(seed=0):

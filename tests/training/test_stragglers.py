@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.training.stragglers import (
+from slowlink.testbed.training.stragglers import (
     Drawn,
     Fixed,
     Jitter,

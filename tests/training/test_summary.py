@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from testbed.results import Row, frame
-from testbed.training.summary import (
+from slowlink.testbed.results import Row, frame
+from slowlink.testbed.training.summary import (
     METRICS,
     arrival,
     oscillation,

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from methods import compression, exchange
-from testbed.network import geo_sites, simulate
-from testbed.results import frame
-from testbed.training import augmentation, datasets, learner, models, trainer
-from testbed.training.datasets import Dataset
-from testbed.training.device import FREE, Device
-from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from slowlink.methods import compression, exchange
+from slowlink.testbed.network import geo_sites, simulate
+from slowlink.testbed.results import frame
+from slowlink.testbed.training import augmentation, datasets, learner, models, trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.device import FREE, Device
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 
 IDENTITY = Level(up=Part(name="identity"))
 

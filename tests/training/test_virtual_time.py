@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from methods import exchange, synchronization
-from methods.synchronization import (
+from slowlink.methods import exchange, synchronization
+from slowlink.methods.synchronization import (
     Continue,
     Finished,
     Joined,
@@ -22,9 +22,9 @@ from methods.synchronization import (
     Timer,
     Wait,
 )
-from testbed.network import Network, star
-from testbed.training.stragglers import Fixed, Trace, uniform
-from testbed.training.virtual_time import (
+from slowlink.testbed.network import Network, star
+from slowlink.testbed.training.stragglers import Fixed, Trace, uniform
+from slowlink.testbed.training.virtual_time import (
     Applied,
     Computed,
     Decided,

@@ -11,7 +11,7 @@ import textwrap
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.training.fetch import fetch
+from slowlink.testbed.training.fetch import fetch
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.training import device, models
-from workflow import cost
-from workflow.experiment import Bench
-from workflow.jobs import Jobs
-from workflow.matrix import experiments as matrix
-from workflow.settings import load, wings
+from slowlink.testbed.training import device, models
+from slowlink.workflow import cost
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.matrix import experiments as matrix
+from slowlink.workflow.settings import load, wings
 
 ROOT = Path(__file__).parents[2]
 PROFILES = {path.parent.name: path for path in ROOT.glob("workflow/profiles/*/config.yaml")}

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from reports import claims
-from workflow import documents, front
+from slowlink.reports import claims
+from slowlink.workflow import documents, front
 
 
 def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypatch):

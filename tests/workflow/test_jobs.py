@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from workflow import closure, settings
-from workflow.experiment import Training
-from workflow.jobs import Jobs
+from slowlink.workflow import closure, settings
+from slowlink.workflow.experiment import Training
+from slowlink.workflow.jobs import Jobs
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,12 +124,12 @@ def test_a_name_is_followed_through_helpers_constants_and_methods(tmp_path, monk
     (tmp_path / "methods" / "exchange").mkdir(parents=True)
     for file in ("testbed/__init__.py", "testbed/b.py", "testbed/c.py", "testbed/d.py"):
         (tmp_path / file).write_text("")
-    (tmp_path / "methods/exchange/ring.py").write_text("from testbed import d\n")
+    (tmp_path / "methods/exchange/ring.py").write_text("from slowlink.testbed import d\n")
     (tmp_path / "testbed/a.py").write_text(
         "from typing import TYPE_CHECKING\n"
-        "from testbed import b\n"
-        "from testbed.c import thing\n"
-        "if TYPE_CHECKING:\n    from testbed import d\n"
+        "from slowlink.testbed import b\n"
+        "from slowlink.testbed.c import thing\n"
+        "if TYPE_CHECKING:\n    from slowlink.testbed import d\n"
         "def helper():\n    return b\n"
         "def uses():\n    return helper()\n"
         "def loads(exchange):\n    return exchange.load('ring')\n"
@@ -139,9 +139,9 @@ def test_a_name_is_followed_through_helpers_constants_and_methods(tmp_path, monk
     for cached in (closure._parsed, closure._imported, closure._methods, closure._data):
         cached.cache_clear()
     base = {"testbed/__init__.py"}
-    assert closure.of_function("testbed.a", "uses")[0] == base | {"testbed/b.py"}
-    assert closure.of_function("testbed.a", "other")[0] == base | {"testbed/c.py"}
-    assert closure.of_function("testbed.a", "loads")[0] == base | {
+    assert closure.of_function("slowlink.testbed.a", "uses")[0] == base | {"testbed/b.py"}
+    assert closure.of_function("slowlink.testbed.a", "other")[0] == base | {"testbed/c.py"}
+    assert closure.of_function("slowlink.testbed.a", "loads")[0] == base | {
         "methods/exchange/ring.py",
         "testbed/d.py",
     }
@@ -155,17 +155,18 @@ def test_what_a_file_of_the_same_document_defines_is_in_the_digest(tmp_path, mon
     folder.mkdir(parents=True)
     (tmp_path / "testbed" / "b.py").write_text("")
     (folder / "first.py").write_text(
-        "from testbed import b\ndef helper():\n    return b\ndef other():\n    return 1\n"
+        "from slowlink.testbed import b\ndef helper():\n    return b\ndef other():\n    return 1\n"
     )
     (folder / "second.py").write_text(
-        "from workflow.documents.one.first import helper, other\ndef uses():\n    return helper()\n"
+        "from slowlink.workflow.documents.one.first import helper, other\n"
+        "def uses():\n    return helper()\n"
     )
     monkeypatch.setattr(closure, "ROOT", tmp_path)
     for cached in (closure._parsed, closure._imported, closure._Source.of):
         cached.cache_clear()
 
     def used():
-        return closure.of_function("workflow.documents.one.second", "uses")
+        return closure.of_function("slowlink.workflow.documents.one.second", "uses")
 
     files, before = used()
     assert files == {"testbed/b.py"}

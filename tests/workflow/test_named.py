@@ -7,24 +7,24 @@ from importlib import import_module
 import pytest
 import yaml
 
-from testbed.training import models
-from testbed.training.recipe import Codec, Dataset, Level, Of, Part
-from workflow.experiment import Section
-from workflow.named import ROOMS, Named, constant, kept_momentum, known, named, parameters
+from slowlink.testbed.training import models
+from slowlink.testbed.training.recipe import Codec, Dataset, Level, Of, Part
+from slowlink.workflow.experiment import Section
+from slowlink.workflow.named import ROOMS, Named, constant, kept_momentum, known, named, parameters
 
 METHODS = [(room, name) for room in ROOMS for name in known(room)]
 
 
 def test_the_same_methods_as_the_rooms_find():
     for room in ROOMS:
-        assert list(known(room)) == import_module(f"methods.{room}").names()
+        assert list(known(room)) == import_module(f"slowlink.methods.{room}").names()
 
 
 @pytest.mark.parametrize(("room", "name"), METHODS)
 def test_the_same_parameters_as_the_class_takes(room, name):
-    module = import_module(f"methods.{room}")
+    module = import_module(f"slowlink.methods.{room}")
     bases = [one for one in vars(module).values() if inspect.isclass(one)]
-    own = import_module(f"methods.{room}.{name}")
+    own = import_module(f"slowlink.methods.{room}.{name}")
     (cls,) = (
         one
         for one in vars(own).values()
@@ -44,7 +44,7 @@ def test_the_same_models_with_the_same_parameters():
 
 @pytest.mark.parametrize("name", known("compression"))
 def test_constants_are_those_of_the_class(name):
-    codec = import_module("methods.compression").load(name)
+    codec = import_module("slowlink.methods.compression").load(name)
     assert constant("compression", name, "combine", "sum") == codec.combine
 
 

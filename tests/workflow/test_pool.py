@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from workflow import pool
+from slowlink.workflow import pool
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_jobs_start_with_the_heavy_imports_done_and_share_nothing_else(job, tmp_
     body = "import sys; open(out, 'w').write(' '.join(sorted(sys.modules)))"
     job(body)
     loaded = (tmp_path / "out").read_text().split()
-    assert {"torch", "numba", "pandas", "seaborn", "workflow.settings"} <= set(loaded)
+    assert {"torch", "numba", "pandas", "seaborn", "slowlink.workflow.settings"} <= set(loaded)
     assert "job_0" in loaded
     job(body)
     assert "job_0" not in (tmp_path / "out").read_text().split()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from workflow import progress
-from workflow.progress import Progress, Seconds, duration
+from slowlink.workflow import progress
+from slowlink.workflow.progress import Progress, Seconds, duration
 
 
 def job(number, log, threads=1):

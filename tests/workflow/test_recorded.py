@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from testbed.results import frame
-from testbed.training import trainer
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Level, Link, Part, Recipe
-from workflow import recorded
+from slowlink.testbed.results import frame
+from slowlink.testbed.training import trainer
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.workflow import recorded
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_what_was_recorded_is_read_with_the_scale_of_who_asks(small):
         other = ["scale", "evidence"]
         assert rows.drop(columns=other).equals(plain.drop(columns=other))
     about = json.loads(next(small.rglob("*.json")).read_text())
-    assert about["command"] == "python -m workflow.recorded geomx residual"
+    assert about["command"] == "python -m slowlink.workflow.recorded geomx residual"
     assert about["versions"]["torch"] == torch.__version__
     assert not list((small / "results").rglob("*.*"))  # no checkpoint is left
 
@@ -99,7 +99,7 @@ def test_what_is_not_there_or_is_another_run_is_told(small):
     assert [(row.case, row.bandwidth, row.status) for row in rows] == [
         ("one", 1e8, "failed"), ("other", 1e7, "failed")
     ]  # fmt: skip
-    why = "not recorded yet; python -m workflow.recorded geomx residual does"
+    why = "not recorded yet; python -m slowlink.workflow.recorded geomx residual does"
     assert {row.reason for row in rows} == {why}
     recorded._record("geomx", "residual", run().model_dump_json())
     assert {row.reason for row in read(run(lr=0.1, batch=4))} == {"recorded with another batch, lr"}

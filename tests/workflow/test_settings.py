@@ -5,8 +5,8 @@ import shutil
 import pytest
 import yaml
 
-from workflow import settings
-from workflow.settings import SettingsError, at_scale, load, make_all, merge
+from slowlink.workflow import settings
+from slowlink.workflow.settings import SettingsError, at_scale, load, make_all, merge
 
 
 @pytest.mark.slow

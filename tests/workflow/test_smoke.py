@@ -10,10 +10,10 @@ import time
 import pandas as pd
 import pytest
 
-from testbed import results
+from slowlink.testbed import results
+from slowlink.workflow import documents, settings
+from slowlink.workflow.jobs import Jobs
 from tests.workflow.checkout import SNAKEMAKE, Checkout
-from workflow import documents, settings
-from workflow.jobs import Jobs
 
 TARGETS = [*documents.names(), "matrix"]
 

@@ -7,8 +7,8 @@ import textwrap
 import pandas as pd
 import pytest
 
+from slowlink.workflow import targets
 from tests.workflow.checkout import ROOT, Checkout
-from workflow import targets
 
 EXTRA = '''
 """How often a message crosses the spines."""
@@ -19,10 +19,10 @@ from collections.abc import Iterator
 
 from pydantic import PositiveInt
 
-from reports.charts import Dots, Figure
-from testbed.results import Row
-from workflow.documents.rat.experiments import Bench
-from workflow.experiment import Section, experiment
+from slowlink.reports.charts import Dots, Figure
+from slowlink.testbed.results import Row
+from slowlink.workflow.documents.rat.experiments import Bench
+from slowlink.workflow.experiment import Section, experiment
 
 
 class Crossings(Section):
@@ -59,9 +59,9 @@ TOY = {
 
         from pydantic import PositiveFloat
 
-        from testbed.results import Row
-        from workflow import experiment as declarations
-        from workflow.experiment import Section, experiment
+        from slowlink.testbed.results import Row
+        from slowlink.workflow import experiment as declarations
+        from slowlink.workflow.experiment import Section, experiment
 
 
         class Toy(declarations.Settings):
@@ -86,14 +86,14 @@ TOY = {
 
         from typing import TYPE_CHECKING
 
-        from reports.charts import table
-        from workflow.documents.toy import experiments
-        from workflow.experiment import PLANNING
+        from slowlink.reports.charts import table
+        from slowlink.workflow.documents.toy import experiments
+        from slowlink.workflow.experiment import PLANNING
 
         if not PLANNING or TYPE_CHECKING:
             import pandas as pd
 
-            from reports import tables
+            from slowlink.reports import tables
 
 
         @table(title="Table 1", shows="Shares of a rate.", of=[experiments.halves])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from workflow.wing import Wing
+from slowlink.workflow.wing import Wing
 
 FOLDER = Path(__file__).parent
 

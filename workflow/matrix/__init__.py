@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workflow.wing import Wing
+from slowlink.workflow.wing import Wing
 
 if TYPE_CHECKING:
-    from workflow.matrix.experiments import Matrix
+    from slowlink.workflow.matrix.experiments import Matrix
 
 FOLDER = Path(__file__).parent
 

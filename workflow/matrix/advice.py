@@ -1,6 +1,6 @@
 """Which method for my cluster? Predicted round times of all of them, ranked, with the reason.
 
-    python -m workflow.matrix.advice --model resnet50 --workers 16 --wan 155M --lan 1G
+    python -m slowlink.workflow.matrix.advice --model resnet50 --workers 16 --wan 155M --lan 1G
 
 Nothing need have been run: rounds are timed as in the matrix (:mod:`testbed.matrix`), with its
 methods, batches and latencies from its recipe at desk scale where no others are given. With
@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from testbed.matrix import Cluster, Method, Round, best_round, in_lockstep, time_round
-from testbed.results import Scale, coordinates, read
-from testbed.training import device, models
-from testbed.training.device import Device
-from testbed.training.pipeline import Layers, layers
-from testbed.training.recipe import Part
-from testbed.training.summary import arrival
-from workflow import matrix, settings
-from workflow.matrix import systems
-from workflow.matrix.curves import SHOWN
-from workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
-from workflow.matrix.rounds import methods_of, said
-from workflow.matrix.systems import System
-from workflow.matrix.worth import Choice, choices, slower
-from workflow.named import known
+from slowlink.testbed.matrix import Cluster, Method, Round, best_round, in_lockstep, time_round
+from slowlink.testbed.results import Scale, coordinates, read
+from slowlink.testbed.training import device, models
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.pipeline import Layers, layers
+from slowlink.testbed.training.recipe import Part
+from slowlink.testbed.training.summary import arrival
+from slowlink.workflow import matrix, settings
+from slowlink.workflow.matrix import systems
+from slowlink.workflow.matrix.curves import SHOWN
+from slowlink.workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
+from slowlink.workflow.matrix.rounds import methods_of, said
+from slowlink.workflow.matrix.systems import System
+from slowlink.workflow.matrix.worth import Choice, choices, slower
+from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
-    from workflow.matrix.experiments import Networks
+    from slowlink.workflow.matrix.experiments import Networks
 
 LEARNED = settings.ROOT / "data" / "recorded" / "matrix_trained.csv"
 """What training of the matrix's desk run arrived at; made with the front page."""
@@ -367,7 +367,7 @@ def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], 
 
 def parser(given: Any) -> argparse.ArgumentParser:
     networks = given.networks
-    command = "python -m workflow.matrix.advice"
+    command = "python -m slowlink.workflow.matrix.advice"
     made = argparse.ArgumentParser(command, description=__doc__.split("\n")[0])
     add = made.add_argument
     count = _number(1, "number of them", int)

@@ -13,14 +13,14 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from testbed.matrix import Cluster, Method, best_round
-from testbed.results import Row, coordinates, row_of
-from testbed.training import device
-from testbed.training.device import Device
-from testbed.training.pipeline import Layers, layers
-from testbed.training.recipe import Part
-from workflow.experiment import Bench
-from workflow.matrix.rounds import clusters, methods_of
+from slowlink.testbed.matrix import Cluster, Method, best_round
+from slowlink.testbed.results import Row, coordinates, row_of
+from slowlink.testbed.training import device
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.pipeline import Layers, layers
+from slowlink.testbed.training.recipe import Part
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix.rounds import clusters, methods_of
 
 SHOWN = ("round", "compress", "exchange")
 """Times behind the form."""

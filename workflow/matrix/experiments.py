@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from testbed.results import Row
-from testbed.training.recipe import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import (
     Dataset,
     Device,
     Exchange,
@@ -30,14 +30,14 @@ from testbed.training.recipe import (
     Recipe,
     Uneven,
 )
-from workflow import experiment as declarations
-from workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
-from workflow.matrix import systems
-from workflow.matrix.systems import BetweenSites, LocalSteps, System
-from workflow.named import kept_momentum, known
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
+from slowlink.workflow.matrix import systems
+from slowlink.workflow.matrix.systems import BetweenSites, LocalSteps, System
+from slowlink.workflow.named import kept_momentum, known
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 if not PLANNING:
     from functools import lru_cache, partial
@@ -45,20 +45,20 @@ if not PLANNING:
     import numpy as np
     import pandas as pd
 
-    from methods import fusion, synchronization
-    from methods.synchronization import Policy
-    from testbed import matrix
-    from testbed.matrix import in_lockstep
-    from testbed.prices import among
-    from testbed.training import device, pipeline
-    from testbed.training.datasets import load_dataset
-    from testbed.training.pipeline import layers
-    from testbed.training.summary import arrival
-    from testbed.training.trainer import train
-    from workflow.matrix.curves import timed_curves
-    from workflow.matrix.ranking import condense
-    from workflow.matrix.rounds import clusters, methods_of, said
-    from workflow.matrix.worth import answered
+    from slowlink.methods import fusion, synchronization
+    from slowlink.methods.synchronization import Policy
+    from slowlink.testbed import matrix
+    from slowlink.testbed.matrix import in_lockstep
+    from slowlink.testbed.prices import among
+    from slowlink.testbed.training import device, pipeline
+    from slowlink.testbed.training.datasets import load_dataset
+    from slowlink.testbed.training.pipeline import layers
+    from slowlink.testbed.training.summary import arrival
+    from slowlink.testbed.training.trainer import train
+    from slowlink.workflow.matrix.curves import timed_curves
+    from slowlink.workflow.matrix.ranking import condense
+    from slowlink.workflow.matrix.rounds import clusters, methods_of, said
+    from slowlink.workflow.matrix.worth import answered
 
 PARTS = {
     "round_time": ("round_s", "s"),

@@ -5,10 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reports.charts import Bars, Figure, Lines, Look, Missing, Rows, Scatter, Style, Tiles, table
-from workflow.experiment import PLANNING
-from workflow.matrix.experiments import answers, condensed
-from workflow.matrix.pictures import (
+from slowlink.reports.charts import (
+    Bars,
+    Figure,
+    Lines,
+    Look,
+    Missing,
+    Rows,
+    Scatter,
+    Style,
+    Tiles,
+    table,
+)
+from slowlink.workflow.experiment import PLANNING
+from slowlink.workflow.matrix.experiments import answers, condensed
+from slowlink.workflow.matrix.pictures import (
     BEHIND,
     ON_FRONT,
     close_up,
@@ -25,8 +36,8 @@ from workflow.matrix.pictures import (
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from reports.evidence import Estimate, number
-    from workflow.matrix.ranking import (
+    from slowlink.reports.evidence import Estimate, number
+    from slowlink.workflow.matrix.ranking import (
         CELL,
         ROOMS,
         TIE,
@@ -42,7 +53,7 @@ if not PLANNING or TYPE_CHECKING:
         rounds,
         strongholds,
     )
-    from workflow.matrix.worth import Choice, slower
+    from slowlink.workflow.matrix.worth import Choice, slower
 
 STYLE = Style(
     looks={

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import Missing
-from workflow.experiment import PLANNING
+from slowlink.reports.charts import Missing
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from reports.evidence import Estimate
-    from workflow.matrix.ranking import (
+    from slowlink.reports.evidence import Estimate
+    from slowlink.workflow.matrix.ranking import (
         CELL,
         GROUPS,
         MODELS,

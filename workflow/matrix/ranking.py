@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.charts import Missing
-from reports.evidence import Estimate
-from testbed.results import Row, coordinates, row_of
+from slowlink.reports.charts import Missing
+from slowlink.reports.evidence import Estimate
+from slowlink.testbed.results import Row, coordinates, row_of
 
 TIE = 0.02
 FACTORS = np.geomspace(1, 10, 61)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from testbed.matrix import Cluster, Method
-from testbed.training.recipe import Part
+from slowlink.testbed.matrix import Cluster, Method
+from slowlink.testbed.training.recipe import Part
 
 if TYPE_CHECKING:
-    from workflow.matrix.experiments import Matrix
-    from workflow.matrix.systems import System
+    from slowlink.workflow.matrix.experiments import Matrix
+    from slowlink.workflow.matrix.systems import System
 
 
 def methods_of(label: str, system: System) -> list[Method]:

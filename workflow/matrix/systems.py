@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from testbed.training.recipe import Codec, CodecScope, Exchange, Fusion, Level, Part, Policy
-from workflow.experiment import Section
-from workflow.named import constant, known, parameters
+from slowlink.testbed.training.recipe import (
+    Codec,
+    CodecScope,
+    Exchange,
+    Fusion,
+    Level,
+    Part,
+    Policy,
+)
+from slowlink.workflow.experiment import Section
+from slowlink.workflow.named import constant, known, parameters
 
 if TYPE_CHECKING:
-    from workflow.matrix.experiments import Matrix
+    from slowlink.workflow.matrix.experiments import Matrix
 
 Group = Literal["system", "combination", "codec", "sites", "local", "exchange", "policy", "fusion"]
 DENSE = Part(name="identity")

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from methods.compression import Compressor
-from testbed.matrix import Cluster, Method, Round, best_round, time_round
-from testbed.results import Row, coordinates
-from testbed.training import device
-from testbed.training.device import Device
-from testbed.training.pipeline import layers
-from testbed.training.recipe import Level, Part
-from workflow.experiment import Bench
-from workflow.matrix.ranking import close_workers, closeups, metric, of, qualified
-from workflow.matrix.rounds import clusters, methods_of, said
-from workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, of_changes
-from workflow.named import known
+from slowlink.methods.compression import Compressor
+from slowlink.testbed.matrix import Cluster, Method, Round, best_round, time_round
+from slowlink.testbed.results import Row, coordinates
+from slowlink.testbed.training import device
+from slowlink.testbed.training.device import Device
+from slowlink.testbed.training.pipeline import layers
+from slowlink.testbed.training.recipe import Level, Part
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix.ranking import close_workers, closeups, metric, of, qualified
+from slowlink.workflow.matrix.rounds import clusters, methods_of, said
+from slowlink.workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, of_changes
+from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
-    from workflow.matrix.experiments import Matrix
+    from slowlink.workflow.matrix.experiments import Matrix
 
 PLAIN = {"exchange": "ring", "codec": DENSE.name, "fusion": "layer_wise", "meetings": "every round"}
 """What people have who chose nothing."""

@@ -7,16 +7,16 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, str(Path(workflow.basedir)))
 
-from workflow import experiment
+from slowlink.workflow import experiment
 
 experiment.PLANNING = True
 
 from snakemake.logging import logger
 
-from workflow import closure, pool, settings
-from workflow.jobs import Jobs
-from workflow.lock import only_run
-from workflow.progress import Progress, duration
+from slowlink.workflow import closure, pool, settings
+from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.lock import only_run
+from slowlink.workflow.progress import Progress, duration
 
 # A run that was killed must not lock out the next one.
 RUNNING = only_run(Path(".snakemake"))

@@ -6,7 +6,7 @@ from functools import cache
 @cache
 def cost_said():
     """The estimate as text. It needs models, which planning does without: a process of its own."""
-    command = [sys.executable, "-m", "workflow.cost", "--scale", SCALE]
+    command = [sys.executable, "-m", "slowlink.workflow.cost", "--scale", SCALE]
     done = subprocess.run(command, cwd=workflow.basedir, capture_output=True, text=True)
     if done.returncode:
         raise WorkflowError(done.stderr or f"{command} ended with {done.returncode}")
@@ -28,4 +28,4 @@ rule costs:
     message:
         "estimated costs at scale {SCALE}, not measured:\n{params.said}"
     run:
-        pool.run("workflow.scripts.costs", log[0], scale=SCALE, output=output[0])
+        pool.run("slowlink.workflow.scripts.costs", log[0], scale=SCALE, output=output[0])

@@ -24,7 +24,7 @@ rule experiment:
         "{wildcards.wing}: {wildcards.job}"
     run:
         pool.run(
-            "workflow.scripts.experiment",
+            "slowlink.workflow.scripts.experiment",
             log[0],
             threads,
             job=params.job,

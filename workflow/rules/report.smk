@@ -56,7 +56,7 @@ rule figure:
         "{wildcards.wing}: drawing {wildcards.name}"
     run:
         pool.run(
-            "workflow.scripts.figure",
+            "slowlink.workflow.scripts.figure",
             log[0],
             wing=wildcards.wing,
             name=wildcards.name,
@@ -91,7 +91,7 @@ rule table:
         "{wildcards.wing}: table {wildcards.name}"
     run:
         pool.run(
-            "workflow.scripts.table",
+            "slowlink.workflow.scripts.table",
             log[0],
             wing=wildcards.wing,
             name=wildcards.name,
@@ -125,7 +125,7 @@ rule judge:
         "{wildcards.wing}: a verdict for every claim"
     run:
         pool.run(
-            "workflow.scripts.judge",
+            "slowlink.workflow.scripts.judge",
             log[0],
             wing=wildcards.wing,
             files=list(input.rows),
@@ -153,7 +153,7 @@ rule verdicts:
     message:
         "the verdicts of all documents"
     run:
-        pool.run("workflow.scripts.verdicts", log[0], files=list(input), output=output[0])
+        pool.run("slowlink.workflow.scripts.verdicts", log[0], files=list(input), output=output[0])
 
 
 def shown_by(wing):
@@ -186,7 +186,7 @@ def datasets(wildcards=None):
 def write_report(log, **more):
     """The report of all parts that are there, those that are not named on its first page."""
     pool.run(
-        "workflow.scripts.html",
+        "slowlink.workflow.scripts.html",
         log,
         parts=list(PAGES.values()),
         cards=CARDS,
@@ -219,7 +219,7 @@ rule page:
         "{wildcards.wing}: its page"
     run:
         pool.run(
-            "workflow.scripts.page",
+            "slowlink.workflow.scripts.page",
             log[0],
             wing=wildcards.wing,
             files=list(input.rows),
@@ -251,7 +251,7 @@ rule cards:
     message:
         "a card for every method"
     run:
-        pool.run("workflow.scripts.cards", log[0], output=output[0])
+        pool.run("slowlink.workflow.scripts.cards", log[0], output=output[0])
 
 
 rule html:

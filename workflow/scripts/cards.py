@@ -2,9 +2,9 @@
 
 import pickle
 
-from reports import methods
-from testbed.files import whole
-from workflow.experiment import Say
+from slowlink.reports import methods
+from slowlink.testbed.files import whole
+from slowlink.workflow.experiment import Say
 
 
 def main(say: Say, output: str) -> None:

@@ -1,7 +1,7 @@
 """What a scale costs, as a table."""
 
-from workflow import cost
-from workflow.experiment import Say
+from slowlink.workflow import cost
+from slowlink.workflow.experiment import Say
 
 
 def main(say: Say, scale: str, output: str) -> None:

@@ -2,9 +2,9 @@
 
 import json
 
-from testbed.files import whole
-from testbed.training.fetch import obtain
-from workflow.experiment import Say
+from slowlink.testbed.files import whole
+from slowlink.testbed.training.fetch import obtain
+from slowlink.workflow.experiment import Say
 
 
 def main(say: Say, name: str, output: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from testbed import results
-from testbed.results import Row
-from workflow.experiment import Bench, Say
+from slowlink.testbed import results
+from slowlink.testbed.results import Row
+from slowlink.workflow.experiment import Bench, Say
 
 
 def main(say: Say, job: dict[str, Any], files: Sequence[str], output: str) -> None:
@@ -24,15 +24,15 @@ def main(say: Say, job: dict[str, Any], files: Sequence[str], output: str) -> No
 
 def trained(job: dict[str, Any], say: Say) -> Iterator[Row]:
     """Curves of runs, given as plain data; those that were recorded are only read."""
-    from testbed.training.recipe import Recipe
+    from slowlink.testbed.training.recipe import Recipe
 
     runs = [Recipe(**run) for run in job["runs"]]
     if "recorded" in job:
-        from workflow.recorded import read
+        from slowlink.workflow.recorded import read
 
         yield from read(job["wing"], job["experiment"], runs)
         return
-    from testbed.training.trainer import train_all
+    from slowlink.testbed.training.trainer import train_all
 
     yield from train_all(runs, say)
 
@@ -45,7 +45,7 @@ def rows(params: dict[str, Any], files: Sequence[str], say: Say = print) -> Iter
     RuntimeError
         A row of another experiment than those that the declaration names.
     """
-    from workflow.settings import wing_of
+    from slowlink.workflow.settings import wing_of
 
     wing = wing_of(params["wing"])
     one = wing.experiments[params["experiment"]]

@@ -1,11 +1,11 @@
 """One figure, as SVG: what its target makes and its page shows."""
 
-from reports import artifacts
-from testbed.files import whole
-from testbed.results import read
-from workflow.experiment import Say
-from workflow.settings import wing_of
-from workflow.verdicts import claims_of
+from slowlink.reports import artifacts
+from slowlink.testbed.files import whole
+from slowlink.testbed.results import read
+from slowlink.workflow.experiment import Say
+from slowlink.workflow.settings import wing_of
+from slowlink.workflow.verdicts import claims_of
 
 
 def main(say: Say, wing: str, name: str, files: list[str], output: str) -> None:

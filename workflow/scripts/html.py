@@ -4,10 +4,10 @@ import fcntl
 import pickle
 from pathlib import Path
 
-from reports import html
-from workflow.experiment import Say
-from workflow.provenance import provenance
-from workflow.settings import wing_of
+from slowlink.reports import html
+from slowlink.workflow.experiment import Say
+from slowlink.workflow.provenance import provenance
+from slowlink.workflow.settings import wing_of
 
 
 def main(

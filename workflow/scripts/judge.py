@@ -1,9 +1,9 @@
 """A verdict for every claim of a document, with all that its page says of it."""
 
-from testbed.files import whole
-from workflow.experiment import Say
-from workflow.settings import wing_of
-from workflow.verdicts import judge_from
+from slowlink.testbed.files import whole
+from slowlink.workflow.experiment import Say
+from slowlink.workflow.settings import wing_of
+from slowlink.workflow.verdicts import judge_from
 
 
 def main(say: Say, wing: str, files: list[str], recipe: dict, scale: str, output: str) -> None:

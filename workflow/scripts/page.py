@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from reports import html
-from testbed import results as rows
-from workflow import settings
-from workflow.experiment import Say
+from slowlink.reports import html
+from slowlink.testbed import results as rows
+from slowlink.workflow import settings
+from slowlink.workflow.experiment import Say
 
 
 def main(say: Say, wing: str, files: list[str], judged: list[str], output: str) -> None:
@@ -30,7 +30,7 @@ def main(say: Say, wing: str, files: list[str], judged: list[str], output: str) 
 
 def matrix_of(table: pd.DataFrame) -> html.Matrix:
     """What the report says of the matrix, from its rows."""
-    from workflow.matrix import advice, page, ranking
+    from slowlink.workflow.matrix import advice, page, ranking
 
     told = rows.coordinates(table)
     return html.Matrix(ranking.headline(told), page.standing(told), advice.page(told))

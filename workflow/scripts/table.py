@@ -1,10 +1,10 @@
 """One table with our numbers and verdicts, as CSV: what its target makes and its page shows."""
 
-from reports import artifacts
-from testbed.files import whole
-from workflow.experiment import Say
-from workflow.settings import wing_of
-from workflow.verdicts import judge_from
+from slowlink.reports import artifacts
+from slowlink.testbed.files import whole
+from slowlink.workflow.experiment import Say
+from slowlink.workflow.settings import wing_of
+from slowlink.workflow.verdicts import judge_from
 
 
 def main(

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from reports import verdicts
-from testbed.files import whole
-from workflow.experiment import Say
+from slowlink.reports import verdicts
+from slowlink.testbed.files import whole
+from slowlink.workflow.experiment import Say
 
 
 def main(say: Say, files: list[str], output: str) -> None:

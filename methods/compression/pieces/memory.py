@@ -14,8 +14,8 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import packing, sampling
-from methods.compression.pieces.threads import each_block
+from slowlink.methods.compression.pieces import packing, sampling
+from slowlink.methods.compression.pieces.threads import each_block
 
 SAMPLE = 2**15
 """Values looked at to guess where the largest begin; speed only, the selection is exact."""

@@ -16,8 +16,8 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import buffers, vectors
-from methods.compression.pieces.threads import BLOCK, each_block
+from slowlink.methods.compression.pieces import buffers, vectors
+from slowlink.methods.compression.pieces.threads import BLOCK, each_block
 
 PAD_VALUE, PAD_INDEX = -65530.0, -1
 """What fills unused pairs of a padded body (GeoMX, gradient_compression.cc)."""

@@ -10,8 +10,8 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import buffers
-from methods.compression.pieces.threads import BLOCK, each_block
+from slowlink.methods.compression.pieces import buffers
+from slowlink.methods.compression.pieces.threads import BLOCK, each_block
 
 
 def expand(

@@ -16,9 +16,9 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import buffers, packing, vectors
-from methods.compression.pieces.packing import NEAR
-from methods.compression.pieces.threads import BLOCK, each_block
+from slowlink.methods.compression.pieces import buffers, packing, vectors
+from slowlink.methods.compression.pieces.packing import NEAR
+from slowlink.methods.compression.pieces.threads import BLOCK, each_block
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -16,8 +16,8 @@ import numba
 import numpy as np
 import torch
 
-from methods.compression.pieces import vectors
-from methods.compression.pieces.threads import each_block
+from slowlink.methods.compression.pieces import vectors
+from slowlink.methods.compression.pieces.threads import each_block
 
 TINIEST = 2.0**-149
 """The least positive float32."""

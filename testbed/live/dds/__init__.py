@@ -29,10 +29,10 @@ read along, hold writers up to that limit by not reading, and forge the protocol
 which only DDS Security would prevent.
 """
 
-from testbed.live.dds.channel import Channel, Delivery
-from testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
-from testbed.live.dds.domain import DomainConfig, connect
-from testbed.live.dds.segments import load_secret, run_key
+from slowlink.testbed.live.dds.channel import Channel, Delivery
+from slowlink.testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
+from slowlink.testbed.live.dds.domain import DomainConfig, connect
+from slowlink.testbed.live.dds.segments import load_secret, run_key
 
 __all__ = [
     "Channel",

@@ -33,8 +33,8 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
-from testbed.live.dds import domain, segments
-from testbed.live.dds.segments import Refused, Segment
+from slowlink.testbed.live.dds import domain, segments
+from slowlink.testbed.live.dds.segments import Refused, Segment
 
 TICK_S = 0.05
 """How often the receiving thread looks who is there when nothing arrives."""

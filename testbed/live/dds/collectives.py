@@ -22,9 +22,9 @@ from typing import Self
 
 import numpy as np
 
-from testbed.live.dds import segments
-from testbed.live.dds.channel import Channel, Delivery
-from testbed.live.dds.domain import DomainConfig, connect
+from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds.channel import Channel, Delivery
+from slowlink.testbed.live.dds.domain import DomainConfig, connect
 
 TOPIC = "slowlink_group"
 POLL_S = 0.05

@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from methods.compression import Key, Payload
-from testbed.live import data_parallel
-from testbed.live.data_parallel import LiveRun, Run
-from testbed.live.dds.collectives import Group
-from testbed.live.dds.domain import LAST_DOMAIN, DomainConfig
-from testbed.live.dds.segments import wire_bytes
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Recipe
+from slowlink.methods.compression import Key, Payload
+from slowlink.testbed.live import data_parallel
+from slowlink.testbed.live.data_parallel import LiveRun, Run
+from slowlink.testbed.live.dds.collectives import Group
+from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig
+from slowlink.testbed.live.dds.segments import wire_bytes
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Recipe
 
 
 class Dds:

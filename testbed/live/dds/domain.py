@@ -17,7 +17,7 @@ from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.qos import Policy, Qos
 from cyclonedds.util import duration
 
-from testbed.live.dds.segments import CUT, HEADS
+from slowlink.testbed.live.dds.segments import CUT, HEADS
 
 LAST_DOMAIN = 232
 """Ports of higher domains would lie above 65535."""

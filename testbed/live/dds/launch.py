@@ -1,9 +1,9 @@
 """Data-parallel training over DDS as a command, set up by a JSON file.
 
-``python -m testbed.live.dds.launch --config file.json --workers 2`` runs all ranks on this machine.
-Without ``--workers`` it is one rank: ``RANK`` of ``WORLD``, both from the environment, as the DDS
-document starts its processes; see :class:`testbed.live.dds.DomainConfig` for other hosts. ``WORLD``
-of 1 is the centralised run.
+``python -m slowlink.testbed.live.dds.launch --config file.json --workers 2`` runs all ranks on this
+machine. Without ``--workers`` it is one rank: ``RANK`` of ``WORLD``, both from the environment, as
+the DDS document starts its processes; see :class:`testbed.live.dds.DomainConfig` for other hosts.
+``WORLD`` of 1 is the centralised run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
-from methods import compression
-from testbed import files
-from testbed.live import data_parallel, strict_json
-from testbed.live.data_parallel import LiveRun
-from testbed.live.dds.data_parallel import join
-from testbed.live.dds.domain import LAST_DOMAIN
-from testbed.live.dds.segments import load_secret
-from testbed.live.processes import RankFailed, run_ranks
-from testbed.training import models
-from testbed.training.recipe import Recipe
+from slowlink.methods import compression
+from slowlink.testbed import files
+from slowlink.testbed.live import data_parallel, strict_json
+from slowlink.testbed.live.data_parallel import LiveRun
+from slowlink.testbed.live.dds.data_parallel import join
+from slowlink.testbed.live.dds.domain import LAST_DOMAIN
+from slowlink.testbed.live.dds.segments import load_secret
+from slowlink.testbed.live.processes import RankFailed, run_ranks
+from slowlink.testbed.training import models
+from slowlink.testbed.training.recipe import Recipe
 
 USUAL: dict[str, Any] = dict(
     document="",
@@ -190,7 +190,7 @@ def launch(settings: Settings, workers: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Train one model on several processes over DDS."""
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.live.dds.launch", description=main.__doc__
+        prog="python -m slowlink.testbed.live.dds.launch", description=main.__doc__
     )
     parser.add_argument("--config", required=True, help="JSON file; see Settings")
     parser.add_argument("--workers", type=int, help="start so many ranks here; else one rank")
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     # Ranks import this function by its module's name.
-    from testbed.live.dds import launch as by_name
+    from slowlink.testbed.live.dds import launch as by_name
 
     code = by_name.main(sys.argv[1:])
     sys.stderr.flush()

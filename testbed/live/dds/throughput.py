@@ -18,10 +18,10 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
-from testbed.live.dds.collectives import Group
-from testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
-from testbed.live.dds.segments import CUT, Segment
-from testbed.live.processes import Tell, run_ranks
+from slowlink.testbed.live.dds.collectives import Group
+from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
+from slowlink.testbed.live.dds.segments import CUT, Segment
+from slowlink.testbed.live.processes import Tell, run_ranks
 
 HOST = "127.0.0.1"
 RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")

@@ -12,7 +12,7 @@ import argparse
 import math
 import sys
 
-from testbed.live.hips import launch, settings
+from slowlink.testbed.live.hips import launch, settings
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     first, _, rest = __doc__.replace("``", "").partition("\n\n")
     example = settings.__doc__.partition("for instance::\n\n")[2]
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.live.hips",
+        prog="python -m slowlink.testbed.live.hips",
         description=f"{first}\n\n{rest}",
         epilog=f"for instance:\n\n{example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

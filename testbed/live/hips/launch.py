@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from testbed.live.fork_server import Child, ForkServer, environment
-from testbed.live.hips import node as nodes
-from testbed.live.hips.messages import (
+from slowlink.testbed.live.fork_server import Child, ForkServer, environment
+from slowlink.testbed.live.hips import node as nodes
+from slowlink.testbed.live.hips.messages import (
     GLOBAL_SCHEDULER,
     GLOBAL_SERVER,
     MASTER,
@@ -26,14 +26,14 @@ from testbed.live.hips.messages import (
     scheduler_of,
     site_of,
 )
-from testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
-from testbed.live.hips.settings import ClusterSettings
-from testbed.live.hips.zmq_transport import FLUSH_S, ZmqTransport
+from slowlink.testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
+from slowlink.testbed.live.hips.settings import ClusterSettings
+from slowlink.testbed.live.hips.zmq_transport import FLUSH_S, ZmqTransport
 
 if TYPE_CHECKING:
-    from testbed.network.emulated import Measured
+    from slowlink.testbed.network.emulated import Measured
 
-COMMAND, ROLES = "testbed.live.hips", ["testbed.live.hips.roles"]
+COMMAND, ROLES = "slowlink.testbed.live.hips", ["slowlink.testbed.live.hips.roles"]
 POLL_S = 0.05
 PORT = 5570
 """Schedulers listen here on emulated links, where every host has all ports to itself."""
@@ -98,7 +98,7 @@ def run_node(cluster: ClusterSettings, name: str, attached: bool = False) -> Non
     finally:
         transport.close(FLUSH_S)
     if name == MASTER:
-        from testbed import results
+        from slowlink.testbed import results
 
         results.write(role.rows, cluster.output / "rows.parquet")
 
@@ -123,7 +123,7 @@ def make_scheduler(cluster: ClusterSettings, name: str) -> SiteScheduler | Globa
 
 def make_role(cluster: ClusterSettings, name: str) -> Role:
     """The role of a worker or server."""
-    from testbed.live.hips import roles  # only here: schedulers need not wait for torch
+    from slowlink.testbed.live.hips import roles  # only here: schedulers need not wait for torch
 
     return roles.make(cluster, name)
 
@@ -187,8 +187,8 @@ class Launched:
             old.unlink(missing_ok=True)
         try:
             if self.given.network is not None:
-                from testbed.network.emulated import Emulated
-                from testbed.training.trainer import topology
+                from slowlink.testbed.network.emulated import Emulated
+                from slowlink.testbed.training.trainer import topology
 
                 self._topology = topology(self.given.training.workers, self.given.network)
                 self.links = self._stack.enter_context(Emulated(self._topology))
@@ -226,7 +226,7 @@ class Launched:
         argv = [str(self.file), "--node", name, "--attached"]
         namespace = ""
         if self.links is not None:
-            python = [sys.executable, "-m", "testbed.live.hips", *argv]
+            python = [sys.executable, "-m", "slowlink.testbed.live.hips", *argv]
             enter = self.links.command(self._host(name), python)
             options = enter[1 : enter.index("--")]
             if len(options) > 1:  # links of an ordinary user, into whose namespaces nobody forks

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # a scheduler does without torch
-    from methods.compression import Payload
+    from slowlink.methods.compression import Payload
 
 GLOBAL_SERVER, MASTER = "central/server", "central/master"
 GLOBAL_SCHEDULER, CENTRAL_SCHEDULER = "global/scheduler", "central/scheduler"

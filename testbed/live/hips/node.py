@@ -8,8 +8,8 @@ import threading
 import time
 from dataclasses import replace
 
-from testbed.live.hips.messages import ADDRESS, Message, Role, Sends, scheduler_of
-from testbed.live.hips.zmq_transport import ZmqTransport
+from slowlink.testbed.live.hips.messages import ADDRESS, Message, Role, Sends, scheduler_of
+from slowlink.testbed.live.hips.zmq_transport import ZmqTransport
 
 IDLE_S = 0.05
 """How long to wait for a message before the role gets its next tick."""

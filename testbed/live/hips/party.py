@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods import compression, exchange
-from methods.compression import Combine, Compressor, Encoding, Payload
-from methods.compression.pieces.packing import check_finite
-from testbed.training import models, trainer
-from testbed.training.datasets import Dataset, load_dataset
-from testbed.training.learner import IDENTITY, Learner, Replica, default_down
-from testbed.training.recipe import Level, Recipe
+from slowlink.methods import compression, exchange
+from slowlink.methods.compression import Combine, Compressor, Encoding, Payload
+from slowlink.methods.compression.pieces.packing import check_finite
+from slowlink.testbed.training import models, trainer
+from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.learner import IDENTITY, Learner, Replica, default_down
+from slowlink.testbed.training.recipe import Level, Recipe
 
 Combined = Payload | list[Payload]
 DENSE = compression.load("identity")

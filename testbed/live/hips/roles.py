@@ -26,9 +26,9 @@ from typing import Any
 
 from torch import Tensor
 
-from methods import compression
-from methods.compression import Encoding, Payload
-from testbed.live.hips.messages import (
+from slowlink.methods import compression
+from slowlink.methods.compression import Encoding, Payload
+from slowlink.testbed.live.hips.messages import (
     GLOBAL_SERVER,
     MASTER,
     Message,
@@ -36,14 +36,22 @@ from testbed.live.hips.messages import (
     site_of,
     succeeding,
 )
-from testbed.live.hips.party import DENSE, Combined, Listener, Party, advanced, pack, unpack
-from testbed.live.hips.party import make as make_party
-from testbed.live.hips.settings import ClusterSettings
-from testbed.live.hips.snapshots import Snapshots
-from testbed.results import Evidence, Row
-from testbed.training.learner import Diverged, Replica
-from testbed.training.recipe import Recipe
-from testbed.training.trainer import LARGEST_LOSS
+from slowlink.testbed.live.hips.party import (
+    DENSE,
+    Combined,
+    Listener,
+    Party,
+    advanced,
+    pack,
+    unpack,
+)
+from slowlink.testbed.live.hips.party import make as make_party
+from slowlink.testbed.live.hips.settings import ClusterSettings
+from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.results import Evidence, Row
+from slowlink.testbed.training.learner import Diverged, Replica
+from slowlink.testbed.training.recipe import Recipe
+from slowlink.testbed.training.trainer import LARGEST_LOSS
 
 Sending = Iterator[tuple[str, Message]]
 Build = Callable[[Recipe], Party]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from testbed.live.hips.messages import (
+from slowlink.testbed.live.hips.messages import (
     GLOBAL_SCHEDULER,
     GLOBAL_SERVER,
     MASTER,

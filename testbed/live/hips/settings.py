@@ -33,14 +33,14 @@ from pydantic import (
     model_validator,
 )
 
-from testbed.live.hips.messages import (
+from slowlink.testbed.live.hips.messages import (
     ADDRESS,
     CENTRAL_SCHEDULER,
     GLOBAL_SCHEDULER,
     GLOBAL_SERVER,
     MASTER,
 )
-from testbed.training.recipe import Link, Recipe
+from slowlink.testbed.training.recipe import Link, Recipe
 
 USUAL: dict[str, Any] = dict(
     document="",
@@ -196,7 +196,9 @@ def parse(document: Any, runnable: bool = True) -> ClusterSettings:
     except ValidationError as error:
         raise ValueError("\n".join(map(_line, error.errors()))) from None
     if runnable:
-        from testbed.live.hips import party  # only here: schedulers need not wait for torch
+        from slowlink.testbed.live.hips import (
+            party,  # only here: schedulers need not wait for torch
+        )
 
         try:
             party.check(cluster.training)

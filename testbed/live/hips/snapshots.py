@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from testbed import files
+from slowlink.testbed import files
 
 
 class Snapshots:

@@ -24,7 +24,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from testbed.live.hips.messages import CONTROL, DATA, Message
+from slowlink.testbed.live.hips.messages import CONTROL, DATA, Message
 
 VERSION = 1
 MAX_HEAD = 2**20
@@ -158,7 +158,7 @@ class ZmqTransport:
                     f"{payload.shape}, at most {self.limit_bytes} bytes fit; raise limit_bytes"
                 )
             if payload is not self._encoded[0]:  # one answer goes to many nodes
-                from methods.compression import Frame
+                from slowlink.methods.compression import Frame
 
                 self._encoded = payload, Frame(payload).to_bytes()
             frame = self._encoded[1]
@@ -411,7 +411,7 @@ class ZmqTransport:
         message = _message(head)
         if not head["size"]:
             return message
-        from methods.compression import Frame
+        from slowlink.methods.compression import Frame
 
         data = b"".join(piece.buffer for piece in slices)
         return replace(message, payload=Frame.from_bytes(data, limit=self.limit_bytes).payload)

@@ -12,8 +12,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, frame
-from workflow import settings
+from slowlink.testbed.results import Row, frame
+from slowlink.workflow import settings
 
 # The recipe with everything as DDS prints it.
 RECIPE = settings.load({"scale": "paper"}, names=False).recipes["dds"].model_dump(mode="json")

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from testbed import results
-from testbed.live import data_parallel
-from testbed.live.dds.federated import Data, simulate
-from testbed.live.dds.segments import load_secret
-from testbed.live.one_process import simulated
-from testbed.training import datasets, models
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Part
-from workflow import documents
-from workflow.documents.dds import data_parallel as ddp_experiments
-from workflow.documents.dds import federated as federated_experiments
-from workflow.experiment import Bench
-from workflow.scripts.experiment import rows
-from workflow.settings import load
+from slowlink.testbed import results
+from slowlink.testbed.live import data_parallel
+from slowlink.testbed.live.dds.federated import Data, simulate
+from slowlink.testbed.live.dds.segments import load_secret
+from slowlink.testbed.live.one_process import simulated
+from slowlink.testbed.training import datasets, models
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Part
+from slowlink.workflow import documents
+from slowlink.workflow.documents.dds import data_parallel as ddp_experiments
+from slowlink.workflow.documents.dds import federated as federated_experiments
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.scripts.experiment import rows
+from slowlink.workflow.settings import load
 
 MODEL = {"name": "mlp", "hidden": 4}
 VALUES = models.count(models.gradient_shapes(models.make("mlp", hidden=4)))

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.charts import Missing
-from reports.charts.drawing import draw
-from reports.verdicts import judge
-from testbed.results import coordinates
+from slowlink.reports.charts import Missing
+from slowlink.reports.charts.drawing import draw
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import coordinates
 
 MODES = list(dds_results.MODES)
 FEEDBACK = list(dds_results.ALONE)

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from dds_results import RECIPE
 
-from reports.verdicts import RULES, judge
-from testbed.results import coordinates
+from slowlink.reports.verdicts import RULES, judge
+from slowlink.testbed.results import coordinates
 
 MODES = tuple(dds_results.MODES)
 

@@ -9,21 +9,21 @@ import pandas as pd
 import pytest
 import torch
 
-from methods import exchange
-from testbed import results, rounds
-from testbed.live import agreement
-from testbed.live.agreement import Comparison
-from testbed.network import geo_sites, simulate
-from testbed.network.counting import transfer_bytes
-from testbed.network.emulated import Measured
-from testbed.results import Row, coordinates
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Part
-from testbed.training.trainer import train
-from workflow import documents, settings
-from workflow.documents.geomx import experiments, links
-from workflow.experiment import Bench
-from workflow.jobs import Jobs
+from slowlink.methods import exchange
+from slowlink.testbed import results, rounds
+from slowlink.testbed.live import agreement
+from slowlink.testbed.live.agreement import Comparison
+from slowlink.testbed.network import geo_sites, simulate
+from slowlink.testbed.network.counting import transfer_bytes
+from slowlink.testbed.network.emulated import Measured
+from slowlink.testbed.results import Row, coordinates
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Part
+from slowlink.testbed.training.trainer import train
+from slowlink.workflow import documents, settings
+from slowlink.workflow.documents.geomx import experiments, links
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.jobs import Jobs
 
 WING = documents.load("geomx")
 SITES = geo_sites([2, 2], lan=2e8, wan=5e7)
@@ -219,7 +219,7 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
         return images
 
     monkeypatch.setattr(links, "available", lambda: "")
-    monkeypatch.setattr("testbed.live.hips.launch.run_all", run_all)
+    monkeypatch.setattr("slowlink.testbed.live.hips.launch.run_all", run_all)
     monkeypatch.setattr(links.trainer, "train", lambda run, say: train(run, say, load))
     rows = run(recipe, "system")
     assert set(rows["system"]) == {"GeoMX FP16"} and set(rows["experiment"]) == {"system"}
@@ -248,7 +248,7 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     def fails(cluster, timeout_s, say, pairs, measured_s):
         raise RuntimeError("site1/worker0 was lost")
 
-    monkeypatch.setattr("testbed.live.hips.launch.run_all", fails)
+    monkeypatch.setattr("slowlink.testbed.live.hips.launch.run_all", fails)
     rows = run(recipe, "system")
     (row,) = rows[rows["variant"] == "live"].itertuples()
     assert (row.status, row.reason) == ("failed", "site1/worker0 was lost")

@@ -13,13 +13,13 @@ sys.path.insert(0, str(ROOT / "tests" / "reports"))
 
 import geomx_results  # noqa: E402
 
-from reports import claims, tables  # noqa: E402
-from reports.charts import Missing, items, look  # noqa: E402
-from reports.charts.drawing import draw  # noqa: E402
-from reports.evidence import t_interval  # noqa: E402
-from reports.verdicts import judge  # noqa: E402
-from testbed.results import coordinates  # noqa: E402
-from workflow.documents.geomx import page  # noqa: E402
+from slowlink.reports import claims, tables  # noqa: E402
+from slowlink.reports.charts import Missing, items, look  # noqa: E402
+from slowlink.reports.charts.drawing import draw  # noqa: E402
+from slowlink.reports.evidence import t_interval  # noqa: E402
+from slowlink.reports.verdicts import judge  # noqa: E402
+from slowlink.testbed.results import coordinates  # noqa: E402
+from slowlink.workflow.documents.geomx import page  # noqa: E402
 
 SHOWN = items(page)
 FIGURES = [name for name, item in SHOWN.items() if item.kind == "figure"]

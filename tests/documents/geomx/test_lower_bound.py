@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from testbed.training import models
+from slowlink.testbed.training import models
 
 SITES = 2
 PRINTED = {"BiSparse": (8.15, 9.90), "BiSparse+FP16": (4.95, 6.70)}

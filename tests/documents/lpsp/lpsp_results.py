@@ -13,11 +13,11 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, frame
-from workflow import settings
-from workflow.documents.lpsp import experiments
-from workflow.documents.lpsp.settings import LPSP, coordinates_of
-from workflow.experiment import Bench
+from slowlink.testbed.results import Row, frame
+from slowlink.workflow import settings
+from slowlink.workflow.documents.lpsp import experiments
+from slowlink.workflow.documents.lpsp.settings import LPSP, coordinates_of
+from slowlink.workflow.experiment import Bench
 
 SETTINGS = settings.load({"scale": "paper"}, names=False).recipes["lpsp"]
 RECIPE = SETTINGS.model_dump(mode="json")

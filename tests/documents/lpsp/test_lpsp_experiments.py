@@ -5,17 +5,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from methods import exchange, synchronization
-from testbed import results
-from testbed.network import Network, star
-from testbed.training import stragglers
-from testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
-from testbed.training.virtual_time import happenings as engine
-from workflow import documents, recorded
-from workflow.documents.lpsp import experiments
-from workflow.experiment import Bench
-from workflow.jobs import Jobs
-from workflow.settings import SettingsError, load
+from slowlink.methods import exchange, synchronization
+from slowlink.testbed import results
+from slowlink.testbed.network import Network, star
+from slowlink.testbed.training import stragglers
+from slowlink.testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
+from slowlink.testbed.training.virtual_time import happenings as engine
+from slowlink.workflow import documents, recorded
+from slowlink.workflow.documents.lpsp import experiments
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.settings import SettingsError, load
 
 DRAWS, ITERATIONS, WORKERS = 3, 30, 8
 VARIANTS = {"fixed", "jitter", "varying", "trace", "no communication", "constant", "slow server"}

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from lpsp_results import RECIPE, SEEDS
 
-from reports.charts.drawing import draw
-from reports.verdicts import judge
-from testbed.results import coordinates
-from workflow import documents
-from workflow.documents.lpsp import page
+from slowlink.reports.charts.drawing import draw
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import coordinates
+from slowlink.workflow import documents
+from slowlink.workflow.documents.lpsp import page
 
 SHOWN = documents.load("lpsp").shown
 

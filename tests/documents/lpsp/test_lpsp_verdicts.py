@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from lpsp_results import RECIPE
 
-from reports.evidence import Evidence
-from reports.verdicts import DETAILS, judge
-from testbed.results import coordinates
+from slowlink.reports.evidence import Evidence
+from slowlink.reports.verdicts import DETAILS, judge
+from slowlink.testbed.results import coordinates
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from testbed import results
-from testbed.network import packet
-from workflow.documents.rat import experiments
-from workflow.experiment import Bench
-from workflow.jobs import Jobs
-from workflow.scripts import experiment as script
-from workflow.settings import load, wings
+from slowlink.testbed import results
+from slowlink.testbed.network import packet
+from slowlink.workflow.documents.rat import experiments
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.scripts import experiment as script
+from slowlink.workflow.settings import load, wings
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ sys.path.insert(0, str(ROOT / "tests" / "reports"))
 
 import rat_results  # noqa: E402
 
-from reports import claims, tables  # noqa: E402
-from reports.charts import Missing, items, look  # noqa: E402
-from reports.charts.drawing import draw  # noqa: E402
-from testbed.results import coordinates  # noqa: E402
-from workflow.documents.rat import page  # noqa: E402
+from slowlink.reports import claims, tables  # noqa: E402
+from slowlink.reports.charts import Missing, items, look  # noqa: E402
+from slowlink.reports.charts.drawing import draw  # noqa: E402
+from slowlink.testbed.results import coordinates  # noqa: E402
+from slowlink.workflow.documents.rat import page  # noqa: E402
 
 SHOWN = items(page)
 FIGURES = [name for name, item in SHOWN.items() if item.kind == "figure"]

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sketch_fusion_results
 
-from reports import claims
-from workflow import documents
+from slowlink.reports import claims
+from slowlink.workflow import documents
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from testbed.results import Row, frame
-from workflow import settings
-from workflow.documents.sketch_fusion import experiments
-from workflow.experiment import Bench
+from slowlink.testbed.results import Row, frame
+from slowlink.workflow import settings
+from slowlink.workflow.documents.sketch_fusion import experiments
+from slowlink.workflow.experiment import Bench
 
 # The recipe with everything as Sketch-Fusion prints it.
 SETTINGS = settings.load({"scale": "paper"}, names=False).recipes["sketch_fusion"]

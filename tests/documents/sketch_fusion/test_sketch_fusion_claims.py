@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reports import claims
-from reports.verdicts import RULES
-from workflow.settings import ROOT
+from slowlink.reports import claims
+from slowlink.reports.verdicts import RULES
+from slowlink.workflow.settings import ROOT
 
 
 def test_every_entry_is_there_once_with_what_it_names(wing):

@@ -10,18 +10,18 @@ import pytest
 import torch
 from sketch_fusion_results import RECIPE, ROUNDS, SETTINGS, iteration
 
-from testbed import results
-from testbed.live import data_parallel
-from testbed.live.one_process import simulated
-from testbed.prices import load_codec
-from testbed.results import coordinates
-from testbed.training import pipeline
-from testbed.training.datasets import Dataset
-from testbed.training.device import profiles
-from testbed.training.recipe import Part
-from workflow import settings
-from workflow.documents.sketch_fusion import experiments
-from workflow.experiment import Bench
+from slowlink.testbed import results
+from slowlink.testbed.live import data_parallel
+from slowlink.testbed.live.one_process import simulated
+from slowlink.testbed.prices import load_codec
+from slowlink.testbed.results import coordinates
+from slowlink.testbed.training import pipeline
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.device import profiles
+from slowlink.testbed.training.recipe import Part
+from slowlink.workflow import settings
+from slowlink.workflow.documents.sketch_fusion import experiments
+from slowlink.workflow.experiment import Bench
 
 
 @pytest.fixture(scope="module")

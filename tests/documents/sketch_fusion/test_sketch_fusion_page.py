@@ -7,10 +7,10 @@ import math
 import pytest
 from sketch_fusion_results import CODECS, FUSIONS, RECIPE, iteration, spent
 
-from reports.charts import Missing
-from reports.charts.drawing import draw
-from reports.verdicts import judge
-from testbed.results import coordinates
+from slowlink.reports.charts import Missing
+from slowlink.reports.charts.drawing import draw
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import coordinates
 
 
 @pytest.fixture(scope="module")

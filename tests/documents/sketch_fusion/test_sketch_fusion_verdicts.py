@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from sketch_fusion_results import READINGS, RECIPE, ROUNDS, iteration, results
 
-from reports.evidence import Evidence
-from reports.verdicts import judge
-from testbed.results import coordinates
+from slowlink.reports.evidence import Evidence
+from slowlink.reports.verdicts import judge
+from slowlink.testbed.results import coordinates
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,19 @@ from pydantic import (
     model_validator,
 )
 
-from testbed.results import Row
-from testbed.training.recipe import Codec, Dataset, Device, Level, Link, Model, Part, Recipe
-from workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
-from workflow.experiment import PLANNING, Section, distinct, experiment, training
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import (
+    Codec,
+    Dataset,
+    Device,
+    Level,
+    Link,
+    Model,
+    Part,
+    Recipe,
+)
+from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
+from slowlink.workflow.experiment import PLANNING, Section, distinct, experiment, training
 
 if not PLANNING:
     import secrets
@@ -28,12 +37,12 @@ if not PLANNING:
 
     import numpy as np
 
-    from testbed.live import data_parallel
-    from testbed.live.dds import data_parallel as over_dds
-    from testbed.live.dds import throughput
-    from testbed.live.one_process import same, simulated
-    from testbed.training import datasets
-    from testbed.training.summary import summarise_in_time
+    from slowlink.testbed.live import data_parallel
+    from slowlink.testbed.live.dds import data_parallel as over_dds
+    from slowlink.testbed.live.dds import throughput
+    from slowlink.testbed.live.one_process import same, simulated
+    from slowlink.testbed.training import datasets
+    from slowlink.testbed.training.summary import summarise_in_time
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from testbed.results import Row
-from testbed.training.recipe import Codec, Dataset, Model, Part
-from workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
-from workflow.experiment import PLANNING, Section, experiment
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Codec, Dataset, Model, Part
+from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
+from slowlink.workflow.experiment import PLANNING, Section, experiment
 
 if not PLANNING:
     import random
@@ -25,8 +25,8 @@ if not PLANNING:
     import torch
     from torch import Tensor
 
-    from testbed.live.dds.domain import LAST_DOMAIN
-    from testbed.live.dds.federated import (
+    from slowlink.testbed.live.dds.domain import LAST_DOMAIN
+    from slowlink.testbed.live.dds.federated import (
         ControllerSettings,
         Data,
         Round,
@@ -35,8 +35,8 @@ if not PLANNING:
         run_live,
         simulate,
     )
-    from testbed.live.dds.federated.training import Examiner
-    from testbed.live.one_process import same
+    from slowlink.testbed.live.dds.federated.training import Examiner
+    from slowlink.testbed.live.one_process import same
 
 DENSE = "fp32_dense"
 """The mode that the others are held against."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import (
+from slowlink.reports.charts import (
     Bars,
     Chart,
     Dots,
@@ -22,15 +22,15 @@ from reports.charts import (
     Style,
     table,
 )
-from workflow.documents.dds import data_parallel, federated
-from workflow.experiment import PLANNING
+from slowlink.workflow.documents.dds import data_parallel, federated
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from reports import tables
-    from reports.evidence import Estimate, number
+    from slowlink.reports import tables
+    from slowlink.reports.evidence import Estimate, number
 
 MODES = ["fp32_dense", "int8_dense", "fp32_sparse", "int8_sparse"]
 """Those of the document; ours follow."""

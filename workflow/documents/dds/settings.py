@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from workflow import experiment as declarations
-from workflow.experiment import distinct
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import distinct
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 MIB = 2**20
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from testbed.results import Row
-from testbed.training.recipe import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import (
     Codec,
     Dataset,
     Device,
@@ -22,19 +22,19 @@ from testbed.training.recipe import (
     Recipe,
     Uneven,
 )
-from workflow import experiment as declarations
-from workflow.experiment import PLANNING, Section, Seeds, experiment, training
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import PLANNING, Section, Seeds, experiment, training
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 if not PLANNING:
     import pandas as pd
 
-    from methods import exchange
-    from testbed.network import geo_sites
-    from testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
-    from testbed.training.summary import summarise
+    from slowlink.methods import exchange
+    from slowlink.testbed.network import geo_sites
+    from slowlink.testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
+    from slowlink.testbed.training.summary import summarise
 
 IMAGES = 4
 """Images a worker for gradients whose sizes alone matter."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from testbed.results import Row
-from testbed.training.recipe import Exchange, Model, Part
-from workflow.documents.geomx.experiments import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Exchange, Model, Part
+from slowlink.workflow.documents.geomx.experiments import (
     TIME,
     Bench,
     Case,
@@ -25,29 +25,29 @@ from workflow.documents.geomx.experiments import (
     table1,
     table2,
 )
-from workflow.experiment import PLANNING, Section, experiment
+from slowlink.workflow.experiment import PLANNING, Section, experiment
 
 if TYPE_CHECKING:
-    from methods.exchange import Plan, Topology
-    from testbed.network.counting import Sizes
-    from testbed.rounds import Bodies
-    from testbed.training.recipe import Recipe
+    from slowlink.methods.exchange import Plan, Topology
+    from slowlink.testbed.network.counting import Sizes
+    from slowlink.testbed.rounds import Bodies
+    from slowlink.testbed.training.recipe import Recipe
 
 if not PLANNING:
     import tempfile
 
     import pandas as pd
 
-    from methods import exchange
-    from testbed import rounds
-    from testbed.live.agreement import compare, pairs
-    from testbed.live.hips import launch
-    from testbed.live.hips.settings import parse
-    from testbed.network import topology
-    from testbed.network.emulated import Measured, available
-    from testbed.results import read, row_of
-    from testbed.training import models, trainer
-    from workflow.provenance import processor
+    from slowlink.methods import exchange
+    from slowlink.testbed import rounds
+    from slowlink.testbed.live.agreement import compare, pairs
+    from slowlink.testbed.live.hips import launch
+    from slowlink.testbed.live.hips.settings import parse
+    from slowlink.testbed.network import topology
+    from slowlink.testbed.network.emulated import Measured, available
+    from slowlink.testbed.results import read, row_of
+    from slowlink.testbed.training import models, trainer
+    from slowlink.workflow.provenance import processor
 
 RECORD = "data/recorded/geomx_emulated.json"
 RECORDED = (TIME, "emulated_over_simulated", "cpu_share", "busy_share")

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import (
+from slowlink.reports.charts import (
     Band,
     Dots,
     Figure,
@@ -23,13 +23,13 @@ from reports.charts import (
     Style,
     table,
 )
-from workflow.documents.geomx import experiments, links
-from workflow.experiment import PLANNING
+from slowlink.workflow.documents.geomx import experiments, links
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from reports import tables
+    from slowlink.reports import tables
 
 MAIN = {"variant": "testbed", "evidence": "simulated"}
 """The way of modelling communication whose numbers are ours; results hold others beside it."""

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from testbed.results import Row
-from testbed.training.recipe import Dataset, Model, Part
-from workflow.documents.lpsp.settings import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Dataset, Model, Part
+from slowlink.workflow.documents.lpsp.settings import (
     BSP,
     LPSP,
     Bench,
@@ -21,7 +21,7 @@ from workflow.documents.lpsp.settings import (
     Workload,
     coordinates_of,
 )
-from workflow.experiment import PLANNING, Section, experiment
+from slowlink.workflow.experiment import PLANNING, Section, experiment
 
 if not PLANNING:
     import functools
@@ -32,16 +32,23 @@ if not PLANNING:
     import numpy as np
     import torch
 
-    from methods import exchange, synchronization
-    from methods.synchronization import Finished, Policy
-    from testbed.live import actors
-    from testbed.live.replay import Record, replayed, summary
-    from testbed.network import Network, star
-    from testbed.training import batching as gradients
-    from testbed.training import models, stragglers
-    from testbed.training.datasets import load_dataset
-    from testbed.training.stragglers import Drawn, Fixed, Jitter, Stragglers, Trace, Varying
-    from testbed.training.virtual_time import (
+    from slowlink.methods import exchange, synchronization
+    from slowlink.methods.synchronization import Finished, Policy
+    from slowlink.testbed.live import actors
+    from slowlink.testbed.live.replay import Record, replayed, summary
+    from slowlink.testbed.network import Network, star
+    from slowlink.testbed.training import batching as gradients
+    from slowlink.testbed.training import models, stragglers
+    from slowlink.testbed.training.datasets import load_dataset
+    from slowlink.testbed.training.stragglers import (
+        Drawn,
+        Fixed,
+        Jitter,
+        Stragglers,
+        Trace,
+        Varying,
+    )
+    from slowlink.testbed.training.virtual_time import (
         Communication,
         Log,
         Meeting,

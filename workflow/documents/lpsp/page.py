@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from reports.charts import (
+from slowlink.reports.charts import (
     Dots,
     Figure,
     Layer,
@@ -21,14 +21,14 @@ from reports.charts import (
     Timeline,
     table,
 )
-from workflow.documents.lpsp import experiments, training
-from workflow.experiment import PLANNING
+from slowlink.workflow.documents.lpsp import experiments, training
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from reports import tables
-    from reports.evidence import Estimate, number
+    from slowlink.reports import tables
+    from slowlink.reports.evidence import Estimate, number
 
 RIVALS = ["BSP", "ASP", "SSP", "GSSP", "GSSP breaks", "GSSP static", "MLL-SGD", "MLL-SGD barrier"]
 READINGS = ["LPSP", "LPSP on arrival", "LPSP by the clock", "LPSP computing on"]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from testbed.training.recipe import How, Model, Part, Policy
-from workflow import experiment as declarations
-from workflow.experiment import Section, distinct
-from workflow.named import known
+from slowlink.testbed.training.recipe import How, Model, Part, Policy
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import Section, distinct
+from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 BSP, LPSP = "BSP", "LPSP"
 

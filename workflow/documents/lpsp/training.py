@@ -9,15 +9,15 @@ from typing import Any
 
 from pydantic import PositiveFloat, PositiveInt
 
-from testbed.results import Row
-from testbed.training.recipe import Level, Link, Part, Recipe, Uneven
-from workflow.documents.lpsp.settings import LPSP, Average, Bench, Workload, coordinates_of
-from workflow.experiment import PLANNING, Section, training
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from slowlink.workflow.documents.lpsp.settings import LPSP, Average, Bench, Workload, coordinates_of
+from slowlink.workflow.experiment import PLANNING, Section, training
 
 if not PLANNING:
     import pandas as pd
 
-    from testbed.training.summary import summarise_in_time
+    from slowlink.testbed.training.summary import summarise_in_time
 
 
 class Control(Section):

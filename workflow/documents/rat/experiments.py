@@ -15,13 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from testbed.results import Row
-from testbed.training.recipe import Of
-from workflow import experiment as declarations
-from workflow.experiment import PLANNING, Section, Seeds, Sizes, experiment
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Of
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import PLANNING, Section, Seeds, Sizes, experiment
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 if not PLANNING:
     import dataclasses
@@ -35,9 +35,9 @@ if not PLANNING:
     import pandas as pd
     from scipy.optimize import brentq
 
-    from methods import exchange
-    from methods.exchange import Plan, Topology
-    from testbed.network import (
+    from slowlink.methods import exchange
+    from slowlink.methods.exchange import Plan, Topology
+    from slowlink.testbed.network import (
         Faults,
         Network,
         Paths,
@@ -52,8 +52,8 @@ if not PLANNING:
         simulate,
         topology,
     )
-    from testbed.network import packet as ns3
-    from testbed.results import coordinates
+    from slowlink.testbed.network import packet as ns3
+    from slowlink.testbed.results import coordinates
 
 AGREES = 0.1
 """Share within which two simulators agree."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reports.charts import (
+from slowlink.reports.charts import (
     Band,
     Dots,
     Figure,
@@ -22,13 +22,13 @@ from reports.charts import (
     Style,
     table,
 )
-from workflow.documents.rat import experiments
-from workflow.experiment import PLANNING
+from slowlink.workflow.documents.rat import experiments
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from reports import tables
+    from slowlink.reports import tables
 
 STYLE = Style(
     looks={

@@ -7,24 +7,32 @@ from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from testbed.results import Row
-from testbed.training.recipe import Dataset, Level, Link, Model, Part, Recipe
-from workflow.documents.sketch_fusion.experiments import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Dataset, Level, Link, Model, Part, Recipe
+from slowlink.workflow.documents.sketch_fusion.experiments import (
     Cluster,
     Fusions,
     Grouping,
     Method,
     ModelName,
 )
-from workflow.experiment import PLANNING, Bench, Section, Seeds, Sizes, experiment, training
-from workflow.named import kept_momentum
+from slowlink.workflow.experiment import (
+    PLANNING,
+    Bench,
+    Section,
+    Seeds,
+    Sizes,
+    experiment,
+    training,
+)
+from slowlink.workflow.named import kept_momentum
 
 if not PLANNING:
     import numpy as np
     import pandas as pd
 
-    from testbed.training import quadratic
-    from testbed.training.summary import summarise
+    from slowlink.testbed.training import quadratic
+    from slowlink.testbed.training.summary import summarise
 
 
 # Training -----------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from testbed.results import Row
-from testbed.training.recipe import (
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import (
     Codec,
     Dataset,
     Device,
@@ -21,12 +21,12 @@ from testbed.training.recipe import (
     Part,
     Recipe,
 )
-from workflow import experiment as declarations
-from workflow.experiment import PLANNING, Section, Sizes, experiment
-from workflow.named import Named, known
+from slowlink.workflow import experiment as declarations
+from slowlink.workflow.experiment import PLANNING, Section, Sizes, experiment
+from slowlink.workflow.named import Named, known
 
 if TYPE_CHECKING:
-    from workflow.settings import Check
+    from slowlink.workflow.settings import Check
 
 if not PLANNING:
     import math
@@ -37,17 +37,17 @@ if not PLANNING:
     import pandas as pd
     import torch
 
-    from methods import compression as codecs
-    from methods import exchange as exchanges
-    from methods import fusion as fusions
-    from testbed import measuring
-    from testbed.live import data_parallel
-    from testbed.live.one_process import difference, simulated
-    from testbed.network import star
-    from testbed.prices import System
-    from testbed.results import coordinates
-    from testbed.training import device, models, pipeline
-    from testbed.training.datasets import load_dataset
+    from slowlink.methods import compression as codecs
+    from slowlink.methods import exchange as exchanges
+    from slowlink.methods import fusion as fusions
+    from slowlink.testbed import measuring
+    from slowlink.testbed.live import data_parallel
+    from slowlink.testbed.live.one_process import difference, simulated
+    from slowlink.testbed.network import star
+    from slowlink.testbed.prices import System
+    from slowlink.testbed.results import coordinates
+    from slowlink.testbed.training import device, models, pipeline
+    from slowlink.testbed.training.datasets import load_dataset
 
 LAYER_WISE, LAYER_FUSION = "layer_wise", "layer_fusion"
 HERE = "this_cpu"

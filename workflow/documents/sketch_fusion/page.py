@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import (
+from slowlink.reports.charts import (
     Bars,
     Dots,
     Figure,
@@ -22,13 +22,13 @@ from reports.charts import (
     Timeline,
     table,
 )
-from workflow.documents.sketch_fusion import convergence, experiments
-from workflow.experiment import PLANNING
+from slowlink.workflow.documents.sketch_fusion import convergence, experiments
+from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from reports import tables
+    from slowlink.reports import tables
 
 FAMILIES = {
     "sky": ("Baseline", "FP16"),

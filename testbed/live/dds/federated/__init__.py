@@ -10,8 +10,8 @@
 
 Commands::
 
-    python -m testbed.live.dds.federated controller controller.json
-    python -m testbed.live.dds.federated client client.json
+    python -m slowlink.testbed.live.dds.federated controller controller.json
+    python -m slowlink.testbed.live.dds.federated client client.json
 
 When rounds end is the policy's affair (:mod:`methods.synchronization.fedavg`), what an update looks
 like the codec's (:mod:`methods.compression`). Whoever dies, or takes nothing of what is sent to it,
@@ -26,9 +26,14 @@ packets of four formats together. What a client's update was under way is told b
 means nothing between machines; the document subtracts the clocks of two.
 """
 
-from testbed.live.dds.federated.live import Failed, run_live
-from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, Data, Task
-from testbed.live.dds.federated.training import Round, Sent, simulate
+from slowlink.testbed.live.dds.federated.live import Failed, run_live
+from slowlink.testbed.live.dds.federated.settings import (
+    ClientSettings,
+    ControllerSettings,
+    Data,
+    Task,
+)
+from slowlink.testbed.live.dds.federated.training import Round, Sent, simulate
 
 __all__ = [
     "ClientSettings",

@@ -1,4 +1,4 @@
-"""Commands: ``python -m testbed.live.dds.federated controller|client FILE``.
+"""Commands: ``python -m slowlink.testbed.live.dds.federated controller|client FILE``.
 
 ``FILE`` is JSON: :class:`.settings.ControllerSettings` or :class:`.settings.ClientSettings`. The
 secret comes from the file named there or the environment, never from the command line. Ends with
@@ -12,15 +12,15 @@ import os
 import sys
 import threading
 
-from testbed.live.dds.federated import client, controller
-from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
-from testbed.training.fetch import DataUnavailable
-from testbed.training.learner import Diverged
+from slowlink.testbed.live.dds.federated import client, controller
+from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
+from slowlink.testbed.training.fetch import DataUnavailable
+from slowlink.testbed.training.learner import Diverged
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m testbed.live.dds.federated")
+    parser = argparse.ArgumentParser(prog="python -m slowlink.testbed.live.dds.federated")
     parser.add_argument("role", choices=["controller", "client"])
     parser.add_argument("file", help="configuration, JSON")
     tied = "end when standard input does: give it a pipe, to end with whoever holds the other end"

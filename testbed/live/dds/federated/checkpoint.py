@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from methods import compression
-from methods.compression import Frame
-from testbed import files
-from testbed.live.dds.federated import messages
-from testbed.live.dds.federated.messages import Model
-from testbed.live.dds.federated.settings import Task
+from slowlink.methods import compression
+from slowlink.methods.compression import Frame
+from slowlink.testbed import files
+from slowlink.testbed.live.dds.federated import messages
+from slowlink.testbed.live.dds.federated.messages import Model
+from slowlink.testbed.live.dds.federated.settings import Task
 
 
 def message(number: int, task: Task, weights: Tensor, hello: int = 0) -> tuple[Model, bytes]:

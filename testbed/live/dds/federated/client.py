@@ -10,13 +10,13 @@ import torch
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.idl import IdlStruct
 
-from testbed.live.dds.channel import Channel, Delivery
-from testbed.live.dds.domain import connect
-from testbed.live.dds.federated import checkpoint, messages
-from testbed.live.dds.federated.messages import CONTROLLER, TOPIC
-from testbed.live.dds.federated.settings import ClientSettings, load_script
-from testbed.live.dds.federated.training import Participant
-from testbed.training.datasets import Dataset
+from slowlink.testbed.live.dds.channel import Channel, Delivery
+from slowlink.testbed.live.dds.domain import connect
+from slowlink.testbed.live.dds.federated import checkpoint, messages
+from slowlink.testbed.live.dds.federated.messages import CONTROLLER, TOPIC
+from slowlink.testbed.live.dds.federated.settings import ClientSettings, load_script
+from slowlink.testbed.live.dds.federated.training import Participant
+from slowlink.testbed.training.datasets import Dataset
 
 TICK_S = 0.05
 
@@ -30,7 +30,7 @@ def run(settings: ClientSettings, data: Dataset | None = None) -> None:
         No controller for ``wait_s``; or see :func:`testbed.live.dds.domain.connect`.
     ValueError
         The controller's task is another one.
-    testbed.training.learner.Diverged
+    slowlink.testbed.training.learner.Diverged
         The training did.
     """
     data = data or settings.task.data.load()

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from cyclonedds.idl import IdlStruct
 
-from methods import synchronization
-from methods.synchronization import (
+from slowlink.methods import synchronization
+from slowlink.methods.synchronization import (
     Continue,
     Decision,
     Event,
@@ -32,10 +32,10 @@ from methods.synchronization import (
     Synced,
     Timer,
 )
-from testbed.live.dds.channel import Channel, Delivery
-from testbed.live.dds.domain import connect
-from testbed.live.dds.federated import checkpoint, messages, training
-from testbed.live.dds.federated.messages import (
+from slowlink.testbed.live.dds.channel import Channel, Delivery
+from slowlink.testbed.live.dds.domain import connect
+from slowlink.testbed.live.dds.federated import checkpoint, messages, training
+from slowlink.testbed.live.dds.federated.messages import (
     CONTROLLER,
     TOPIC,
     Announcement,
@@ -43,9 +43,9 @@ from testbed.live.dds.federated.messages import (
     Hello,
     Update,
 )
-from testbed.live.dds.federated.settings import ControllerSettings
-from testbed.live.dds.federated.training import Contribution, Round, Sent
-from testbed.training.datasets import Dataset
+from slowlink.testbed.live.dds.federated.settings import ControllerSettings
+from slowlink.testbed.live.dds.federated.training import Contribution, Round, Sent
+from slowlink.testbed.training.datasets import Dataset
 
 TICK_S = 0.1
 TRIES = 3

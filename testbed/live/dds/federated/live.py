@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import BaseModel
 from torch import Tensor
 
-from testbed.live.dds.federated import checkpoint
-from testbed.live.dds.federated.controller import read_log
-from testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
-from testbed.live.dds.federated.training import Round
-from testbed.live.fork_server import Child, ForkServer
+from slowlink.testbed.live.dds.federated import checkpoint
+from slowlink.testbed.live.dds.federated.controller import read_log
+from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
+from slowlink.testbed.live.dds.federated.training import Round
+from slowlink.testbed.live.fork_server import Child, ForkServer
 
 POLL_S = 0.05
 SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s", "wait_s")
@@ -90,7 +90,9 @@ def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
 @cache
 def _fork_server() -> ForkServer:
     """For all trainings of this process, with which it ends."""
-    return ForkServer("testbed.live.dds.federated", ["testbed.live.dds.federated.warm"])
+    return ForkServer(
+        "slowlink.testbed.live.dds.federated", ["slowlink.testbed.live.dds.federated.warm"]
+    )
 
 
 def _length(log: Path) -> int:

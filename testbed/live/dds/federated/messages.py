@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from cyclonedds.idl import IdlStruct, annotations
 from cyclonedds.idl.types import float64, uint32, uint64
 
-from methods.compression import Frame
+from slowlink.methods.compression import Frame
 
 TOPIC = "slowlink_client_{}"
 CONTROLLER = 0

@@ -29,14 +29,14 @@ from pydantic import (
     model_validator,
 )
 
-from methods import compression
-from methods.compression import MAX_VALUES, Compressor
-from testbed.live import strict_json
-from testbed.live.dds import segments
-from testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
-from testbed.training import datasets, models, splits
-from testbed.training.datasets import Dataset
-from testbed.training.recipe import Part
+from slowlink.methods import compression
+from slowlink.methods.compression import MAX_VALUES, Compressor
+from slowlink.testbed.live import strict_json
+from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
+from slowlink.testbed.training import datasets, models, splits
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Part
 
 READERS: dict[str, Callable[[Path], Dataset]] = {
     "mnist": datasets.read_mnist,
@@ -283,7 +283,7 @@ class ClientSettings(_Connection):
     """
 
     client: NonNegativeInt
-    script: str = "testbed.live.dds.federated.training:sgd"
+    script: str = "slowlink.testbed.live.dds.federated.training:sgd"
     model_path: File | None = None
     init_path: File | None = None
 

@@ -16,15 +16,15 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from methods.compression import Frame
-from testbed.live.dds import segments
-from testbed.live.dds.federated import checkpoint, messages
-from testbed.live.dds.federated.messages import Command, Update
-from testbed.live.dds.federated.settings import ANEW, ControllerSettings, Task
-from testbed.training import sampling, splits
-from testbed.training.batching import channels_last
-from testbed.training.datasets import Dataset
-from testbed.training.learner import Diverged, fan_out
+from slowlink.methods.compression import Frame
+from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds.federated import checkpoint, messages
+from slowlink.testbed.live.dds.federated.messages import Command, Update
+from slowlink.testbed.live.dds.federated.settings import ANEW, ControllerSettings, Task
+from slowlink.testbed.training import sampling, splits
+from slowlink.testbed.training.batching import channels_last
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.learner import Diverged, fan_out
 
 TEST_BATCH = 100
 

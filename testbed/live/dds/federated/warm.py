@@ -3,6 +3,6 @@ makes what it needs for any, and takes longer than a client's first step."""
 
 import torch
 
-from testbed.training.pooling import MaxPool
+from slowlink.testbed.training.pooling import MaxPool
 
 MaxPool()(torch.zeros(1, 1, 2, 2))
