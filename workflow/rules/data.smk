@@ -14,7 +14,9 @@ rule dataset:
     message:
         "fetching and checking {wildcards.dataset}"
     run:
-        pool.run("slowlink.workflow.scripts.dataset", log[0], name=wildcards.dataset, output=output[0])
+        pool.run(
+            "slowlink.workflow.scripts.dataset", log[0], name=wildcards.dataset, output=output[0]
+        )
 
 
 rule data:
