@@ -15,7 +15,10 @@ rule dataset:
         "fetching and checking {wildcards.dataset}"
     run:
         pool.run(
-            "slowlink.workflow.scripts.dataset", log[0], name=wildcards.dataset, output=output[0]
+            "slowlink.workflow.scripts.dataset",
+            log[0],
+            name=wildcards.dataset,
+            output=output[0],
         )
 
 
