@@ -18,14 +18,14 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	$(BIN)/python .ci/install.py
 	touch $@
 
-# $(VENV)/.installed-test and others: what an extra of pyproject.toml adds.
+# $(VENV)/.installed-dev and others: what an extra of pyproject.toml adds.
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(BIN)/python .ci/install.py $(subst -, ,$*)
 	touch $@
 
 ns3: $(VENV)/.installed-ns3  ## ns-3 for RAT's packet check; builds bindings (1 min, a C++ compiler)
 
-lock: $(VENV)/.installed-install  ## requirements.lock anew from pyproject.toml
+lock: $(VENV)/.installed-install  ## requirements.lock and environment.yml anew from pyproject.toml
 	$(BIN)/python .ci/lock.py
 
 reproduce: env  ## run everything (SCALE=smoke|desk|paper) and say where the report is
@@ -49,7 +49,7 @@ record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), k
 WHOLE := .cache/package
 ROOMS := methods testbed reports workflow
 
-lint: $(VENV)/.installed-test  ## formatters, linter and the one-way arrows
+lint: $(VENV)/.installed-dev  ## formatters, linter and the one-way arrows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
@@ -61,11 +61,11 @@ BESIDE := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # The packet check is tested where a C++ compiler works.
 COMPILES = $(shell echo 'int main() {}' | $(CXX) -x c++ -o /dev/null - 2>/dev/null && echo yes)
 
-test: lint $(VENV)/.installed-test-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray and in a browser too
+test: lint $(VENV)/.installed-dev-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray and in a browser too
 	$(BESIDE) -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
-test-fast: $(VENV)/.installed-test  ## the tests that start nothing and take no time, for the inner loop
+test-fast: $(VENV)/.installed-dev  ## the tests that start nothing and take no time, for the inner loop
 	$(BESIDE) -m "not alone and not slow"
 
 clean:  ## results and reports, not the data

@@ -7,6 +7,8 @@
 from importlib import import_module
 from pathlib import Path
 
+__version__ = "0.1.0"
+
 # In a wheel the rooms lie inside this folder, in a checkout beside it.
 _HERE = Path(__file__).parent
 if not (_HERE / "methods").is_dir():

@@ -52,6 +52,7 @@ __all__ = [
     "combine_payloads",
     "load",
     "names",
+    "untouched",
 ]
 
 Combine = Literal["sum", "merge", "gather"]
@@ -99,7 +100,8 @@ class Compressor:
 
     One-shot codecs implement ``compress`` and ``decompress`` (and ``merge`` where ``combine`` is
     ``merge``); codecs with several rounds override ``encode``. ``adds`` is false where the
-    aggregate is a vote of signs, not a sum: such a codec sends no zeros.
+    aggregate is a vote of signs, not a sum: such a codec sends no zeros. ``elementwise`` is true
+    where a value's bytes depend on nothing else, so that tensors may be coded as one.
 
     ``encode_work`` and ``decode_work`` say what coding a tensor does, decoding by what one payload
     takes; a property where parameters decide. A test holds them against the clock, and
@@ -113,6 +115,7 @@ class Compressor:
     one_shot: ClassVar[bool] = True
     exact_bytes: ClassVar[bool] = True
     adds: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = False
     encode_work: ClassVar[Work]
     decode_work: ClassVar[Work]
 
@@ -219,7 +222,7 @@ class Compressor:
         return state
 
     def _payload(
-        self, body: bytes, tensor_shape: Sequence[int], form: str, dtype: str = ""
+        self, body: bytes | torch.Tensor, tensor_shape: Sequence[int], form: str, dtype: str = ""
     ) -> Payload:
         return Payload(body, self.name, tuple(tensor_shape), form, dtype)
 
@@ -233,7 +236,7 @@ class Compressor:
     def _read_dense(self, payload: Payload, device: torch.device | str) -> torch.Tensor:
         """The flat float32 values of a :meth:`_dense` payload."""
         what = f"{self.name} {payload.form}"
-        return from_bytes(payload.body, payload.dtype, payload.numel, what, device)
+        return from_bytes(payload.content, payload.dtype, payload.numel, what, device)
 
     def _expect(self, payload: Payload, forms: dict[str, tuple[str, ...]]) -> int:
         """Check codec, form with its dtypes, and shape; return the number of values."""
@@ -251,6 +254,15 @@ class Compressor:
         if max(sizes, default=0) > MAX_VALUES or payload.numel > MAX_VALUES:
             raise ValueError(f"{self.name}: shape {sizes} has more than {MAX_VALUES} values")
         return payload.numel
+
+
+def untouched(codec: Compressor) -> bool:
+    """Whether a codec sends values from where they lie, so that they need not become bytes. What
+    only stands for a codec, to keep its bytes, is none."""
+    kind = type(codec)
+    if not issubclass(kind, Compressor) or codec.encode_work or codec.decode_work:
+        return False
+    return kind.encode is Compressor.encode and codec.combine == "sum"
 
 
 def alike(payloads: Sequence[Payload]) -> Payload:
@@ -284,18 +296,19 @@ def add_payloads(payloads: Sequence[Payload]) -> Payload:
         raise ValueError(f"payloads of {first.codec} do not add; it combines by merging")
     if first.dtype not in ADDABLE:
         raise ValueError(f"{first.codec}: dtype {first.dtype!r} is not one of {', '.join(ADDABLE)}")
-    dtype = np.dtype(first.dtype).newbyteorder("<")
+    dtype = np.dtype(first.dtype)
     if first.nbytes % dtype.itemsize:
         raise ValueError(f"{first.codec}: body of {first.nbytes} bytes is not whole {first.dtype}")
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind == "f" else dtype
-    total = np.frombuffer(first.body, dtype).astype(wide)
+    total = first.elements.astype(wide)
     for payload in payloads[1:]:
-        check_length(payload.body, first.nbytes, first.codec)
-        total += np.frombuffer(payload.body, dtype)
+        if payload.nbytes != first.nbytes:
+            check_length(payload.body, first.nbytes, first.codec)
+        total += payload.elements
     if wide != dtype:
         most = np.finfo(dtype).max
         np.clip(total, -most, most, out=total)
-    body = total.astype(dtype, copy=False).tobytes()
+    body = total.astype(dtype.newbyteorder("<"), copy=False).tobytes()
     return Payload(body, first.codec, first.shape, first.form, first.dtype)
 
 

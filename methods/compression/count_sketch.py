@@ -201,7 +201,7 @@ class CountSketch(Compressor):
         self, payload: Payload, form: str, count: int, device: torch.device | str
     ) -> torch.Tensor:
         self._expect(payload, {form: ("float32",)})
-        return packing.from_bytes(payload.body, "float32", count, f"{self.name} {form}", device)
+        return packing.from_bytes(payload.content, "float32", count, f"{self.name} {form}", device)
 
 
 def heavymix(estimates: torch.Tensor, norm: float, k: int, random: torch.Generator) -> torch.Tensor:

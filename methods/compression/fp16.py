@@ -24,6 +24,7 @@ class Fp16(Compressor):
     summary: ClassVar[str] = "half-precision values"
     source: ClassVar[str] = "GeoMX §4 [8]; Narang et al. 2018 [@micikevicius2018mixed]"
     combine: ClassVar[Combine] = "sum"
+    elementwise: ClassVar[bool] = True
     encode_work: ClassVar[Work] = Work(passes=0.9, kernels=8)
     decode_work: ClassVar[Work] = Work(passes=2.1, kernels=7)
 

@@ -19,6 +19,7 @@ class Identity(Compressor):
     summary: ClassVar[str] = "no compression, float32"
     source: ClassVar[str] = "baseline"
     combine: ClassVar[Combine] = "sum"
+    elementwise: ClassVar[bool] = True
     encode_work: ClassVar[Work] = Work()
     decode_work: ClassVar[Work] = Work()
 

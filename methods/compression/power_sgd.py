@@ -121,6 +121,6 @@ class PowerSgd(Compressor):
     ) -> torch.Tensor:
         self._expect(payload, {form: ("float32",)})
         what = f"power_sgd {form}"
-        flat = packing.from_bytes(payload.body, "float32", math.prod(shape), what, device)
+        flat = packing.from_bytes(payload.content, "float32", math.prod(shape), what, device)
         # Into torch's own memory: equal alignment, and so equal rounding, on every party.
         return flat.clone().view(shape)

@@ -86,7 +86,7 @@ class RandomK(Compressor):
         form = payload.form if drawn else "random_ and 16 hexadecimal digits,"
         n = self._expect(payload, {form: ("float32",)})
         k = sampling.ceil_share(n, self.ratio)
-        values = packing.from_bytes(payload.body, "float32", k, "random_k values")
+        values = packing.from_bytes(payload.content, "float32", k, "random_k values")
         pairs = values.numpy(), self._positions(n, draw).numpy()
         return packing.scatter(pairs, n, device).view(payload.shape)
 

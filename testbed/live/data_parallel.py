@@ -1,7 +1,7 @@
 """Data-parallel training on real processes: groups of gradients leave during backward.
 
 What the virtual-time trainer simulates, on as many processes of this machine as the recipe has
-workers, joined by gloo or what else is a :class:`testbed.live.transport.Wire`. Batches, codecs and
+workers, joined by gloo or what else is a :class:`slowlink.torch.wire.Wire`. Batches, codecs and
 the update are the :class:`Learner`'s own, so the parameters are the trainer's; only BatchNorm's
 running statistics stay each rank's own.
 
@@ -29,11 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 from slowlink.methods import compression, exchange, fusion
 from slowlink.methods.fusion import Costs
 from slowlink.testbed.live.processes import GRACE_S, Tell, run_ranks
-from slowlink.testbed.live.transport import Aggregation, Gloo, Messenger, Wire, begin, combine
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
 from slowlink.testbed.training.learner import Learner, Replica
 from slowlink.testbed.training.recipe import Part, Recipe
+from slowlink.torch.data_parallel import CommHook
+from slowlink.torch.messenger import Aggregation, Messenger, combine
+from slowlink.torch.wire import ProcessGroup, Wire
 
 HOST = "127.0.0.1"
 
@@ -54,7 +56,7 @@ class Run:
     payload_bytes: (ranks, steps, rounds) int64, what each rank put in at each round of the codec.
     frame_bytes: (ranks, steps) int64, the same in the frames of the wire.
     received_bytes: (ranks, steps) int64, frames of the other ranks that arrived, see
-        :attr:`testbed.live.transport.Wire.received_bytes`.
+        :class:`slowlink.torch.wire.Flight`.
     groups: the messages of one step.
     step_s: (ranks, steps) seconds: batch, forward, backward, communication and update.
     compute_s: (ranks, steps) seconds of batch, forward and backward.
@@ -115,8 +117,8 @@ def measure(
     ----------
     ordered: add payloads in the order of ranks, bit-equal to the virtual-time trainer; else gloo's
         all-reduce adds in an order of its own.
-    ddp: let torch's DistributedDataParallel carry the whole model through :func:`ddp_hook`;
-        needs the fusion ``whole_model``.
+    ddp: let torch's DistributedDataParallel carry the whole model through a
+        :class:`slowlink.torch.CommHook`; needs the fusion ``whole_model``.
     costs: for a fusion that needs them, in the order in which backward produces gradients.
     evaluate: test every ``recipe.evaluate_every`` steps and at the end, each rank on a share of the
         test samples.
@@ -189,52 +191,6 @@ def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Group
     return method([torch.Size(shape).numel() for shape in reversed(shapes.values())], costs)
 
 
-def ddp_hook(
-    messenger: Messenger,
-    parameters: Sequence[Tensor],
-    launched: Callable[[Aggregation], None] = lambda message: None,
-) -> Callable[[object, dist.GradBucket], torch.futures.Future]:
-    """A hook for ``DistributedDataParallel.register_comm_hook``: the whole model in one message.
-
-    Every rank's gradient counts 1/ranks. DDP reorders its bucket after the first step, which would
-    scramble a codec's memory; the message always joins ``parameters`` in the order given.
-
-    Parameters
-    ----------
-    parameters: those that travel; gradients of others stay as they are.
-    launched: is told of each message.
-
-    Raises
-    ------
-    ValueError
-        More than one bucket: give DDP a larger ``bucket_cap_mb``.
-    """
-
-    def hook(state, bucket):  # no annotations here, since DDP refuses those that are strings
-        if bucket.index() or not bucket.is_last():
-            raise ValueError("ddp_hook: the model fills several buckets; raise bucket_cap_mb")
-        places = {id(p): g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
-        gradients = [places[id(parameter)] for parameter in parameters]
-        done = torch.futures.Future()
-        message = messenger.launch(_share(gradients, messenger.wire.size), 0)
-        launched(message)
-
-        def write(total) -> None:
-            try:
-                for gradient, piece in zip(
-                    gradients, _part(total.result(), gradients), strict=True
-                ):
-                    gradient.copy_(piece)
-                done.set_result(bucket.buffer())
-            except BaseException as error:
-                done.set_exception(error)
-
-        message.total.add_done_callback(write)
-        return done
-
-    return hook
-
-
 # One rank -------------------------------------------------------------------------------------
 
 
@@ -258,11 +214,11 @@ def prepare(case: LiveRun, dataset: Dataset) -> Job:
 
 
 @contextmanager
-def _join_gloo(port: int, timeout_s: float, rank: int, ranks: int) -> Iterator[Gloo]:
+def _join_gloo(port: int, timeout_s: float, rank: int, ranks: int) -> Iterator[ProcessGroup]:
     patience = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, port, is_master=False, timeout=patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
-    yield Gloo()
+    yield ProcessGroup(timeout=patience)
 
 
 def _rank(
@@ -389,9 +345,8 @@ def evaluate(wire: Wire, learner: Learner, replica: Replica) -> float:
     codec = compression.load("identity")
     rounds = codec.encode(counts, "tests")
     payload, how = next(rounds)
-    correct, total = codec.decompress(
-        combine(begin(wire, payload, how, "tests")(), how, codec)
-    ).tolist()
+    (arrived,), _ = wire.begin([payload], [how], ["tests"], exact=True).wait()
+    correct, total = codec.decompress(combine(arrived, how, codec)).tolist()
     return 100 * correct / total
 
 
@@ -455,7 +410,7 @@ class _Hooks:
                 return
             gradients = [self.parameters[i].grad for i in group]
             share = _share(gradients, self.messenger.wire.size)
-            self.messages.append(self.messenger.launch(share, key))
+            self.messages.append(self.messenger.launch([(key, share)]))
             self.launched_early += bool(self.owed)
 
     def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -463,26 +418,32 @@ class _Hooks:
             raise ValueError(f"{len(self.owed)} parameters got no gradient; all must be used")
         totals: list[Tensor] = list(gradients)
         for group, message in zip(self.groups, self.messages, strict=True):
-            parts = _part(message.total.result(), [gradients[i] for i in group])
+            (total,) = message.totals.result()
+            parts = _part(total, [gradients[i] for i in group])
             for index, part in zip(group, parts, strict=True):
                 totals[index] = part
         return totals
 
 
 class _Ddp:
-    """The whole model through torch's DistributedDataParallel and :func:`ddp_hook`."""
+    """The whole model as one message through torch's DistributedDataParallel."""
 
     launched_early = 0
 
     def __init__(self, learner: Learner, groups: Groups, messenger: Messenger) -> None:
         (order,) = groups
-        nbytes = sum(p.numel() * p.element_size() for p in learner.model.parameters())
-        model = DistributedDataParallel(
-            learner.model, bucket_cap_mb=nbytes // 2**20 + 1, forward_sync_buffers=False
+        model = DistributedDataParallel(learner.model, forward_sync_buffers=False)
+        # DDP knows the others, too, which no gradient comes to.
+        names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+        parameters = {names[id(learner.parameters[i])]: learner.parameters[i] for i in order}
+        hook = CommHook(
+            parameters,
+            messenger,
+            groups=[list(parameters)],
+            whole=True,
+            launched=lambda message: self.messages.append(message),
         )
-        parameters = [learner.parameters[i] for i in order]
-        hook = ddp_hook(messenger, parameters, lambda m: self.messages.append(m))
-        model.register_comm_hook(None, hook)
+        model.register_comm_hook(None, hook.on_bucket)
         learner.model = model
 
     def begin(self) -> None:
@@ -494,7 +455,7 @@ class _Ddp:
 
 def _cause(error: RuntimeError, messages: Sequence[Aggregation]) -> BaseException:
     """The error of a message, if there is one: DDP wraps it into another, mangled one."""
-    failed = (m.total.exception() for m in messages if m.total.done())
+    failed = (m.totals.exception() for m in messages if m.totals.done())
     return next((cause for cause in failed if cause is not None), error)
 
 

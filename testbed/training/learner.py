@@ -360,7 +360,7 @@ class Learner:
         down = up
         if level < len(self.recipe.levels) - 1:
             down = self.codec("down", level, -1, spec.down or default_down(spec))
-        return _untouched(up) and _untouched(down)
+        return compression.untouched(up) and compression.untouched(down)
 
     @cached_property
     def _dense_bytes(self) -> float:
@@ -413,7 +413,7 @@ class Learner:
         for level in reversed(range(len(self.recipe.levels))):
             spec = self.recipe.levels[level].down or IDENTITY
             codec = self.codec("weights", level, -1, spec)
-            if _untouched(codec):
+            if compression.untouched(codec):
                 sizes[f"pull/{level}"] = self._dense_bytes
                 continue
             payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
@@ -441,15 +441,6 @@ class Learner:
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
-
-
-def _untouched(codec: Compressor) -> bool:
-    """Whether a codec sends values from where they lie, so that they need not become bytes. What
-    only stands for a codec, to keep its bytes, is none."""
-    kind = type(codec)
-    if not issubclass(kind, Compressor) or codec.encode_work or codec.decode_work:
-        return False
-    return kind.encode is Compressor.encode and codec.combine == "sum"
 
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:

@@ -47,17 +47,19 @@ def combine(port, jobs, rank, tell):
     import torch.distributed as dist  # here: the other functions start faster without
 
     from slowlink.methods import compression
-    from slowlink.testbed.live import transport
+    from slowlink.torch import messenger
+    from slowlink.torch.wire import ProcessGroup
 
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(jobs[0][0]))
-    wire = transport.Gloo()
+    wire = ProcessGroup()
     answers = []
     for payloads, how, ordered in jobs:
         codec = compression.load(payloads[0].codec)
         try:
-            arrived = transport.begin(wire, payloads[rank], how, "key", ordered)()
-            answers.append(transport.combine(arrived, how, codec, "key"))
+            flight = wire.begin([payloads[rank]], [how], ["key"], ordered=ordered)
+            (arrived,), _ = flight.wait()
+            answers.append(messenger.combine(arrived, how, codec, "key"))
         except ValueError as error:
             answers.append(str(error))
     return answers

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from slowlink.methods import compression
-from slowlink.testbed.live import data_parallel, transport
+from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.data_parallel import LiveRun
 from slowlink.testbed.live.dds import DomainConfig, launch
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
+from slowlink.torch.messenger import Aggregation
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -144,7 +145,7 @@ def test_times_add_up(runs, name):
 
 
 def test_waiting_that_computing_hides_does_not_count():
-    message = transport.Aggregation(waits=[(1.0, 2.0), (3.0, 6.0), (7.0, 7.5)])
+    message = Aggregation(waits=[(1.0, 2.0), (3.0, 6.0), (7.0, 7.5)])
     assert [message.waited_s(t) for t in (0.0, 2.0, 4.0, 7.25, 9.0)] == [4.5, 3.5, 2.5, 0.25, 0.0]
     assert [message.waited_s(1.5, t) for t in (1.0, 1.75, 5.0)] == [0.0, 0.25, 2.5]
 

@@ -18,6 +18,9 @@ import re
 import struct
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
 ADDABLE = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 """Element types whose payloads may be added elementwise."""
 
@@ -28,7 +31,8 @@ class Payload:
 
     Attributes
     ----------
-    body: the bytes.
+    body: the bytes. A payload made of a tensor, whose memory it takes over, has them as soon as
+        somebody asks; until then its values stay where they are.
     codec: name of the compressor that can decode them.
     shape: shape of the tensor they stand for.
     form: which of the codec's formats this is (a codec may answer in another than it asked in).
@@ -41,10 +45,37 @@ class Payload:
     form: str = ""
     dtype: str = ""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.body, torch.Tensor):
+            self.__dict__["_tensor"] = self.__dict__.pop("body").view(-1)
+
+    def __getattr__(self, name: str) -> bytes:
+        # Only for what is not there, as the bytes of a tensor that nobody has asked for yet.
+        if name != "body" or "_tensor" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        array = self._tensor.cpu().numpy()
+        self.__dict__["body"] = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        return self.body
+
+    @property
+    def content(self) -> bytes | torch.Tensor:
+        """The (n,) tensor that this was made of, on its device, or else the bytes."""
+        return self.__dict__.get("_tensor", self.__dict__.get("body"))
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The (n,) elements of the body, to be read only, without a copy where they are near."""
+        dtype = np.dtype(self.dtype or "uint8")
+        if isinstance(self.content, torch.Tensor):
+            return self.content.cpu().numpy().view(dtype)
+        wire = np.frombuffer(self.content, dtype.newbyteorder("<"))
+        return wire.astype(dtype, copy=False)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the body: the number that papers print."""
-        return len(self.body)
+        content = self.content
+        return content.nbytes if isinstance(content, torch.Tensor) else len(content)
 
     @property
     def numel(self) -> int:

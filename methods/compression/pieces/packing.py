@@ -26,13 +26,24 @@ FLOAT_INDEX_LIMIT = 2**24
 """Values a tensor may have where indices travel as float32: beyond, they are not exact."""
 
 
-def to_bytes(tensor: torch.Tensor, dtype: str) -> bytes:
-    """The elements of ``tensor`` as little-endian ``dtype`` (cast where it differs)."""
+def to_bytes(tensor: torch.Tensor, dtype: str) -> bytes | torch.Tensor:
+    """A body: the elements of ``tensor`` as little-endian ``dtype`` (cast where it differs).
+
+    On another device than the processor it is a tensor of ``dtype`` there.
+    """
+    if tensor.device.type != "cpu":
+        return tensor.detach().to(getattr(torch, dtype), copy=True).contiguous().view(-1)
     return join((tensor, dtype))
 
 
-def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> bytes:
-    """``head``, then the elements of each part as little-endian ``dtype``, copied once."""
+def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> bytes | torch.Tensor:
+    """A body: ``head``, then the elements of each part as little-endian ``dtype``, copied once.
+
+    Where a part lies on another device than the processor, it is a tensor of uint8 there.
+    """
+    for part, _ in parts:
+        if isinstance(part, torch.Tensor) and part.device.type != "cpu":
+            return join_on(part.device, *parts, head=head)
     sizes = [np.dtype(dtype).itemsize * math.prod(part.shape) for part, dtype in parts]
     made, memory = buffers.body(len(head) + sum(sizes))
     memory[: len(head)] = np.frombuffer(head, np.uint8)
@@ -45,6 +56,17 @@ def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> by
     return made
 
 
+def join_on(
+    device: torch.device, *parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b""
+) -> torch.Tensor:
+    """:func:`join` as a (bytes,) tensor of uint8 on ``device``."""
+    made = [torch.tensor(list(head), dtype=torch.uint8, device=device)]
+    for part, dtype in parts:
+        elements = torch.as_tensor(part).to(device, getattr(torch, dtype)).contiguous()
+        made.append(elements.view(-1).view(torch.uint8))
+    return torch.cat(made)
+
+
 def read_head(layout: struct.Struct, body: bytes, magic: bytes, what: str) -> tuple[int, ...]:
     """The fields at the beginning of ``body`` but the first, which must be ``magic``."""
     if len(body) < layout.size or not body.startswith(magic):
@@ -53,9 +75,21 @@ def read_head(layout: struct.Struct, body: bytes, magic: bytes, what: str) -> tu
 
 
 def from_bytes(
-    body: bytes | memoryview, dtype: str, count: int, what: str, device: torch.device | str = "cpu"
+    body: bytes | memoryview | torch.Tensor,
+    dtype: str,
+    count: int,
+    what: str,
+    device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """(count,) tensor read from exactly its bytes; floats must be finite. Halves become float32."""
+    """(count,) tensor read from exactly its bytes, or from a tensor that stands for them; floats
+    must be finite. Halves become float32."""
+    if isinstance(body, torch.Tensor):
+        if body.device.type != "cpu":
+            check_length(body.view(torch.uint8), count * np.dtype(dtype).itemsize, what)
+            values = body.view(getattr(torch, dtype)).to(device)
+            values = values.to(torch.float32) if dtype == "float16" else values
+            return check_finite(values.clone() if values is body else values, what)
+        body = memoryview(body.view(torch.uint8).numpy())
     source = np.frombuffer(check_length(body, count * np.dtype(dtype).itemsize, what), _wire(dtype))
     if dtype not in ("float16", "float32") or sys.byteorder != "little":
         wide = source.astype("float32" if dtype == "float16" else dtype)
@@ -94,6 +128,24 @@ def check_finite(tensor: torch.Tensor, what: str) -> torch.Tensor:
     return tensor
 
 
+def scale(tensor: torch.Tensor, factor: float, what: str) -> torch.Tensor:
+    """``tensor`` times ``factor`` of at most 1, in its own memory; ValueError if not finite.
+
+    One pass over it, since a block stays in cache between the product and the check.
+    """
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return check_finite(tensor.mul_(factor), what)
+    flat, bits = tensor.view(-1), bits_of(tensor)
+
+    def some(start: int, stop: int) -> np.int32:
+        flat[start:stop].mul_(factor)
+        return vectors.largest(bits[start:stop])
+
+    if max(each_block(len(bits), some), default=0) >= vectors.INFINITE:
+        refuse(tensor, what)
+    return tensor
+
+
 def refuse(tensor: torch.Tensor, what: str) -> None:
     """ValueError that says how many of the values are not finite."""
     bad = int((~tensor.isfinite()).sum())
@@ -120,14 +172,13 @@ def write_signs(values: torch.Tensor, what: str, head: bytes = b"") -> bytes:
     return made
 
 
-def write_halves(values: torch.Tensor, what: str, most: float) -> tuple[bytes, int]:
+def write_halves(values: torch.Tensor, what: str, most: float) -> tuple[torch.Tensor, int]:
     """The values as float16, those beyond ±``most`` as that; and how many they are."""
-    if values.device.type != "cpu" or sys.byteorder != "little":
+    if values.device.type != "cpu":
         beyond = int((check_finite(values, what).abs() > most).sum())
-        return to_bytes(values.clamp(-most, most).to(torch.float16), "float16"), beyond
+        return values.clamp(-most, most).to(torch.float16), beyond
     flat = values.contiguous()
-    made, memory = buffers.body(2 * flat.numel())
-    halves, bits = torch.from_numpy(memory.view(np.float16)), bits_of(flat)
+    halves, bits = buffers.empty(flat.numel(), "float16"), bits_of(flat)
 
     def write(start: int, stop: int) -> np.int32:
         largest = vectors.largest(bits[start:stop])
@@ -138,9 +189,9 @@ def write_halves(values: torch.Tensor, what: str, most: float) -> tuple[bytes, i
     if largest >= vectors.INFINITE:
         refuse(values, what)
     if largest <= np.float32(most).view(np.int32):
-        return made, 0
+        return halves, 0
     halves.clamp_(-most, most)
-    return made, int((flat.abs() > most).sum())
+    return halves, int((flat.abs() > most).sum())
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:

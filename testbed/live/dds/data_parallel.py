@@ -8,13 +8,13 @@ virtual-time trainer's. Source: DDS document, the part on data-parallel training
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from slowlink.methods.compression import Key, Payload
+from slowlink.methods.compression import Combine, Compressor, Key, Payload
 from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.data_parallel import LiveRun, Run
 from slowlink.testbed.live.dds.collectives import Group
@@ -22,31 +22,47 @@ from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Recipe
+from slowlink.torch.wire import Arrived, Flight
 
 
 class Dds:
-    """A :class:`testbed.live.transport.Wire` over a group of ranks."""
-
-    all_reduce = None
+    """A :class:`slowlink.torch.wire.Wire` over a group of ranks; it gathers everything."""
 
     def __init__(self, group: Group, timeout_s: float) -> None:
         self.rank, self.size = group.rank, group.size
-        self.received_bytes = 0
         self.group, self.timeout_s = group, timeout_s
 
-    def gather(self, payload: Payload, key: Key) -> Callable[[], list[Payload]]:
-        """Send the payload at once."""
-        handle = self.group.all_gather(payload.body, _label(payload, key))
+    def early(self, codec: Compressor) -> bool:
+        """Second rounds start on the messenger's thread: first ones beside them would mix up."""
+        return codec.one_shot
 
-        def finish() -> list[Payload]:
-            handle.wait(self.timeout_s)
-            self.received_bytes += handle.received_bytes
-            return [replace(payload, body=bytes(body)) for body in handle.collect()]
+    def begin(
+        self,
+        payloads: Sequence[Payload],
+        ways: Sequence[Combine],
+        keys: Sequence[Key],
+        *,
+        early: bool = False,
+        ordered: bool = False,
+        exact: bool = False,
+    ) -> Flight:
+        """Send the payloads at once, each on its own."""
+        labels = [_label(payload, key) for payload, key in zip(payloads, keys, strict=True)]
+        handles = [
+            self.group.all_gather(payload.body, label)
+            for payload, label in zip(payloads, labels, strict=True)
+        ]
 
-        return finish
+        def wait() -> tuple[list[Arrived], int]:
+            arrived, received = [], 0
+            for payload, handle in zip(payloads, handles, strict=True):
+                handle.wait(self.timeout_s)
+                received += handle.received_bytes
+                arrived.append([replace(payload, body=bytes(body)) for body in handle.collect()])
+            return arrived, received
 
-    def frame_bytes(self, payload: Payload, key: Key) -> int:
-        return wire_bytes(payload.nbytes, _label(payload, key))
+        pairs = zip(payloads, labels, strict=True)
+        return Flight(sum(wire_bytes(payload.nbytes, label) for payload, label in pairs), wait)
 
     def barrier(self) -> None:
         self.group.barrier(self.timeout_s)
