@@ -20,7 +20,7 @@ LAYERS = ("rack", "pod", "zone")
 """Names of the oversubscribed layers of a tree, innermost first; more are ``layer3`` …"""
 
 
-class _Cables:
+class Cables:
     """Nodes, their region at every layer, and full-duplex cables."""
 
     def __init__(self) -> None:
@@ -33,8 +33,11 @@ class _Cables:
         self.regions.append(regions)
         return len(self.names) - 1
 
-    def join(self, a: int, b: int, rate: float, latency: float = 0.0) -> None:
-        self.links += [(a, b, rate, latency), (b, a, rate, latency)]
+    def join(
+        self, a: int, b: int, rate: float, latency: float = 0.0, back: float | None = None
+    ) -> None:
+        """A cable with ``rate`` from ``a`` to ``b``, and ``back`` the other way if that differs."""
+        self.links += [(a, b, rate, latency), (b, a, rate if back is None else back, latency)]
 
     def build(
         self, name: str, workers: Sequence[int], servers: Sequence[int], layers: Sequence[str] = ()
@@ -85,7 +88,7 @@ def geo_sites(
         raise ValueError(
             f"geo_sites: colocated is {colocated}, but a site has {min(counts)} workers"
         )
-    cables = _Cables()
+    cables = Cables()
     sites = range(1, len(counts) + 1)
     servers = [cables.node("central/server", [CENTRAL])]
     servers += [cables.node(f"site{site}/server", [site]) for site in sites]
@@ -125,7 +128,7 @@ def star(
     """
     if workers < 1:
         raise ValueError(f"star: needs at least one worker, not {workers}")
-    cables = _Cables()
+    cables = Cables()
     ranks = [cables.node(f"worker{rank}") for rank in range(workers)]
     server = cables.node("server")
     switch = cables.node("switch")
@@ -188,7 +191,7 @@ def tree(
     def regions(j: int, index: int) -> list[int]:
         return [-1] * j + [index // math.prod(counts[j + 1 : k + 1]) for k in range(j, layers)]
 
-    cables = _Cables()
+    cables = Cables()
     racks = [regions(0, rack) for rack in range(math.prod(counts[1:]))]
     sizes = [counts[0]] * len(racks)
     nics = _nics("tree", helpers, helper_nics)
@@ -240,7 +243,7 @@ def leaf_spine(
     sizes = _counts("leaf_spine", "per_rack", _each("leaf_spine", "per_rack", per_rack, racks))
     uplinks = _each("leaf_spine", "uplink", rate if uplink is None else uplink, racks)
     near, far = _each("leaf_spine", "latency", latency, 2)
-    cables = _Cables()
+    cables = Cables()
     nics = _nics("leaf_spine", helpers, helper_nics)
     regions = [[rack] for rack in range(racks)]
     workers, servers, leaves = _racks(cables, regions, sizes, rate, near, nics)
@@ -273,7 +276,7 @@ def bcube(ports: int, levels: int, rate: float, *, latency: float = 0.0) -> Topo
     switch_of = np.array(
         [ranks // ports ** (j + 1) * ports**j + ranks % ports**j for j in range(levels)]
     )
-    cables = _Cables()
+    cables = Cables()
     workers = [cables.node(f"worker{rank}", switch_of[:, rank].tolist()) for rank in ranks]
     for rank, worker in enumerate(workers):
         host = cables.node(f"host{rank}", switch_of[:, rank].tolist())
@@ -320,7 +323,7 @@ def without(topology: Topology, links: Sequence[int] | np.ndarray) -> Topology:
 
 
 def _racks(
-    cables: _Cables,
+    cables: Cables,
     racks: Sequence[Sequence[int]],
     sizes: Sequence[int],
     rate: float,
