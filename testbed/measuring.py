@@ -49,9 +49,20 @@ def coding(
     kernels compiled. The party is alone, so what it sent is what comes back; combining payloads is
     not timed.
     """
-    codec, clock = make(), time.perf_counter
-    runs = [_once(codec, tensors, clock) for _ in range(repeats + 1)][1:]
-    return CodingTimes(*(statistics.median(column) for column in zip(*runs, strict=True)))
+    made = runs(make, tensors, repeats)
+    columns = zip(*map(dataclasses.astuple, made), strict=True)
+    return CodingTimes(*(statistics.median(column) for column in columns))
+
+
+def runs(
+    make: Callable[[], Compressor],
+    tensors: Sequence[torch.Tensor],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[CodingTimes]:
+    """The steps of which :func:`coding` tells the medians."""
+    codec = make()
+    return [CodingTimes(*_once(codec, tensors, clock)) for _ in range(repeats + 1)][1:]
 
 
 def _once(

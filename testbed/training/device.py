@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import yaml
@@ -22,7 +22,8 @@ from pydantic import (
 
 from slowlink.methods import compression
 from slowlink.methods.compression import Compressor, Work
-from slowlink.testbed import measuring
+from slowlink.testbed import given, measuring
+from slowlink.testbed.given import Measured
 from slowlink.testbed.training import models
 
 PROFILES = Path(__file__).parents[2] / "data" / "devices.yaml"
@@ -40,14 +41,26 @@ class Cost(BaseModel):
         return self.fixed_s + nbytes / self.rate
 
 
+Spread = tuple[PositiveFloat, PositiveFloat]
+"""The lower and the upper quartile of measured seconds over their median."""
+
+
 class Coding(Cost):
     """What encoding and then decoding one tensor cost, with ``parameters`` of the codec.
 
-    ``decode``: the share that decoding takes.
+    ``decode``: the share that decoding takes. ``codec``: its name, where the profile has it under
+    another since it has several of one.
     """
 
     decode: Annotated[float, Field(ge=0, le=1)] = 0.5
+    codec: str = ""
     parameters: dict[str, Any] = {}
+    spread: Spread = (1.0, 1.0)
+
+    def times(self, factor: float) -> Coding:
+        """So many times as slow."""
+        update = {"rate": self.rate / factor, "fixed_s": self.fixed_s * factor}
+        return self.model_copy(update=update)
 
 
 def _rate(value: Any) -> Any:
@@ -83,37 +96,60 @@ class Device(BaseModel):
 
     Attributes
     ----------
+    flops: operations a second that training reaches; None if unknown.
     work: prices of coding by what a codec does. What follows from them alone is a guess.
     known: costs that a document prints, or that were measured, by the codec's name. They are those
         of its work: whatever does the same work costs the same, however its file is called.
+    spread: of computing; each known coding has its own.
+    measured: when and with what, of a profile that was measured.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
     source: str
-    flops: PositiveFloat
+    flops: PositiveFloat | None
     samples_per_s: dict[str, PositiveFloat] = {}
     round_overhead_s: float
     work: Prices
     known: dict[str, Annotated[Coding, BeforeValidator(_rate)]] = {}
+    spread: Spread = (1.0, 1.0)
+    measured: Measured | None = None
+
+    def at(self, end: Literal["fast", "slow"]) -> Device:
+        """The device with computing and known coding at one quartile of what was measured. Prices
+        that are guesses, and have no spread, stay."""
+        which = 0 if end == "fast" else 1
+        factor = self.spread[which]
+        speeds = {model: rate / factor for model, rate in self.samples_per_s.items()}
+        known = {name: cost.times(cost.spread[which]) for name, cost in self.known.items()}
+        flops = self.flops and self.flops / factor
+        update = {"flops": flops, "samples_per_s": speeds, "known": known}
+        return type(self)(**(dict(self) | update))
 
     def compute_s(self, flops_per_sample: float, batch: int, model: str = "") -> float:
         """Seconds of one local iteration (forward and backward) over ``batch`` samples.
 
-        By the rate known for ``model``, else by operations.
+        By the rate known for ``model``, else by operations. Raises ValueError where neither is
+        known.
         """
         if model in self.samples_per_s:
             return self.round_overhead_s + batch / self.samples_per_s[model]
+        if not self.flops or not flops_per_sample:
+            what = "operations" if self.flops else "operations a second"
+            raise ValueError(
+                f"{model} on {self.title}: neither samples_per_s nor {what} are known; measure the "
+                "model on this device with slowlink measure"
+            )
         return self.round_overhead_s + flops_per_sample * batch / self.flops
 
     @cached_property
     def _known(self) -> dict[tuple[Work, Work], Coding]:
         there = set(compression.names())
         codecs = {
-            name: compression.load(name, **cost.parameters)
+            name: compression.load(cost.codec or name, **cost.parameters)
             for name, cost in self.known.items()
-            if name in there
+            if (cost.codec or name) in there
         }
         return {work(codec): self.known[name] for name, codec in codecs.items()}
 
@@ -166,6 +202,15 @@ def profiles(path: Path = PROFILES) -> dict[str, Device]:
     return found
 
 
+def load(path: str | Path) -> tuple[str, Device]:
+    """The one profile of a file, and its name. Raises ValueError, with file, field and remedy."""
+    remedy = "slowlink measure makes such a file, data/devices.yaml says what its fields are"
+    found = given.read(path, dict[str, Device], remedy)
+    if len(found) != 1:
+        raise ValueError(f"{path}: {len(found)} profiles; leave the one that the advice is for")
+    return next(iter(found.items()))
+
+
 def profile(name: str) -> Device:
     """The profile called ``name``; ``this_cpu`` is measured on the spot."""
     if name == "this_cpu":
@@ -214,22 +259,29 @@ def measure(
         if any(work(compression.load(name, **parameters)))
     }
     copied = 4 * values / measuring.copy_s(torch.randn(values), repeats)
-    beside = profiles()["geomx_k40m"].work
-    kinds = {
-        kind: copied * getattr(beside, kind).rate / beside.passes.rate
-        for kind in ("passes", "selections", "draws", "products")
-    }
     return Device(
         title="this machine's CPU",
         source=f"measured with {torch.get_num_threads()} threads",
         flops=flops / measuring.median_s(step, repeats),
         round_overhead_s=0.0,
-        work=Prices(kernel_s=beside.kernel_s, **kinds),
+        work=prices(copied, "geomx_k40m"),
         known={
             name: cost.model_copy(update={"parameters": dict(codecs[name])})
             for name, cost in codings.items()
         },
     )
+
+
+def prices(copied: float, like: str) -> Prices:
+    """What kinds of work cost where ``copied`` bytes are copied in a second, if each takes as many
+    copies as on the stated device ``like``. Guesses, but for the copies."""
+    beside = profiles()[like].work
+    kinds = {}
+    for kind in ("passes", "selections", "draws", "products"):
+        cost = getattr(beside, kind)
+        rate = copied * cost.rate / beside.passes.rate
+        kinds[kind] = cost.model_copy(update={"rate": rate})
+    return Prices(kernel_s=beside.kernel_s, **kinds)
 
 
 def measure_coding(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -121,33 +123,96 @@ def measured_layers(
     model = models.make(part.name, **part.parameters).train()
     shape = sample or models.sample_shape(part.name)
     inputs = models.samples(model, shape, batch)
-    ready: dict[str, float] = {}
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, name=name: ready.__setitem__(name, time.perf_counter())
-        )
-    runs = []
-    for _ in range(repeats + 1):
-        model.zero_grad()
-        start = time.perf_counter()
+
+    def loss() -> torch.Tensor:
         scores = model(inputs)
-        loss = functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
-        latest = forward = time.perf_counter()
-        loss.backward()
-        spans = []
+        return functional.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
+
+    parameters = dict(model.named_parameters())
+    runs = []
+    for run in timed(model, loss, repeats):
+        latest, spans = run.forward_s, []
         for name in reversed(parameters):
             # A tensor that is ready before one in front of it takes no time of its own.
-            spans.append(max(ready[name] - latest, 0.0))
-            latest = max(ready[name], latest)
-        runs.append([forward - start, *spans])
-    forward_s, *backward_s = (statistics.median(column) for column in zip(*runs[1:], strict=True))
+            spans.append(max(run.ready_s[name] - latest, 0.0))
+            latest = max(run.ready_s[name], latest)
+        runs.append([run.forward_s, *spans])
+    forward_s, *backward_s = (statistics.median(column) for column in zip(*runs, strict=True))
     total = forward_s + sum(backward_s)
     tensors = [
         Layer(name, tuple(parameters[name].shape), seconds / total)
         for name, seconds in zip(reversed(parameters), backward_s, strict=True)
     ]
     return Layers(part.name, tuple(tensors), models.flops_per_sample(model, shape), total / batch)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds since an iteration began.
+
+    Attributes
+    ----------
+    forward_s: until the loss is there.
+    ready_s: until each parameter's gradient is, by its name; in the order in which they came.
+    total_s: until backward is over.
+    """
+
+    forward_s: float
+    ready_s: dict[str, float]
+    total_s: float
+
+
+def timed(
+    model: torch.nn.Module, loss: Callable[[], torch.Tensor], repeats: int, warm: int = 1
+) -> list[Iteration]:
+    """``repeats`` forward and backward passes of ``model`` after ``warm`` ones that do not count.
+
+    On a GPU, times are those of CUDA events, so that what the host does meanwhile is not counted.
+    """
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    mark, since = (_event, _between) if on_gpu else (time.perf_counter, lambda a, b: b - a)
+    ready: dict[str, Any] = {}
+
+    def note(name: str) -> Callable[[torch.Tensor], None]:
+        def hook(_: torch.Tensor) -> None:
+            ready.pop(name, None)  # of a parameter with several gradients the last one counts
+            ready[name] = mark()
+
+        return hook
+
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(note(name))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    made = []
+    try:
+        for _ in range(repeats + warm):
+            model.zero_grad()
+            ready.clear()
+            start = mark()
+            lost = loss()
+            forward = mark()
+            lost.backward()
+            end = mark()
+            if on_gpu:
+                torch.cuda.synchronize()
+            times = {name: since(start, at) for name, at in ready.items()}
+            made.append(Iteration(since(start, forward), times, since(start, end)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return made[warm:]
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return begin.elapsed_time(end) / 1e3
 
 
 def single_gpu_s(device: Device, layers: Layers, batch: int) -> float:
