@@ -144,7 +144,9 @@ def subject(
         inputs = models.samples(model, tuple(sample), batch or 32)
         return Subject(name, model, partial(_of_scores, spec, model, inputs), batch or 32)
     if batch is not None:
-        raise ValueError(f"{spec} returns its own batch; leave --batch out, or return a model alone")
+        raise ValueError(
+            f"{spec} returns its own batch; leave --batch out, or return a model alone"
+        )
     own = _moved(rest[0], device)
     count = next((len(one) for one in _tensors(own) if one.ndim), None)
     if not count:
