@@ -1,6 +1,7 @@
 """Which method for my cluster? Predicted round times of all of them, ranked, with the reason.
 
-    python -m slowlink.workflow.matrix.advice --model resnet50 --workers 16 --wan 155M --lan 1G
+    slowlink advise --model resnet50 --workers 16 --wan 155M --lan 1G
+    slowlink advise --model-file model.yaml --device-file device.yaml --cluster-file cluster.yaml
 
 Nothing need have been run: rounds are timed as in the matrix (:mod:`testbed.matrix`), with its
 methods, batches and latencies from its recipe at desk scale where no others are given. With
@@ -12,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +24,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from slowlink.testbed.matrix import Cluster, Method, Round, best_round, in_lockstep, time_round
+from slowlink.testbed import units
+from slowlink.testbed.matrix import Cluster, Method, Round, best_round, in_lockstep
 from slowlink.testbed.results import Scale, coordinates, read
+from slowlink.testbed.terminal import show
 from slowlink.testbed.training import device, models
 from slowlink.testbed.training.device import Device
-from slowlink.testbed.training.pipeline import Layers, layers
-from slowlink.testbed.training.recipe import Part
+from slowlink.testbed.training.pipeline import Layers
 from slowlink.testbed.training.summary import arrival
+from slowlink.testbed.units import said_rate, said_s
 from slowlink.workflow import matrix, settings
-from slowlink.workflow.matrix import systems
+from slowlink.workflow.matrix import own, systems
 from slowlink.workflow.matrix.curves import SHOWN
+from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
 from slowlink.workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
 from slowlink.workflow.matrix.rounds import methods_of, said
 from slowlink.workflow.matrix.systems import System
@@ -68,9 +71,13 @@ STEPS, LEAST = 3600, 1e-7
 """Numbers in the page are logarithms in three digits: so many steps to a power of ten, from the
 least on; 000 is 0."""
 
+EXAMPLES = """examples:
+  {program} --model resnet50 --workers 16 --wan 155M --lan 1G
+  {program} --model resnet50 --workers 8 --lan 10G --device a100 --all
+  {program} --model-file model.yaml --device-file device.yaml --cluster-file cluster.yaml"""
+
 _PLAYED = "looks at the clock"
 _ELSEWHERE = f"{_PLAYED}: its rounds hold only where it was trained"
-_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def predict(
     ``most_played`` workers."""
     rounds, reasons = {}, {}
     for number, (label, system) in enumerate(systems.items()):
-        _show(f"timing {label} ({number} of {len(systems)} done)")
+        show(f"timing {label} ({number} of {len(systems)} done)")
         try:
             if cluster.workers > most_played and not in_lockstep(system.synchronization):
                 raise ValueError(f"{_PLAYED}: not played with more than {most_played} workers")
@@ -120,14 +127,8 @@ def predict(
             rounds[label] = best_round(methods, tensors, cluster, machine, batch)
         except ValueError as error:
             reasons[label] = str(error)
-    _show("")
+    show("")
     return rounds, reasons
-
-
-def _show(text: str) -> None:
-    """On the last line of the terminal, if there is one."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def rounds_to(
@@ -172,7 +173,8 @@ def reason(places: Sequence[tuple[int, Offer]]) -> str:
     tie = f", tied with {' and '.join(tied)}" if tied else ""
     rest = [offer for rank, offer in places if rank > 1]
     if not rest:
-        return f"{first.label} takes {_s(first.round.round_s)} a round{tie}: nothing sets it apart."
+        took = said_s(first.round.round_s)
+        return f"{first.label} takes {took} a round{tie}: nothing sets it apart."
     second = rest[0]
     lead = f"{first.label}{tie}, is first" if tied else f"{first.label} is first"
     gains = {part: getattr(second.round, part) - getattr(first.round, part) for part in PARTS}
@@ -181,16 +183,18 @@ def reason(places: Sequence[tuple[int, Offer]]) -> str:
     text = f"{lead}: "
     if first.rounds is not None:
         text += (
-            f"{_s(first.seconds)} to the target ({first.rounds:.0f} rounds) against "
-            f"{_s(second.seconds)} ({second.rounds:.0f} rounds) of {second.label}; a round takes "
+            f"{said_s(first.seconds)} to the target ({first.rounds:.0f} rounds) against "
+            f"{said_s(second.seconds)} ({second.rounds:.0f} rounds) of {second.label}; "
+            "a round takes "
         )
-    text += f"{_s(first.round.round_s)} against {_s(second.round.round_s)}"
+    text += f"{said_s(first.round.round_s)} against {said_s(second.round.round_s)}"
     text += f" of {second.label}" if first.rounds is None else ""
     if gains[most] > 0:
         here, there = getattr(first.round, most), getattr(second.round, most)
-        text += f", which is {_s(gains[most])} longer {PARTS[most]} ({_s(there)}, not {_s(here)})"
+        more = f"{said_s(gains[most])} longer {PARTS[most]}"
+        text += f", which is {more} ({said_s(there)}, not {said_s(here)})"
     if -gains[least] > 0.1 * abs(first.round.round_s - second.round.round_s):
-        text += f"; it is itself {_s(-gains[least])} longer {PARTS[least]}"
+        text += f"; it is itself {said_s(-gains[least])} longer {PARTS[least]}"
     return text + "."
 
 
@@ -222,10 +226,13 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
 
 
 def table(
-    places: Sequence[tuple[int, Offer]], taught: Mapping[str, tuple[str, str]] | None = None
+    places: Sequence[tuple[int, Offer]],
+    taught: Mapping[str, tuple[str, str]] | None = None,
+    within_s: Mapping[str, Interval] | None = None,
+    below: Mapping[str, BreakEven] | None = None,
 ) -> pd.DataFrame:
-    """Offers with the parts of their rounds, seconds, what a worker sends and receives, and what
-    :func:`learned` tells of them."""
+    """Offers with the parts of their rounds, seconds, what a worker sends and receives; between
+    what rounds may lie, below which rate a codec is worth it, and what :func:`learned` tells."""
     rows = []
     for rank, offer in places:
         made = offer.round
@@ -233,10 +240,15 @@ def table(
         if offer.method is not None:
             row["over"] = said(offer.method.exchange)
         if offer.rounds is not None:
-            row |= {"to target": _s(offer.seconds), "rounds": f"{offer.rounds:.0f}"}
-        row |= {"round": _s(made.round_s)}
-        row |= {part.removesuffix("_s"): _s(getattr(made, part)) for part in PARTS}
+            row |= {"to target": said_s(offer.seconds), "rounds": f"{offer.rounds:.0f}"}
+        row |= {"round": said_s(made.round_s)}
+        if within_s:
+            low, high = within_s[offer.label].low, within_s[offer.label].high
+            row["within"] = f"{said_s(low)} to {said_s(high)}"
+        row |= {part.removesuffix("_s"): said_s(getattr(made, part)) for part in PARTS}
         row |= {"MB a worker": f"{made.sent_bytes / 1e6:.3g}"}
+        if below:
+            row["worth it"] = str(below.get(offer.label, ""))
         if taught is not None:
             row["needs"], row["reaches"] = taught.get(offer.label, ("not trained", ""))
         rows.append(row)
@@ -332,8 +344,8 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         "target": target(results),
         "guessed": data["guessed"],
         "ranks_targets": bool(to_target),
-        "networks": networks.model_dump() | {"lan": _rate(networks.lan)},
-        "span": [_rate(value) for value in data["span"]],
+        "networks": networks.model_dump() | {"lan": said_rate(networks.lan)},
+        "span": [said_rate(value) for value in data["span"]],
     }
 
 
@@ -342,14 +354,10 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
 
 def rate(text: str) -> float:
     """bit/s of ``155M``, ``1G``, ``2.5Gbit/s`` or ``1e9``."""
-    found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([KMGT]?)(?:bit/s|bps)?", text, re.IGNORECASE)
     try:
-        value = float(found[1]) * _PREFIXES[found[2].upper()] if found else 0.0
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate; say 155M or 1G (bit/s)")
-    return value
+        return units.bits_per_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], float]:
@@ -365,15 +373,21 @@ def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], 
     return parse
 
 
-def parser(given: Any) -> argparse.ArgumentParser:
+def parser(given: Any, program: str = "python -m reports.advise") -> argparse.ArgumentParser:
     networks = given.networks
-    command = "python -m slowlink.workflow.matrix.advice"
-    made = argparse.ArgumentParser(command, description=__doc__.split("\n")[0])
+    made = argparse.ArgumentParser(
+        program,
+        description=__doc__.split("\n")[0],
+        epilog=EXAMPLES.format(program=program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = made.add_argument
     count = _number(1, "number of them", int)
     seconds = _number(0, "number of seconds")
-    add("--model", required=True, choices=sorted(models.MODELS))
-    add("--workers", required=True, type=count)
+    named = made.add_mutually_exclusive_group(required=True)
+    named.add_argument("--model", choices=sorted(models.MODELS))
+    named.add_argument("--model-file", type=Path, help="of slowlink measure")
+    add("--workers", type=count)
     add("--lan", type=rate, help="rate of every worker's card, such as 1G (bit/s)")
     add("--wan", type=rate, help="rate of every site's or rack's link to the others, such as 155M")
     grouped = made.add_mutually_exclusive_group()
@@ -382,11 +396,16 @@ def parser(given: Any) -> argparse.ArgumentParser:
         "--sites", type=count, help="into which workers divide; as in the matrix if not given"
     )
     add_group("--racks", type=count, help="the same with a card's latency between them")
-    add("--latency", type=seconds, default=networks.latency, help="s, of each card")
-    add("--wan-latency", type=seconds, default=networks.wan_latency, help="s, between sites")
-    add("--device", default=given.device, choices=["this_cpu", *sorted(device.profiles())])
+    add("--latency", type=seconds, help=f"s, of each card; {networks.latency:g}")
+    add("--wan-latency", type=seconds, help=f"s, between sites; {networks.wan_latency:g}")
+    add(
+        "--device",
+        choices=["this_cpu", *sorted(device.profiles())],
+        help=f"what computes and codes; {given.device}",
+    )
+    own.add_options(add)
     add("--batch", type=count, help="samples of a round, over all workers")
-    add("--uneven", type=_number(1, "ratio"), default=1.0, help="slowest over fastest worker")
+    add("--uneven", type=_number(1, "ratio"), help="slowest over fastest worker; 1")
     add("--target", type=_number(0, "percentage"), help="rank by time to this test accuracy, %%")
     add("--trained", type=Path, default=TRAINED, help="folder of the matrix's training results")
     add("--all", action="store_true", help="every method, not the best of a kind")
@@ -455,12 +474,14 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
         Options that do not go together.
     """
     groups = options.sites or options.racks
+    latency = networks.latency if options.latency is None else options.latency
+    far = networks.wan_latency if options.wan_latency is None else options.wan_latency
     flat = Cluster(
         "flat",
         options.workers,
         options.lan or options.wan or 0.0,
-        latency=options.latency,
-        uneven=options.uneven,
+        latency=latency,
+        uneven=options.uneven or 1.0,
         efficiency=networks.efficiency,
         overhead_s=networks.overhead_s,
         pieces=networks.pieces,
@@ -483,7 +504,7 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
         bandwidth=options.wan,
         per_site=options.workers // groups,
         lan=options.lan or networks.lan,
-        wan_latency=options.latency if options.racks else options.wan_latency,
+        wan_latency=latency if options.racks else far,
     )
 
 
@@ -508,17 +529,15 @@ def _counted(
 
 def answer(options: argparse.Namespace, given: Any) -> str:
     """The answer as text."""
-    batch = options.batch or given.models.get(options.model)
-    if batch is None:
-        raise ValueError(f"{options.model}: how many samples has a round? say --batch")
-    found, where = restricted(given.found(), options.only), cluster(options, given.networks)
+    asked = own.asked(options, given, cluster)
+    found = restricted(given.found(), options.only)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
     training = given.training
-    if options.target is not None and options.model != training.model.name:
+    if options.target is not None and asked.model != training.model.name:
         raise ValueError(
             f"--target: rounds were counted with {training.model.name} alone, and those of "
-            f"{options.model} are unknown; without it, methods are ranked by the time of a round"
+            f"{asked.model} are unknown; without it, methods are ranked by the time of a round"
         )
     if options.target is not None:
         # Who reached the matrix's target stopped at these rounds; others were trained for longer.
@@ -533,10 +552,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             elif counted[label] is None:
                 reasons[label] = f"did not reach {options.target:g} % within {within} rounds"
         found = {label: system for label, system in found.items() if label not in reasons}
-    tensors, machine = layers(Part(name=options.model)), device.profile(options.device)
-    rounds, failed = predict(found, tensors, where, machine, batch, given.most_played)
+    rounds, failed = predict(
+        found, asked.tensors, asked.cluster, asked.machine, asked.batch, given.most_played
+    )
     reasons |= failed
-    text = [_setting(where, options, batch)]
+    text = [_setting(asked, options)]
     if not rounds:
         text.append("No method can run there.")
     else:
@@ -546,21 +566,37 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         ]
         places = ranked(offers)
         first = places[0][1]
-        timed = partial(_timed, tensors, where, machine, batch)
-        found_worth = list(choices(given, first.method, first.round, timed))
-        if options.json:
-            return _json(text[0], places, found_worth, reasons)
         shown = places if options.all else several(places, SHORT)
-        text += [reason(places), table(shown, learned(given)).to_string(index=False)]
+        told = {offer.label: rounds[offer.label] for _, offer in shown}
+        show("timing what each answer is worth")
+        found_worth = list(choices(given, first.method, first.round, asked.timed))
+        show("timing both ends of what was measured")
+        within_s, corners = own.intervals(asked, told)
+        show("looking for rates below which codecs are worth it")
+        methods = {label: method for label, (method, _) in told.items()}
+        below = dict(own.break_evens(asked, methods, given))
+        show("")
+        if options.json:
+            return _json(text[0], places, found_worth, reasons, within_s, corners, below)
+        text += [reason(places)]
+        if corners:
+            text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
+        text.append(table(shown, learned(given), within_s, below).to_string(index=False))
         text.append(
             f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to "
             f"{training.target:g} %, and reaches: accuracy after {training.rounds} rounds, of "
             f"{training.model.name} on {training.dataset} with {training.workers} workers; another "
             "model has others."
         )
+        if below:
+            text[-1] += (
+                f" Worth it: the rate of the slowest link between {asked.links}, now "
+                f"{said_rate(asked.rate)}, below which the method is faster than the same with "
+                "plain values on their fastest exchange."
+            )
         if any(offer.round.guessed for _, offer in shown):
             text[-1] += (
-                f" * What coding costs is a guess for {options.device}, by what the codec does."
+                f" * What coding costs is a guess for {asked.machine_name}, by what the codec does."
             )
         if not options.all:
             text[-1] += (
@@ -590,8 +626,13 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     return "\n\n".join(text)
 
 
-def _timed(tensors: Layers, where: Cluster, machine: Device, batch: int, method: Method) -> Round:
-    return time_round(method, tensors, where, machine, batch)
+def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
+    """Whether the first of those shown stays first wherever measurements lie."""
+    others = {where: label for where, label in corners.items() if ranks[label] > 1}
+    if not others:
+        return "It stays first, or ties with the first, at both quartiles of all that was measured."
+    ends = "; ".join(f"{label} is first with {where}" for where, label in others.items())
+    return f"What was measured varies, and may change that: {ends}."
 
 
 def _json(
@@ -599,9 +640,13 @@ def _json(
     places: Sequence[tuple[int, Offer]],
     found: Sequence[Choice],
     reasons: Mapping[str, str],
+    within_s: Mapping[str, Interval],
+    corners: Mapping[str, str],
+    below: Mapping[str, BreakEven],
 ) -> str:
     def told(rank: int, offer: Offer) -> dict[str, Any]:
-        method = offer.method
+        method, interval = offer.method, within_s.get(offer.label)
+        even = below.get(offer.label)
         return {
             "rank": rank,
             "method": offer.label,
@@ -610,10 +655,13 @@ def _json(
             "fusion": said(method.fusion),
             "synchronization": said(method.synchronization),
             "round_s": offer.round.round_s,
+            "round_s_within": interval and [interval.low, interval.high],
             **{part: getattr(offer.round, part) for part in PARTS},
             "sent_bytes": offer.round.sent_bytes,
             "wan_bytes": offer.round.wan_bytes,
             "guessed_price": offer.round.guessed,
+            "worth_it": even and str(even),
+            "worth_below_bit_s": even.below if even and math.isfinite(even.below) else None,
             "rounds_to_target": offer.rounds,
             "to_target_s": None if offer.rounds is None else offer.seconds,
         }
@@ -624,42 +672,36 @@ def _json(
     made = {
         "setting": setting,
         "methods": [told(*place) for place in places],
+        "first_at": dict(corners),
         "answers_of_the_first": answers,
         "not_ranked": dict(reasons),
     }
     return json.dumps(made, indent=2)
 
 
-def _setting(where: Cluster, options: argparse.Namespace, batch: int) -> str:
-    links = f"links of {_rate(where.bandwidth)}"
+def _setting(asked: Asked, options: argparse.Namespace) -> str:
+    where, head = asked.cluster, f"{asked.model}, {asked.batch} samples a round"
+    if not isinstance(where, Cluster):
+        title = f"{where.title}: " * bool(where.title)
+        return f"{head}, {title}{where} ({asked.machine_name})."
+    links = f"links of {said_rate(where.bandwidth)}"
     if where.kind == "sites":
         kind = "racks" if options.racks else "sites"
         links = (
-            f"{where.workers // where.per_site} {kind} of {where.per_site}, {_rate(where.lan)} "
-            f"inside, {_rate(where.bandwidth)} between"
+            f"{where.workers // where.per_site} {kind} of {where.per_site}, "
+            f"{said_rate(where.lan)} inside, {said_rate(where.bandwidth)} between"
         )
-    return (
-        f"{options.model}, {batch} samples a round, {where.workers} workers ({options.device}), "
-        f"{links}."
-    )
+    return f"{head}, {where.workers} workers ({asked.machine_name}), {links}."
 
 
-def _rate(value: float) -> str:
-    prefix = max((p for p, unit in _PREFIXES.items() if unit <= value), key=_PREFIXES.get)
-    return f"{value / _PREFIXES[prefix]:g} {prefix}bit/s"
-
-
-def _s(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m reports.advise") -> None:
     given = recipe()
-    made = parser(given)
+    made = parser(given, program)
     options = made.parse_args(arguments)
     try:
         print(answer(options, given))
     except ValueError as error:
+        show("")
         made.exit(2, f"{made.prog}: {error}\n")
 
 
