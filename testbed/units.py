@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_TO_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6}
 
 
 def bits_per_s(text: str) -> float:
@@ -26,7 +26,7 @@ def seconds(text: str) -> float:
     """Seconds of ``5ms``, ``20us``, ``0.3 s`` or ``0.005``. Raises ValueError for anything else."""
     found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*(s|ms|us|µs|)", text.strip(), re.IGNORECASE)
     try:
-        value = float(found[1]) * _TIMES[found[2].lower() or "s"] if found else -1.0
+        value = float(found[1]) / _TO_A_SECOND[found[2].lower() or "s"] if found else -1.0
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):

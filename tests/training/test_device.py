@@ -152,9 +152,67 @@ def test_only_the_codecs_asked_for_are_timed_with_their_parameters(monkeypatch):
 
 
 def test_unknown_and_broken_profiles_are_named(tmp_path):
-    with pytest.raises(ValueError, match="no device 'k80'; there are: this_cpu, geomx_k40m"):
+    with pytest.raises(ValueError, match="no device 'k80'; there are: this_cpu, a100"):
         device.profile("k80")
     file = tmp_path / "devices.yaml"
     file.write_text("slow: {title: t, source: s, flops: -1, round_overhead_s: 0, work: {}}")
     with pytest.raises(ValueError, match=r"(?s)devices\.yaml: profile 'slow'.*flops"):
         device.profiles(file)
+
+
+@pytest.mark.parametrize("name, memory", [("a100", 2039), ("h100", 3350), ("rtx4090", 1008)])
+def test_devices_of_today_are_what_their_published_figures_imply(name, memory):
+    old, new = device.profile("v100_document"), device.profile(name)
+    assert f"{memory} GB/s" in new.source and "guessed" in new.source
+    for kind in ("passes", "selections", "draws", "products"):
+        before, after = getattr(old.work, kind), getattr(new.work, kind)
+        assert after.rate == pytest.approx(before.rate * memory / 900, rel=1e-3)
+        assert after.fixed_s == before.fixed_s
+    assert new.work.kernel_s == old.work.kernel_s and not new.known
+    flops = models.flops_per_sample(models.make("resnet50"), (3, 224, 224))
+    assert new.flops / flops == pytest.approx(938 * memory / 2039, rel=1e-3)
+
+
+def test_a_device_at_an_end_of_what_was_measured():
+    known = {"dgc": dict(rate=4e6, fixed_s=0.5, spread=(0.5, 2.0))}
+    profile = made(known=known, spread=(0.8, 1.25), samples_per_s={"m": 50})
+    dgc, other = compression.load("dgc"), Codec()
+    fast, slow = profile.at("fast"), profile.at("slow")
+    for changed, computes, codes in ((fast, 0.8, 0.5), (slow, 1.25, 2.0)):
+        work_s = changed.compute_s(1e8, 10) - 0.5, changed.compute_s(0, 10, "m") - 0.5
+        assert work_s == pytest.approx((0.5 * computes, 0.2 * computes))
+        assert coding_s(changed, dgc, 1e6) == pytest.approx(codes * 0.75)
+        assert coding_s(changed, other, 1e6) == coding_s(profile, other, 1e6)  # a guess stays
+
+
+def test_a_device_that_knows_neither_speed_nor_operations_says_so():
+    profile = made(flops=None, samples_per_s={"m": 50})
+    assert profile.compute_s(0, 10, "m") == pytest.approx(0.5 + 0.2)
+    with pytest.raises(ValueError, match="neither samples_per_s nor operations a second.*measure"):
+        profile.compute_s(1e8, 10, "another")
+    with pytest.raises(ValueError, match="nor operations are known"):
+        made().compute_s(0, 10, "uncounted")
+
+
+def test_two_prices_of_one_codec_are_told_apart_by_its_parameters():
+    known = {
+        "power_sgd": dict(rate=1e6, parameters={"rank": 4}),
+        "power_sgd_2": dict(rate=4e6, codec="power_sgd", parameters={"rank": 1}),
+    }
+    profile = made(known=known)
+    for rank, seconds in ((4, 1.0), (1, 0.25)):
+        assert coding_s(profile, compression.load("power_sgd", rank=rank), 1e6) == seconds
+
+
+def test_a_profile_of_a_file_is_the_only_one_in_it(tmp_path):
+    file = tmp_path / "d.yaml"
+    work = "{kernel_s: 0, passes: 1, selections: 1, draws: 1, products: 1}"
+    entry = f"{{title: t, source: s, flops: 1, round_overhead_s: 0, work: {work}}}"
+    file.write_text(f"mine: {entry}\n")
+    assert device.load(file)[0] == "mine"
+    file.write_text(f"mine: {entry}\nother: {entry}\n")
+    with pytest.raises(ValueError, match=r"d\.yaml: 2 profiles"):
+        device.load(file)
+    file.write_text(f"mine: {entry.replace('flops: 1', 'flops: -1')}")
+    with pytest.raises(ValueError, match=r"d\.yaml: mine\.flops: .*slowlink measure makes"):
+        device.load(file)
