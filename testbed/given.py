@@ -108,12 +108,8 @@ def _number(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     text = repr(value)
     if value and not 1e-4 <= abs(value) < 1e6:
         # YAML takes 1e-05 for a text, and 2.5e+7 is shorter to read than its zeros.
-        digits, _, power = f"{value:.16e}".partition("e")
-        digits = next(
-            d
-            for d in (f"{float(digits):.{n}f}" for n in range(1, 17))
-            if float(f"{d}e{power}") == value
-        )
+        shortest = (f"{value:.{digits}e}" for digits in range(1, 17))
+        digits, _, power = next(one for one in shortest if float(one) == value).partition("e")
         text = f"{digits}e{int(power):+d}"
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 

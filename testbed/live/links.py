@@ -3,8 +3,9 @@
 One host listens (:class:`Listener`), the other measures (:func:`measure`): round trips of small
 messages, and messages of several sizes each way. All is timed by the one that measures: a message
 that is sent is over when the other end says that all of it has arrived, one that is asked for when
-it is here. So clocks need not agree. The rate follows from how much longer a large message takes
-than a small one, which leaves out what either spends whatever its size.
+it is here. So clocks need not agree, and either takes a round trip besides its bytes: the rate is
+that of the largest messages, less a round trip. What a shaper lets through at once, and what it
+holds back of the last segment, is little of these, but much of small ones.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ANSWER_S = 10.0
 """How long an answer is waited for, beside what its message takes."""
 BUSY_S = 2.0
 """A listener belongs to whom it last heard of less than this ago."""
+TRIPS = 10
+"""The largest message takes at least so many round trips."""
 SIZES = (1 / 16, 1 / 4, 1.0)
 """Messages beside the largest, over its bytes."""
 
@@ -105,7 +108,7 @@ class Listener:
             sender, *parts = self.socket.recv_multipart(copy=False)
             sender = sender.bytes
             # Who has not asked for anything, or breaks off, must not stop the others.
-            with contextlib.suppress(zmq.ZMQError, ValueError):
+            with contextlib.suppress(zmq.ZMQError, ValueError, IndexError):
                 if self._answer(sender, parts, say) and once:
                     return
 
@@ -229,7 +232,8 @@ def measure(
     Parameters
     ----------
     repeats: of every size and way, after some that warm the connection up and are not counted.
-    seconds: about what the largest message takes; smaller ones of :data:`SIZES` of it follow.
+    seconds: about what the largest message takes, or :data:`TRIPS` round trips if that is more;
+        smaller ones are :data:`SIZES` of it.
 
     Raises
     ------
@@ -241,6 +245,8 @@ def measure(
         speaker.ask(GREETING, socket.gethostname().encode())
         say(f"{speaker.name}: round trips")
         trips = [speaker.ask(b"ping", bytes(SMALL)) for _ in range(2 * PINGS)][PINGS:]
+        rtt = quartiles(trips)
+        seconds = max(seconds, TRIPS * rtt.median)
         ways = {"up": speaker.put, "down": speaker.get}
         sizes = {}
         for way, send in ways.items():
@@ -259,9 +265,12 @@ def measure(
         speaker.socket.setsockopt(zmq.LINGER, 1000)
     finally:
         speaker.close()
-    rates = {way: _rates(sizes[way], took, way) for way in ways}
+    up, down = (
+        quartiles([8 * sizes[way][-1] / (s - rtt.low) for s in took[way, sizes[way][-1]]])
+        for way in ways
+    )
     timed = (Size(way, nbytes, quartiles(s)) for (way, nbytes), s in took.items())
-    return Path(rates["up"], rates["down"], quartiles(trips), tuple(timed))
+    return Path(up, down, rtt, tuple(timed))
 
 
 def _warmed(send: Callable[[int], float], seconds: float) -> int:
@@ -271,17 +280,6 @@ def _warmed(send: Callable[[int], float], seconds: float) -> int:
         nbytes = min(2 * nbytes, LARGEST)
     took = min(took, send(nbytes))  # the second time the window is open
     return int(min(LARGEST, max(nbytes * seconds / took, 1024)))
-
-
-def _rates(sizes: list[int], took: Mapping[tuple[str, int], list[float]], way: str) -> Quartiles:
-    small, large = sizes[0], sizes[-1]
-    pairs = zip(took[way, small], took[way, large], strict=True)
-    rates = [8 * (large - small) / (late - early) for early, late in pairs if late > early]
-    if not rates:
-        raise ConnectionError(
-            "large messages take no longer than small ones; measure for longer (--seconds 2)"
-        )
-    return quartiles(rates)
 
 
 # Into a cluster file ------------------------------------------------------------------------------
