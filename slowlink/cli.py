@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +36,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (function, about) in COMMANDS.items():
-        # A subcommand parses what follows it by itself.
-        one = commands.add_parser(name, help=about, add_help=False, prefix_chars="\0")
-        one.add_argument("rest", nargs="*")
-        one.set_defaults(run=function, program=f"slowlink {name}")
-    known = parser.parse_args(arguments[:1])
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.about)
+    if not arguments or arguments[0] not in COMMANDS:
+        parser.parse_args(arguments)  # helps, or says what is wrong
+    name, *rest = arguments
     try:
-        known.run(arguments[1:], known.program)
+        COMMANDS[name].run(rest, f"slowlink {name}")
     except (ValueError, OSError) as error:
-        # An error that has several lines says the most in its first one.
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(
-            f"\r\x1b[K{known.program}: {why}" if sys.stderr.isatty() else f"{known.program}: {why}",
-            file=sys.stderr,
-        )
-        return 2
+        # An error of several lines says the most in its first one.
+        return _ended(name, (str(error) or type(error).__name__).splitlines()[0])
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "slowlink":
+            raise
+        extra = COMMANDS[name].extra
+        return _ended(name, f'needs {error.name}; install it with: pip install "slowlink[{extra}]"')
     except KeyboardInterrupt:
-        print(f"{known.program}: interrupted", file=sys.stderr)
-        return 130
+        return _ended(name, "interrupted", 130)
     return 0
+
+
+def _ended(name: str, why: str, status: int = 2) -> int:
+    wipe = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{wipe}slowlink {name}: {why}", file=sys.stderr)
+    return status
 
 
 def _parser(program: str, about: str, *examples: str) -> argparse.ArgumentParser:
@@ -447,10 +452,19 @@ def report(arguments: Sequence[str], program: str) -> None:
         webbrowser.open(index.as_uri())
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str], str], None], str]] = {
-    "advise": (advise, "which method for my model, machines and links?"),
-    "measure": (measure, "time a model and every codec on this device"),
-    "links": (links, "measure rates and latencies between hosts"),
-    "methods": (methods, "what there is, with parameters and bytes"),
-    "report": (report, "run the suite and say where its report is"),
+@dataclass(frozen=True)
+class Command:
+    """``run(arguments, program)``, what help says, and the extra that has all it imports."""
+
+    run: Callable[[Sequence[str], str], None]
+    about: str
+    extra: str = "suite"
+
+
+COMMANDS = {
+    "advise": Command(advise, "which method for my model, machines and links?"),
+    "measure": Command(measure, "time a model and every codec on this device"),
+    "links": Command(links, "measure rates and latencies between hosts", "live"),
+    "methods": Command(methods, "what there is, with parameters and bytes"),
+    "report": Command(report, "run the suite and say where its report is"),
 }
