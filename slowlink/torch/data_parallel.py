@@ -218,9 +218,7 @@ class CommHook:
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         buffer, plain = bucket.buffer(), self.steps < self.start_after
         plain |= self._as_buckets and untouched(self.codec) and buffer.dtype == torch.float32
-        done = (
-            self._all_reduce(buffer) if plain else self._send(names, bucket.gradients(), buffer)
-        )
+        done = self._all_reduce(buffer) if plain else self._send(names, bucket.gradients(), buffer)
         self.steps += bucket.is_last()
         # What encoding took is no backward of the next bucket's.
         self._order += [(name, (now - self._mark) / len(names)) for name in names]
