@@ -21,7 +21,9 @@ from slowlink.testbed.cache import cached, sources
 
 ROOT = Path(__file__).parents[1]
 OWN = "slowlink."
-PACKAGES = ("methods", "testbed", "reports", "workflow")
+PACKAGES = ("methods", "torch", "testbed", "reports", "workflow")
+BESIDE = "slowlink/"
+"""Where a package lies that is no folder of the repository's own; a wheel has all of them there."""
 FRAME = "workflow/"
 ROOMS = ("exchange", "compression", "synchronization", "fusion")
 
@@ -181,7 +183,7 @@ def _tree() -> str:
     """A digest of the names of all files that code may lead to, and of this one's content."""
     names = [
         path
-        for place in (*PACKAGES, "data")
+        for place in (*PACKAGES, BESIDE.rstrip("/"), "data")
         for path in glob(f"{place}/**", root_dir=ROOT, recursive=True)
     ]
     told = "\n".join(sorted(name for name in names if "__pycache__" not in name))
@@ -247,9 +249,10 @@ def _own(module: str) -> bool:
 def _file_of(module: str) -> str:
     """The file of a module of this repository; empty if there is none."""
     path = module.removeprefix(OWN).replace(".", "/")
-    for file in (f"{path}.py", f"{path}/__init__.py"):
-        if (ROOT / file).is_file():
-            return file
+    for place in ("", BESIDE):
+        for file in (f"{place}{path}.py", f"{place}{path}/__init__.py"):
+            if (ROOT / file).is_file():
+                return file
     return ""
 
 

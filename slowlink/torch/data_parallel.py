@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from slowlink.methods import compression, fusion
@@ -218,10 +218,7 @@ class CommHook:
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         buffer, plain = bucket.buffer(), self.steps < self.start_after
         plain |= self._as_buckets and untouched(self.codec) and buffer.dtype == torch.float32
-        if plain:
-            done = self._all_reduce(buffer)
-        else:
-            done = self._send(names, bucket.gradients(), buffer)
+        done = self._all_reduce(buffer) if plain else self._send(names, bucket.gradients(), buffer)
         self.steps += bucket.is_last()
         # What encoding took is no backward of the next bucket's.
         self._order += [(name, (now - self._mark) / len(names)) for name in names]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slowlink.methods import synchronization
 from slowlink.methods.compression import Compressor, Frame, untouched
-from slowlink.methods.synchronization import Continue, Finished, Policy, Sync, Synced
+from slowlink.methods.synchronization import Finished, Policy, Sync, Synced
 from slowlink.torch.coordinator import Coordinator, Line
 from slowlink.torch.data_parallel import loaded
 from slowlink.torch.messenger import Messenger
@@ -160,7 +160,7 @@ class _Together:
         self.wire = ProcessGroup(group, timeout)
         self.messenger = Messenger(self.wire, codec)
         self.sites = sites
-        self.meetings = self.payload_bytes = self.steps = 0
+        self.meetings = self.payload_bytes = self.steps = self.met_at = 0
         policy.begin(sites)
 
     def start(self, parameters: list[Tensor]) -> None:
@@ -186,7 +186,7 @@ class _Together:
     def _meet(self, sync: Sync) -> None:
         weights = sync.weights or (1.0,) * self.wire.size
         share = weights[sync.members.index(self.wire.rank)] / sum(weights)
-        self.meetings += 1
+        self.meetings, self.met_at = self.meetings + 1, self.steps
         if self.base is None:
             flat = torch.cat([parameter.flatten() for parameter in self.parameters])
             # As torch's averaging divides: 1/n is not exact.
@@ -205,24 +205,25 @@ class _Together:
             parameter.copy_(base)
 
     def finish(self) -> None:
-        self._meet(Sync(tuple(range(self.wire.size))))
+        if self.met_at != self.steps:  # averaging what is equal would round it
+            self._meet(Sync(tuple(range(self.wire.size))))
         self.messenger.close()
 
     def state_dict(self) -> dict[str, Any]:
         kept = {f.name: getattr(self.policy, f.name) for f in dataclasses.fields(self.policy)}
         return {
             "steps": self.steps,
-            "base": None if self.base is None else [base.clone() for base in self.base],
+            "met_at": self.met_at,
+            "base": copy.deepcopy(self.base),
             "codec": self.codec.state_dict(),
-            "policy": _copied({name: value for name, value in kept.items() if name[0] == "_"}),
+            "policy": {name: copy.deepcopy(its) for name, its in kept.items() if name[0] == "_"},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-        if state["base"] is not None:
-            self.base = [base.clone() for base in state["base"]]
+        self.steps, self.met_at = state["steps"], state["met_at"]
+        self.base = copy.deepcopy(state["base"])
         self.codec.load_state_dict(state["codec"])
-        for name, value in _copied(state["policy"]).items():
+        for name, value in copy.deepcopy(state["policy"]).items():
             setattr(self.policy, name, value)
 
 
@@ -308,12 +309,6 @@ def _write(parameters: Sequence[Tensor], flat: Tensor) -> None:
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         parameter.copy_(part.view_as(parameter))
-
-
-def _copied(fields: dict[str, Any]) -> dict[str, Any]:
-    import copy
-
-    return copy.deepcopy(fields)
 
 
 def _name(policy: Policy) -> str:

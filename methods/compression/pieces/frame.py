@@ -25,6 +25,22 @@ ADDABLE = ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
 """Element types whose payloads may be added elementwise."""
 
 
+class _Body:
+    """The field ``body`` of a payload: bytes, made of a tensor when somebody asks for them."""
+
+    def __get__(self, payload: Payload | None, owner: type) -> bytes:
+        if payload is None:
+            raise AttributeError("a field without a default")
+        if isinstance(payload.content, torch.Tensor):
+            array = payload.content.cpu().numpy()
+            body = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            payload.__dict__["body"] = body
+        return payload.content
+
+    def __set__(self, payload: Payload, body: bytes | torch.Tensor) -> None:
+        payload.__dict__["body"] = body.view(-1) if isinstance(body, torch.Tensor) else body
+
+
 @dataclass(frozen=True)
 class Payload:
     """One encoded tensor: exactly the bytes of the published format, and how to read them.
@@ -39,28 +55,16 @@ class Payload:
     dtype: element type of ``body`` where bodies add elementwise, else empty.
     """
 
-    body: bytes
+    body: bytes = _Body()
     codec: str
     shape: tuple[int, ...]
     form: str = ""
     dtype: str = ""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.body, torch.Tensor):
-            self.__dict__["_tensor"] = self.__dict__.pop("body").view(-1)
-
-    def __getattr__(self, name: str) -> bytes:
-        # Only for what is not there, as the bytes of a tensor that nobody has asked for yet.
-        if name != "body" or "_tensor" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        array = self._tensor.cpu().numpy()
-        self.__dict__["body"] = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        return self.body
-
     @property
     def content(self) -> bytes | torch.Tensor:
-        """The (n,) tensor that this was made of, on its device, or else the bytes."""
-        return self.__dict__.get("_tensor", self.__dict__.get("body"))
+        """The bytes, or the (n,) tensor that they have not been made of yet, on its device."""
+        return self.__dict__["body"]
 
     @property
     def elements(self) -> np.ndarray:
