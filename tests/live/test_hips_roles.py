@@ -12,7 +12,7 @@ from slowlink.testbed.live.hips import party
 from slowlink.testbed.live.hips.messages import GLOBAL_SERVER, MASTER, Message, site_of
 from slowlink.testbed.live.hips.roles import UNLIKE, GlobalServer, Master, SiteServer, Worker
 from slowlink.testbed.live.hips.scheduler import where_to_begin, who_begins_anew
-from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.results import frame
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.datasets import Dataset

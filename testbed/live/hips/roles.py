@@ -47,7 +47,7 @@ from slowlink.testbed.live.hips.party import (
 )
 from slowlink.testbed.live.hips.party import make as make_party
 from slowlink.testbed.live.hips.settings import ClusterSettings
-from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.results import Evidence, Row
 from slowlink.testbed.training.learner import Diverged, Replica
 from slowlink.testbed.training.recipe import Recipe

@@ -80,6 +80,8 @@ class ClusterSettings(BaseModel):
         and the result rows (``rows.parquet``).
     addresses: ``tcp://host:port`` by node. Where nodes are on several machines, all schedulers
         need one; others listen at any free port.
+    keys: folder with the keys of all (:func:`testbed.live.wire.make_keys`), by which connections
+        are encrypted and authenticated; where addresses name several hosts, there must be one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,6 +99,7 @@ class ClusterSettings(BaseModel):
     state: Path | None = None
     output: Path
     addresses: dict[str, str] = {}
+    keys: Path | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +133,11 @@ class ClusterSettings(BaseModel):
             raise ValueError(f"late: {', '.join(sorted(missing))} must be there from the start")
         if schedulers := [name for name in self.late if name.endswith("/scheduler")]:
             raise ValueError(f"late: {schedulers[0]} comes with its nodes; name these")
+        hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
+        if len(hosts) > 1 and self.keys is None and self.network is None:
+            raise ValueError(
+                "keys: name a folder, since addresses are of several hosts; --make-keys fills it"
+            )
         if self.on_loss == "wait" and self.state is None:
             raise ValueError("state: name a folder; who is waited for comes back with its state")
         return self
