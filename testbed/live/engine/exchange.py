@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -126,6 +127,8 @@ class Meeting:
         self.fragments = not place.exchange.whole and len(self.levels) > 1
         self.flat = [node for group in self.levels[0] for node in group]
         self.phase = "all" if self.mode == "sum" else "push"
+        self._came: dict[int, tuple[Sequence[int], Sequence[Payload]]] = {}
+        """By key, what came side by side, to tell whose payload is to blame."""
 
     # What roles do ----------------------------------------------------------------------------
 
@@ -246,10 +249,11 @@ class Meeting:
             combined = yield from self._combined(
                 self._top_slots, key, step, codec, payload, self._parties(place.top), centre
             )
-            try:
-                payload, how = encoding.send(combined)
-            except StopIteration as stop:
-                return stop.value
+            came = self._came.pop(key, ([], []))
+            going, found = self._checked(partial(_advanced, encoding, combined), codec, *came)
+            if not going:
+                return found
+            payload, how = found
 
     def _push(self, slots, key: int, codec: Compressor, payload: Payload) -> Travel:
         part = self.place.part(self.bringing, self.phase, slots)
@@ -289,6 +293,7 @@ class Meeting:
         if ANSWER in payloads:
             return payloads[ANSWER]
         ordered = self._in_order(payloads, parties, key)
+        self._came[key] = parties, ordered
         if codec.combine == "sum":
             return self._nested(dict(zip(parties, ordered, strict=True)))
         how = codec.combine
@@ -387,7 +392,8 @@ class Meeting:
             made = make()
         except ValueError as error:
             made, why = None, error
-        if made is not None and (not isinstance(made, Tensor) or bool(made.isfinite().all())):
+        tensor = made[1] if isinstance(made, tuple) else made
+        if made is not None and (not isinstance(tensor, Tensor) or bool(tensor.isfinite().all())):
             return made
         for node, payload in zip(parties, payloads, strict=False):
             try:
@@ -419,6 +425,14 @@ def _along(
 
 def _fragment(phase: str, slots: tuple[str, ...] | None) -> str:
     return ":".join((phase, *(slots or ())))
+
+
+def _advanced(encoding: compression.Encoding, combined) -> tuple[bool, Any]:
+    """Whether another round follows, and its payload, or else the aggregate."""
+    try:
+        return True, encoding.send(combined)
+    except StopIteration as stop:
+        return False, stop.value
 
 
 def as_vector(tensors: Sequence[Tensor]) -> Tensor:
