@@ -13,7 +13,14 @@ from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
 from slowlink.testbed.training.recipe import Link
 from slowlink.testbed.training.stragglers import Trace
-from slowlink.testbed.training.virtual_time import Applied, Computed, Decided, Received, happenings
+from slowlink.testbed.training.virtual_time import (
+    Applied,
+    Begun,
+    Computed,
+    Decided,
+    Received,
+    happenings,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +83,8 @@ def again(session, given, record):
     iterations = 0
     for happening in happenings(given.policy(), speeds, communication, groups=given.groups):
         match happening:
+            case Begun(worker=worker):
+                server.begun.append(worker)
             case Computed(worker=worker):
                 server.computed(worker)
             case Decided(meeting=meeting):
