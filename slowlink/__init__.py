@@ -2,6 +2,7 @@
 
 ``slowlink.compression``, ``slowlink.exchange``, ``slowlink.synchronization`` and
 ``slowlink.fusion`` are the rooms of methods; each has ``names()`` and ``load(name, **parameters)``.
+``slowlink.run`` trains a model of one's own with them.
 """
 
 from importlib import import_module
@@ -18,11 +19,13 @@ _ROOMS = ("compression", "exchange", "synchronization", "fusion")
 
 
 def __getattr__(name: str):
-    """A room of methods, imported when it is first asked for."""
+    """A room of methods, or ``run``, imported when it is first asked for."""
     if name in _ROOMS:
         return import_module(f"slowlink.methods.{name}")
+    if name == "run":
+        return import_module("slowlink.testbed.live.engine.own").run
     raise AttributeError(f"module 'slowlink' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS})
+    return sorted({*globals(), *_ROOMS, "run"})

@@ -2,6 +2,6 @@
 
 ``settings`` says what a run is and refuses what cannot be; ``flow`` executes a plan at one node,
 ``exchange`` takes gradients and models through codecs along it, ``tasks`` is what a node trains,
-``node`` is a member of the run, ``coordinator`` lets the policy decide, and ``launch`` starts all
-of them. Messages travel over :mod:`testbed.live.wire`.
+``node`` is a member of the run, ``coordinator`` lets the policy decide, ``launch`` starts all of
+them, and ``own`` trains a user's model. Messages travel over :mod:`testbed.live.wire`.
 """

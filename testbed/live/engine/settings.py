@@ -16,7 +16,13 @@ JSON or YAML, for instance::
     output: runs/first
 
 With ``own``, what is trained is a model, data, loss and optimizer of one's own, and ``training``
-needs no ``model``, ``dataset``, ``batch`` and ``lr``.
+needs no ``model``, ``dataset``, ``batch`` and ``lr``::
+
+    own:
+      model: train.py:make_model
+      data: train.py:batches            # batches("site1", 0): what this worker alone reads
+      loss: torch.nn.functional:cross_entropy
+      optimizer: train.py:make_optimizer
 """
 
 from __future__ import annotations
@@ -74,11 +80,10 @@ Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
 
 class Own(BaseModel):
-    """A training of one's own: names of functions in a Python file or module.
+    """A training of one's own: functions, each as ``module:name`` or ``path/to/file.py:name``.
 
     Attributes
     ----------
-    source: path of a file, or name of a module; it is imported at every node.
     model: ``model() -> torch.nn.Module``, seeded alike at every node.
     data: ``data(site, worker)``, names such as ``site1`` and a number from 0: batches ``(x, y)``
         of that worker, as often as it is iterated over. Only a worker calls it, with its own place.
@@ -89,12 +94,18 @@ class Own(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    source: str
     model: str
     data: str
     loss: str
     optimizer: str
     evaluate: str | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _well_formed(cls, function: str | None) -> str | None:
+        if function is not None and not all(function.rpartition(":")):
+            raise ValueError(f"must be module:name or path/to/file.py:name, not {function!r}")
+        return function
 
 
 class Limits(BaseModel):

@@ -6,17 +6,19 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from slowlink.methods import fusion
-from slowlink.testbed.live.engine.settings import LiveSettings, Own
+from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import load_dataset
 from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, fan_out
@@ -159,13 +161,13 @@ class OwnTask:
     def __init__(self, settings: LiveSettings, rank: int | None) -> None:
         recipe, own = settings.training, settings.own
         self.seed, self.own = recipe.seed, own
-        module = load(own)
+        make_model = named("model", own.model)
         torch.manual_seed(fan_out(self.seed, "model"))
-        self.net: nn.Module = _named(module, own.model)()
+        self.net: nn.Module = make_model()
         self.parameters = [p for p in self.net.parameters() if p.requires_grad]
-        self.optimizer = _named(module, own.optimizer)(self.parameters)
-        self.loss = _named(module, own.loss)
-        self.score = own.evaluate and _named(module, own.evaluate)
+        self.optimizer = named("optimizer", own.optimizer)(self.parameters)
+        self.loss = named("loss", own.loss)
+        self.score = own.evaluate and named("evaluate", own.evaluate)
         self.shapes = [parameter.shape for parameter in self.parameters]
         order = list(range(len(self.shapes)))[::-1]
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
@@ -184,7 +186,7 @@ class OwnTask:
             site, _, worker = settings.topology.node_names[settings.workers[rank]].partition("/")
             number = int("".join(filter(str.isdigit, worker or site)))
             self.place = (site if worker else "site1"), number
-            self.data = _named(module, own.data)(*self.place)
+            self.data = named("data", own.data)(*self.place)
         self._stream = self._batches()
 
     def _batches(self) -> Iterator[tuple[Any, Any]]:
@@ -267,24 +269,44 @@ class OwnTask:
         return self.net.state_dict()
 
 
-def load(own: Own) -> Any:
-    """The module that ``own`` names; raises ValueError where it cannot be imported."""
+loading = False
+"""Whether a user's file is being imported."""
+
+
+def named(field: str, reference: str) -> Callable[..., Any]:
+    """The function of ``module:name`` or ``file.py:name``.
+
+    Raises
+    ------
+    ValueError
+        It cannot be imported, or there is none; names the field.
+    """
+    global loading
+    source, _, name = reference.rpartition(":")
+    loading = True
     try:
-        if not own.source.endswith(".py"):
-            return importlib.import_module(own.source)
-        name = f"own_{hashlib.blake2b(own.source.encode(), digest_size=4).hexdigest()}"
-        spec = importlib.util.spec_from_file_location(name, Path(own.source))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except (ImportError, OSError) as error:
-        raise ValueError(f"own.source: {own.source} cannot be imported: {error}") from None
-
-
-def _named(module: Any, name: str) -> Callable[..., Any]:
-    found: Any = module
+        found: Any = _file(source) if source.endswith(".py") else importlib.import_module(source)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ValueError(f"own.{field}: {source} cannot be imported: {error}") from None
+    finally:
+        loading = False
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ValueError(f"own: {module.__name__} has no function {name!r}")
+        raise ValueError(f"own.{field}: {source} has no function {name!r}")
     return found
+
+
+def _file(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+    name = f"slowlink_own_{digest}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
