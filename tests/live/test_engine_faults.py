@@ -25,7 +25,7 @@ SOURCE = str(Path(own_training.__file__).resolve())
 @pytest.fixture(scope="module")
 def server():
     """The process that starts all nodes of this file."""
-    with contextlib.closing(launch.fork_server()) as its:
+    with contextlib.closing(launch.fork_server(own=True)) as its:
         yield its
 
 

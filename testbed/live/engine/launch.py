@@ -23,9 +23,14 @@ PACKAGE = "slowlink.testbed.live.engine"
 Say = Callable[[str], None]
 
 
-def fork_server() -> ForkServer:
-    """A process that has imported all that nodes need; several runs may share one."""
-    return ForkServer(PACKAGE)
+def fork_server(own: bool = False) -> ForkServer:
+    """A process that has imported all that nodes need; several runs may share one.
+
+    Parameters
+    ----------
+    own: also what torch imports when it makes its first optimizer, which takes seconds.
+    """
+    return ForkServer(PACKAGE, ["torch._dynamo"] if own else [])
 
 
 def run_node(settings: LiveSettings, name: str, attached: bool = False) -> None:
@@ -89,7 +94,9 @@ class Launched:
         output.mkdir(parents=True, exist_ok=True)
         try:
             if self.server is None:
-                self.server = self._stack.enter_context(contextlib.closing(fork_server()))
+                self.server = self._stack.enter_context(
+                    contextlib.closing(fork_server(self.given.own is not None))
+                )
             bind = self.given.addresses.get(COORDINATOR, "tcp://127.0.0.1:0")
             self.wire = self._stack.enter_context(
                 contextlib.closing(_wire(self.given, COORDINATOR, bind))

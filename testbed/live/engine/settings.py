@@ -73,6 +73,9 @@ USUAL: dict[str, Any] = dict(
 OWN: dict[str, Any] = dict(model={"name": "own"}, dataset="own", batch=1, lr=1.0)
 """Fields of a recipe that one's own training has no use for."""
 
+TRIED = 2**18
+"""Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
+
 PROBED = 24
 """Meetings of a policy that are tried in virtual time before a process starts."""
 
@@ -320,7 +323,7 @@ def check(settings: LiveSettings) -> None:
     last = recipe.levels[-1].up
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
     try:
-        compression.aggregate(codecs, [torch.linspace(-1, 1, 512)] * parties, 0)
+        compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     except ValueError as error:
         raise ValueError(f"training.levels: {error}") from None
     if between.whole and depth > 1:
