@@ -8,6 +8,7 @@ import torch
 from slowlink.testbed.live.engine import launch, settings
 from slowlink.testbed.live.engine.launch import run_all
 from slowlink.testbed.live.replay import _Recorded, replayed
+from slowlink.testbed.live.wire import make_keys
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
@@ -119,7 +120,8 @@ COMBINED = [
 
 @pytest.mark.parametrize("exchange, codec", COMBINED, ids=[name for name, _ in COMBINED])
 def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch, exchange, codec):
-    given = settings.parse(document(tmp_path, exchange, codec))
+    given = settings.parse(document(tmp_path, exchange, codec, keys=str(tmp_path / "keys")))
+    make_keys(given.members, given.keys)
     ended = run_all(given, server=server)
     assert same(final(given), in_virtual_time(given, monkeypatch))
     assert [row.round for row in ended.rows if row.metric == "test_accuracy"] == [0, 2, 4]
@@ -135,23 +137,32 @@ def test_changes_of_several_iterations(server, tmp_path, monkeypatch, exchange):
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record))
 
 
-@pytest.mark.parametrize(
-    "policy, codec",
-    [
-        ("asp", "identity"),
-        (dict(name="ssp", staleness=1), dict(name="top_k", ratio=0.05)),
-        (dict(name="lpsp", decision="arrival"), "fp16"),
-        (dict(name="gssp", group_size=2), "identity"),
-        (dict(name="fedavg", min_clients=2, timeout_s=0.25, fraction=0.7), "identity"),
-        (dict(name="fedavg", samples=[3, 1, 2]), "qsgd"),
-    ],
-    ids=["asp", "ssp", "lpsp", "gssp", "fedavg with a time-out", "fedavg by samples"],
-)
-def test_any_policy_decides_and_virtual_time_repeats_it(
-    server, tmp_path, monkeypatch, policy, codec
-):
+POLICIES = {
+    "asp": ("parameter_server", "identity", "asp", {}),
+    "ssp": ("hips", dict(name="top_k", ratio=0.05), dict(name="ssp", staleness=1), {}),
+    "lpsp": ("parameter_server", "fp16", dict(name="lpsp", decision="arrival"), {}),
+    "gssp": ("parameter_server", "identity", dict(name="gssp", group_size=2), {}),
+    "mixed": ("hips", BISPARSE, "mixed", dict(optimizer_at="server")),
+    "fedavg with a time-out": (
+        "parameter_server",
+        "identity",
+        dict(name="fedavg", min_clients=2, timeout_s=0.25, fraction=0.7),
+        {},
+    ),
+    "fedavg by samples": (
+        "parameter_server",
+        "qsgd",
+        dict(name="fedavg", samples=[3, 1, 2]),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_policy_decides_and_virtual_time_repeats_it(server, tmp_path, monkeypatch, name):
     """The virtual-time engine repeats every event, and the trainer comes to the same model."""
-    given = settings.parse(document(tmp_path, "parameter_server", codec, policy))
+    exchange, codec, policy, training = POLICIES[name]
+    given = settings.parse(document(tmp_path, exchange, codec, policy, training=training))
     ended = run_all(given, server=server)
     assert replayed(ended.record) == 100
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record))

@@ -152,7 +152,7 @@ class Coordinator:
         self.past: list[tuple[float, float]] = []
         self.timers: list[tuple[float, int, str]] = []
         self.told: list[Told] = []
-        self.rounds = self.brought = self.first = 0
+        self.rounds = self.brought = self.first = self.version = 0
         self.rows = _Rows(settings)
         self.asked: dict[str, Any] = {}
         """Whom members wait for, where they were asked because a meeting is late."""
@@ -299,6 +299,8 @@ class Coordinator:
                     number = len(self.past)
                     self.past.append((math.nan, math.nan))
                     meeting = _Meeting(number, decision, t, brings, set(members))
+                    if not decision.bringing:  # its members take the model of this moment
+                        meeting.applied = t
                     self.meetings[number] = meeting
                     self._call(meeting)
                 case SetTimer(name=name, t=when):
@@ -322,6 +324,7 @@ class Coordinator:
             members=list(sync.members),
             weights=sync.weights and list(sync.weights),
             brings=meeting.brings,
+            seen=self.version,
         )
         for name in self._involved(sync):
             self._send(name, "meet", **fields)
@@ -335,6 +338,7 @@ class Coordinator:
         if meeting is None or attempt != meeting.attempt:
             return
         meeting.applied = self._now()
+        self.version += 1
         self._count(meeting)
         if not meeting.missing:
             self._close(meeting)

@@ -123,7 +123,7 @@ class Meeting:
 
     def __post_init__(self) -> None:
         place = self.place
-        self.levels = place.exchange.groups(place.topology, list(self.bringing))
+        self.levels = place.exchange.groups(place.topology, list(self.bringing or self.members))
         self.fragments = not place.exchange.whole and len(self.levels) > 1
         self.flat = [node for group in self.levels[0] for node in group]
         self.phase = "all" if self.mode == "sum" else "push"

@@ -5,7 +5,8 @@ What the members tell each other (``head["kind"]``)::
     node -> coordinator   hello     address, rounds it has snapshots of, samples, run
     coordinator -> node   begin     addresses of all, round to go on from (0: anew)
                           compute   a worker's next iteration
-                          meet      meeting, attempt, members and weights by rank, brings
+                          meet      meeting, attempt, members and weights by rank, brings, and
+                                    the version of the server's model that was seen so far
                           drop      meeting: that meeting is off, its members hold what they held
                           evaluate  round
                           keep      round: write a snapshot
@@ -124,8 +125,11 @@ class Node:
         self.strays: dict[tuple[int, int], list[Received]] = defaultdict(list)
         self.stray_bytes = 0
         self.brought = self.evaluated = 0
-        self.finished = False
+        self.began = self.finished = False
         self.sent_bytes = 0
+        self.version = 0
+        self.models: dict[int, list[Tensor]] = {}
+        """The server's latest models by version, as far back as the coordinator may ask."""
 
     def run(self) -> None:
         """Take part until told to stop; raises Stopped where that is an error."""
@@ -142,7 +146,7 @@ class Node:
             received = self.wire.receive(IDLE_S)
             heard = self.wire.heard.get(COORDINATOR)
             limits = self.settings.limits
-            allowed = limits.join_s if heard is None else limits.silence_s
+            allowed = limits.silence_s if self.began else limits.join_s
             if time.monotonic() - (heard or begun) > allowed:
                 raise Stopped(f"the coordinator was silent for {allowed:g} s")
             if received is None or received.kind in ("heartbeat", "left"):
@@ -186,6 +190,7 @@ class Node:
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
         self.base = [value.clone() for value in self.task.values()]
+        self.models, self.began = {0: self.base}, True
 
     def _settle(self) -> None:
         """What comes next is said, so the last meeting counts."""
@@ -218,8 +223,10 @@ class Node:
         members: list[int],
         weights: list[float] | None,
         brings: int,
+        seen: int,
     ) -> None:
         self._settle()
+        self.models = {version: its for version, its in self.models.items() if version >= seen}
         settings = self.settings
         bringing = [w for i, w in enumerate(members) if weights is None or weights[i]]
         nodes = settings.workers
@@ -249,7 +256,7 @@ class Node:
                 held.running["push", key] = travels.bring(self._brings(), weight, key)
             elif self.centre and bringing:
                 held.running["push", key] = travels.serve(key)
-            elif self.rank is None and self._passes_on(travels.bringing):
+            elif self.rank is None and bringing and self._passes_on(travels.bringing):
                 held.running["push", key] = travels.relay(0, key)
         if settings.mode == "model":
             for index in range(len(self.place.shapes)):
@@ -263,7 +270,7 @@ class Node:
         for which in list(held.running):
             self._go_on(held, which, None)
         if self.centre and settings.mode == "model" and not bringing:
-            self._apply(held)
+            self._hand_out(held, self.models[seen])
         for stray in self.strays.pop((meeting, attempt), []):
             self.stray_bytes -= len(stray.body)
             self._arrived(stray)
@@ -400,7 +407,7 @@ class Node:
     def _apply(self, held: _Held) -> None:
         """The server's model takes what was brought, and goes out."""
         task, groups = self.task, self.place.groups
-        if held.meeting.bringing and not self.finished:
+        if not self.finished:
             total: list[Any] = [None] * len(self.place.shapes)
             for key, group in enumerate(groups):
                 one = held.results["push", key]
@@ -413,12 +420,17 @@ class Node:
             else:
                 task.step(total)
             self.brought += held.brings
+        self.version += 1
+        model = self.models[self.version] = [value.clone() for value in task.values()]
         self.tell("applied", meeting=held.number, attempt=held.attempt)
-        for index, parameter in enumerate(task.values()):
+        self._hand_out(held, model)
+        self._count()
+
+    def _hand_out(self, held: _Held, model: Sequence[Tensor]) -> None:
+        for index, parameter in enumerate(model):
             which = "pull", index
             held.running[which] = held.meeting.hand_out(parameter, index)
             self._go_on(held, which, None)
-        self._count()
 
     def _count(self) -> None:
         """Evaluate the server's model when it has come so far."""
