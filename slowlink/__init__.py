@@ -2,7 +2,8 @@
 
 ``slowlink.compression``, ``slowlink.exchange``, ``slowlink.synchronization`` and
 ``slowlink.fusion`` are the rooms of methods; each has ``names()`` and ``load(name, **parameters)``.
-``slowlink.torch`` puts them into an own PyTorch training.
+``slowlink.torch`` puts them into an own PyTorch training; ``slowlink.run`` trains a model of one's own
+on a live system of them.
 """
 
 from importlib import import_module
@@ -19,13 +20,15 @@ _ROOMS = ("compression", "exchange", "synchronization", "fusion")
 
 
 def __getattr__(name: str):
-    """A room of methods, or the hooks for torch, imported when first asked for."""
+    """A room of methods, the hooks for torch, or ``run``, imported when first asked for."""
     if name in _ROOMS:
         return import_module(f"slowlink.methods.{name}")
     if name == "torch":
         return import_module("slowlink.torch")
+    if name == "run":
+        return import_module("slowlink.testbed.live.engine.own").run
     raise AttributeError(f"module 'slowlink' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS, "torch"})
+    return sorted({*globals(), *_ROOMS, "run", "torch"})

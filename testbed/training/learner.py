@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from slowlink.testbed.prices import Groups, check_pair, default_down
 from slowlink.testbed.training import batching, models
 from slowlink.testbed.training.augmentation import augment
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.recipe import Part, Recipe
+from slowlink.testbed.training.recipe import Level, Part, Recipe
 from slowlink.testbed.training.sampling import batches, split
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
@@ -78,6 +78,59 @@ class Traffic:
             by_node[node] = by_node.get(node, 0.0) + nbytes
 
 
+class Codecs:
+    """The codecs that all nodes keep, each made when it is first asked for.
+
+    Parameters
+    ----------
+    rank: of each worker, by node.
+    """
+
+    def __init__(self, levels: Sequence[Level], seed: int, rank: Mapping[int, int]) -> None:
+        self.levels, self.rank = levels, rank
+        self.seed = fan_out(seed, "codec") % 2**31
+        self.made: dict[tuple[str, int, int], Compressor] = {}
+
+    def __call__(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+        """The codec that ``node`` (-1: the centre) keeps for one direction of one level."""
+        key = (direction, level, node)
+        if key not in self.made:
+            codec = compression.load(part.name, **part.parameters)
+            # One seed for all parties: some codecs must draw alike everywhere. Those that must not
+            # have a party's number besides; servers come after the workers, the central one first.
+            own = dict(seed=self.seed, party=self.rank.get(node, len(self.rank) + 1 + node))
+            own = {name: own[name] for name in own if hasattr(codec, name)}
+            self.made[key] = compression.load(part.name, **(own | part.parameters))
+        return self.made[key]
+
+    def up(self, level: int, node: int) -> Compressor:
+        """Towards the server."""
+        return self("up", level, node, self.levels[level].up)
+
+    def down(self, level: int) -> Compressor:
+        """By which an aggregate comes back within ``level``."""
+        spec = self.levels[level]
+        return self("down", level, -1, spec.down or default_down(spec))
+
+    def weights(self, level: int) -> Compressor:
+        """By which parameters come back from a server that keeps the model."""
+        return self("weights", level, -1, self.levels[level].down or IDENTITY)
+
+    def states(self) -> dict[tuple[str, int, int], Any]:
+        """A copy of the state of all codecs."""
+        return {key: codec.state_dict() for key, codec in self.made.items()}
+
+    def load(self, states: Mapping[tuple[str, int, int], Any]) -> None:
+        """Go on from a copy; codecs without state there begin anew."""
+        for direction, level, node in states.keys() - self.made.keys():
+            if direction in ("down", "weights"):
+                getattr(self, direction)(level)
+            else:
+                self(direction, level, node, self.levels[level].up)
+        for key, codec in self.made.items():
+            codec.load_state_dict(states.get(key, {}))
+
+
 class Learner:
     """Workers with their data, replicas and codecs."""
 
@@ -112,6 +165,7 @@ class Learner:
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
         if grouping.needs_costs and costs is None:
             raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
+        self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = [parameter.numel() for parameter in parameters]
         groups = grouping([self.sizes[i] for i in order], costs)
         if recipe.codec_scope == "layer":
@@ -123,8 +177,7 @@ class Learner:
         )
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
-        self._codecs: dict[tuple, Compressor] = {}
-        self._codec_seed = fan_out(recipe.seed, "codec") % 2**31
+        self.codec = Codecs(recipe.levels, recipe.seed, self.rank)
         self._check()
 
     def _check(self) -> None:
@@ -134,10 +187,10 @@ class Learner:
                 f"levels: {self.recipe.exchange.name} has {depth} levels, "
                 f"the recipe gives codecs for {len(self.recipe.levels)}"
             )
-        outer = self.codec("up", depth - 1, -1, self.recipe.levels[-1].up)
+        outer = self.codec.up(depth - 1, -1)
         check_pair(self.exchange, outer)
         for level in range(depth - 1):
-            inner = self.codec("up", level, -1, self.recipe.levels[level].up)
+            inner = self.codec.up(level, -1)
             if not inner.one_shot:
                 raise ValueError(f"{inner.name} needs several rounds: outermost level only")
 
@@ -156,18 +209,6 @@ class Learner:
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(fan_out(self.recipe.seed, name))
 
-    def codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
-        """The codec that ``node`` (-1: the centre) keeps for one direction of one level."""
-        key = (direction, level, node)
-        if key not in self._codecs:
-            codec = compression.load(part.name, **part.parameters)
-            # One seed for all parties: some codecs must draw alike everywhere. Those that must not
-            # have a party's number besides; servers come after the workers, the central one first.
-            own = dict(seed=self._codec_seed, party=self.rank.get(node, len(self.rank) + 1 + node))
-            own = {name: own[name] for name in own if hasattr(codec, name)}
-            self._codecs[key] = compression.load(part.name, **(own | part.parameters))
-        return self._codecs[key]
-
     # State ---------------------------------------------------------------------------------------
 
     def rewind(self, rank: int, batches: int) -> None:
@@ -176,22 +217,6 @@ class Learner:
         self._augmenters[rank] = self._generator(f"augment {rank}")
         for _ in range(batches):
             self._batches([rank])
-
-    def codec_states(self) -> dict[tuple, Any]:
-        """A copy of the state of all codecs."""
-        return {key: codec.state_dict() for key, codec in self._codecs.items()}
-
-    def load_codec_states(self, states: dict[tuple, Any]) -> None:
-        """Go on from a copy; codecs without state there begin anew."""
-        for key, codec in self._codecs.items():
-            codec.load_state_dict(states.get(key, {}))
-        # These codecs have not been asked for yet in this process:
-        for key in states.keys() - self._codecs.keys():
-            direction, level, node = key
-            spec = self.recipe.levels[level]
-            down = {"down": spec.down or default_down(spec), "weights": spec.down or IDENTITY}
-            self.codec(direction, level, node, down.get(direction, spec.up))
-            self._codecs[key].load_state_dict(states[key])
 
     # Gradients and updates ---------------------------------------------------------------------
 
@@ -304,15 +329,12 @@ class Learner:
         for number, group in enumerate(self.groups):
             tensors = {}
             for node, own in held.items():
-                parts = [own[i] for i in group]
-                one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
+                one = fused(own, group)
                 tensors[node] = one if above else one * brought[node][1]
             total = self._aggregate_group(levels, above, tensors, number, traffic)
             self._add_pulls(above, traffic, 4.0 * sizes[number])
-            shapes = [self.parameters[i].shape for i in group]
-            pieces = total.flatten().split([shape.numel() for shape in shapes])
-            for index, shape, piece in zip(group, shapes, pieces, strict=True):
-                out[index] = piece.view(shape)
+            for index, piece in unfused(total, group, self.shapes).items():
+                out[index] = piece
         return out, traffic
 
     def _add_pulls(self, above: int, traffic: Traffic, nbytes: float) -> None:
@@ -355,11 +377,9 @@ class Learner:
 
     def _as_it_is(self, level: int) -> bool:
         """Whether values travel unchanged through ``level``, both ways."""
-        spec = self.recipe.levels[level]
-        up = self.codec("up", level, -1, spec.up)
-        down = up
-        if level < len(self.recipe.levels) - 1:
-            down = self.codec("down", level, -1, spec.down or default_down(spec))
+        up = self.codec.up(level, -1)
+        inner = level < len(self.recipe.levels) - 1
+        down = self.codec.down(level) if inner else up
         return compression.untouched(up) and compression.untouched(down)
 
     @cached_property
@@ -370,24 +390,22 @@ class Learner:
         outermost = len(levels) - 1
         for level in range(above, outermost):
             parents = [node for group in levels[level + 1] for node in group]
-            spec = self.recipe.levels[level]
             sums = {}
             for group, parent in zip(levels[level], parents, strict=True):
                 payloads = []
                 for node in group:
-                    codec = self.codec("up", level, node, spec.up)
+                    codec = self.codec.up(level, node)
                     payloads.append(codec.compress(tensors[node], key))
                     traffic.add(0, f"push/{level}", node, payloads[-1].nbytes)
-                server = self.codec("up", level, parent, spec.up)
+                server = self.codec.up(level, parent)
                 combined = compression.combine_payloads(server, payloads, server.combine, key)
                 combined = combined if isinstance(combined, list) else [combined]
                 sums[parent] = sum(server.decompress(p, self.device) for p in combined)
             tensors = sums
 
-        spec = self.recipe.levels[outermost]
         parties = [node for group in levels[outermost] for node in group]
-        codecs = [self.codec("up", outermost, node, spec.up) for node in parties]
-        centre = self.codec("up", outermost, -1, spec.up)
+        codecs = [self.codec.up(outermost, node) for node in parties]
+        centre = self.codec.up(outermost, -1)
         results, up, down = compression.aggregate(
             codecs, [tensors[node] for node in parties], key, centre, everyone=False
         )
@@ -399,8 +417,7 @@ class Learner:
             traffic.add(number, f"pull/{outermost}", None, nbytes)
 
         for level in reversed(range(above, outermost)):
-            spec = self.recipe.levels[level]
-            codec = self.codec("down", level, -1, spec.down or default_down(spec))
+            codec = self.codec.down(level)
             payload = codec.compress(total, key)
             traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
             total = codec.decompress(payload, self.device)
@@ -411,8 +428,7 @@ class Learner:
         sizes: Sizes = {}
         parameters = replica.parameters
         for level in reversed(range(len(self.recipe.levels))):
-            spec = self.recipe.levels[level].down or IDENTITY
-            codec = self.codec("weights", level, -1, spec)
+            codec = self.codec.weights(level)
             if compression.untouched(codec):
                 sizes[f"pull/{level}"] = self._dense_bytes
                 continue
@@ -441,6 +457,20 @@ class Learner:
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
+
+
+def fused(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Tensor:
+    """The tensors of a group, by their index, as one: the only one as it is, else all flat."""
+    parts = [tensors[i] for i in group]
+    return parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+
+
+def unfused(
+    total: torch.Tensor, group: Sequence[int], shapes: Sequence[torch.Size]
+) -> dict[int, torch.Tensor]:
+    """By index, the tensors of a group, given all of them as one; ``shapes`` is of all tensors."""
+    pieces = total.flatten().split([shapes[i].numel() for i in group])
+    return {i: piece.view(shapes[i]) for i, piece in zip(group, pieces, strict=True)}
 
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:

@@ -280,7 +280,7 @@ class _Session:
             told=[row.model_dump() for row in told],
             where=where,
             replicas=(learner.server, learner.replicas),
-            codecs=learner.codec_states(),
+            codecs=learner.codec.states(),
             clocks=[clock.now for clock in self.clocks],
             bytes_sent=self.bytes_sent,
         )
@@ -295,7 +295,7 @@ class _Session:
         for rank, batches in enumerate(iteration):
             learner.rewind(rank, batches)
         learner.server, learner.replicas = state["replicas"]
-        learner.load_codec_states(state["codecs"])
+        learner.codec.load(state["codecs"])
         for clock, now in zip(self.clocks, state["clocks"], strict=True):
             clock.now = now
         self.bytes_sent = state["bytes_sent"]

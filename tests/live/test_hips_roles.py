@@ -12,7 +12,7 @@ from slowlink.testbed.live.hips import party
 from slowlink.testbed.live.hips.messages import GLOBAL_SERVER, MASTER, Message, site_of
 from slowlink.testbed.live.hips.roles import UNLIKE, GlobalServer, Master, SiteServer, Worker
 from slowlink.testbed.live.hips.scheduler import where_to_begin, who_begins_anew
-from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.results import frame
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.datasets import Dataset
@@ -257,7 +257,7 @@ def reference(spec, data, presence, fresh=None):
         ranks = [learner.worker_names.index(name) for name in names]
         for node in (fresh or {}).get(number, ()):
             node = learner.numbers[node]
-            learner._codecs = {k: c for k, c in learner._codecs.items() if k[2] != node}
+            learner.codec.made = {k: c for k, c in learner.codec.made.items() if k[2] != node}
         learner.replicas = [held] * len(learner.nodes)
         gradients = learner.gradients(range(len(learner.nodes)))
         total, _ = learner.aggregate(ranks, {rank: gradients[rank] for rank in ranks})

@@ -11,6 +11,7 @@ import yaml
 from slowlink.testbed.live.hips import __main__ as command
 from slowlink.testbed.live.hips import settings
 from slowlink.testbed.live.hips.settings import parse, read
+from slowlink.testbed.live.wire import Keys
 from slowlink.testbed.training.recipe import Link
 
 
@@ -163,3 +164,20 @@ def test_a_node_needs_the_address_of_its_scheduler(tmp_path, capsys):
     assert said in capsys.readouterr().err
     assert command.main([str(file), "--node", "site9/worker0"]) == 1
     assert "no node 'site9/worker0'; there are: global/scheduler" in capsys.readouterr().err
+
+
+def test_several_hosts_need_keys_which_a_command_makes(tmp_path, capsys):
+    addresses = {
+        "global/scheduler": "tcp://10.0.0.1:5570",
+        "site1/scheduler": "tcp://10.0.0.2:5570",
+    }
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(document(addresses=addresses)))
+    assert command.main([str(file)]) == 2
+    assert "keys: name a folder, since addresses are of several hosts" in capsys.readouterr().err
+    keys = tmp_path / "keys"
+    file.write_text(yaml.safe_dump(document(addresses=addresses, keys=str(keys))))
+    assert command.main([str(file), "--make-keys"]) == 0
+    assert set(Keys.read("site1/worker0", keys).members) == set(
+        settings.read(file, False).everybody
+    )

@@ -13,6 +13,7 @@ import pytest
 
 from slowlink.testbed.live.hips import launch, settings
 from slowlink.testbed.live.hips.launch import Failed, Launched, run_all
+from slowlink.testbed.live.wire import make_keys
 from slowlink.testbed.network import emulated
 from slowlink.testbed.results import frame, read
 from slowlink.testbed.training import trainer
@@ -95,7 +96,8 @@ def test_killed_nodes_and_a_killed_site_come_back_and_change_nothing(tmp_path, m
     given = document(
         tmp_path, [2, 2], 60, on_loss="wait", rejoin_s=ENOUGH_S, state=str(tmp_path / "state")
     )
-    cluster = settings.parse(given)
+    cluster = settings.parse(given | dict(keys=str(tmp_path / "keys")))
+    make_keys(cluster.everybody, cluster.keys)
     with Launched(cluster) as launched:
         for number, *victims in (
             (3, "site1/worker0"),

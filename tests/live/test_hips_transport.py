@@ -12,7 +12,8 @@ import zmq
 
 from slowlink.methods import compression
 from slowlink.testbed.live.hips.messages import Message
-from slowlink.testbed.live.hips.zmq_transport import MAX_HEAD, VERSION, ZmqTransport
+from slowlink.testbed.live.hips.zmq_transport import ZmqTransport
+from slowlink.testbed.live.wire import MAX_HEAD, VERSION
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b")

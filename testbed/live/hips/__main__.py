@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from pathlib import Path
 
 from slowlink.testbed.live.hips import launch, settings
+from slowlink.testbed.live.wire import make_keys
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,11 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("file", metavar="FILE", help="configuration, JSON or YAML")
     parser.add_argument("--node", metavar="NAME", help="be only this node, such as site1/worker0")
+    parser.add_argument("--make-keys", action="store_true", help="only fill the folder `keys`")
     parser.add_argument("--attached", action="store_true", help="end when standard input does")
     given = parser.parse_args(arguments)
     try:
         trains = given.node is None or not given.node.endswith("/scheduler")
-        cluster = settings.read(given.file, trains)
+        cluster = settings.read(given.file, trains and not given.make_keys)
+        if given.make_keys:
+            make_keys(cluster.everybody, cluster.keys or Path("keys"))
+            return 0
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -18,8 +18,8 @@ from slowlink.methods.compression import Combine, Compressor, Encoding, Payload
 from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
-from slowlink.testbed.training.learner import IDENTITY, Learner, Replica, default_down
-from slowlink.testbed.training.recipe import Level, Recipe
+from slowlink.testbed.training.learner import IDENTITY, Learner, Replica, fused, unfused
+from slowlink.testbed.training.recipe import Recipe
 
 Combined = Payload | list[Payload]
 DENSE = compression.load("identity")
@@ -96,37 +96,21 @@ class Party(Learner):
     def up(self, level: int, name: str) -> Compressor:
         """The codec by which ``name`` pushes at ``level``, or combines what is pushed to it."""
         centre = name == self.topology.node_names[self.topology.servers[0]]
-        return self.codec("up", level, -1 if centre else self.numbers[name], self._level(level).up)
-
-    def down(self, level: int) -> Compressor:
-        """The codec by which an aggregate comes back within ``level``."""
-        spec = self._level(level)
-        return self.codec("down", level, -1, spec.down or default_down(spec))
-
-    def weights(self, level: int) -> Compressor:
-        """The codec by which parameters come back from a server that keeps the model."""
-        return self.codec("weights", level, -1, self._level(level).down or IDENTITY)
-
-    def _level(self, level: int) -> Level:
-        return self.recipe.levels[level]
+        return self.codec.up(level, -1 if centre else self.numbers[name])
 
     # Gradients -----------------------------------------------------------------------------------
 
     def fused(self, gradient: Sequence[Tensor], weight: float) -> Iterator[Tensor]:
         """By key, what a worker of this weight in the mean pushes."""
         for group in self.groups:
-            parts = [gradient[i] for i in group]
-            one = parts[0] if len(group) == 1 else torch.cat([p.flatten() for p in parts])
-            yield one * weight
+            yield fused(gradient, group) * weight
 
     def unfused(self, totals: dict[int, Tensor]) -> list[Tensor]:
         """The aggregate, one tensor a parameter, from those by key."""
         out: list[Tensor] = [torch.empty(0)] * len(self.parameters)
         for key, group in enumerate(self.groups):
-            shapes = [self.parameters[i].shape for i in group]
-            pieces = totals[key].flatten().split([shape.numel() for shape in shapes])
-            for i, shape, piece in zip(group, shapes, pieces, strict=True):
-                out[i] = piece.view(shape)
+            for i, piece in unfused(totals[key], group, self.shapes).items():
+                out[i] = piece
         return out
 
     def shape(self, key: int) -> torch.Size:
@@ -144,27 +128,27 @@ class Party(Learner):
 
     def answered(self, total: Tensor, key: int) -> tuple[Payload, Tensor]:
         """The payload by which a site's server passes on an aggregate, and what workers decode."""
-        payload = self.down(0).compress(total, key)
-        return payload, self.down(0).decompress(payload, self.device).view_as(total)
+        payload = self.codec.down(0).compress(total, key)
+        return payload, self.codec.down(0).decompress(payload, self.device).view_as(total)
 
     def heard(self, payload: Payload, key: int) -> Tensor:
         """The worker's reading of :meth:`answered`."""
-        return self.down(0).decompress(payload, self.device).view(self.shape(key))
+        return self.codec.down(0).decompress(payload, self.device).view(self.shape(key))
 
     def listen(self, key: int) -> Listener:
         """A reader of what outermost parties get, which pushes nothing itself."""
-        spec = self._level(self.outermost).up
+        spec = self.recipe.levels[self.outermost].up
         return Listener(self.codec("listen", self.outermost, -1, spec), self, key)
 
     # Models --------------------------------------------------------------------------------------
 
     def lowered(self, level: int, parameter: Tensor, number: int) -> Payload:
         """Encode the parameter of this number for its way down through ``level``."""
-        return self.weights(level).compress(parameter, number)
+        return self.codec.weights(level).compress(parameter, number)
 
     def lifted(self, level: int, payload: Payload) -> Tensor:
         """Decode what :meth:`lowered` has encoded."""
-        return self.weights(level).decompress(payload, self.device)
+        return self.codec.weights(level).decompress(payload, self.device)
 
 
 @dataclass

@@ -47,7 +47,7 @@ from slowlink.testbed.live.hips.party import (
 )
 from slowlink.testbed.live.hips.party import make as make_party
 from slowlink.testbed.live.hips.settings import ClusterSettings
-from slowlink.testbed.live.hips.snapshots import Snapshots
+from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.results import Evidence, Row
 from slowlink.testbed.training.learner import Diverged, Replica
 from slowlink.testbed.training.recipe import Recipe
@@ -108,13 +108,13 @@ class Node:
 
     def snapshot(self) -> dict[str, Any]:
         recipe = self.party.recipe.model_dump_json()
-        codecs = self.party.codec_states()
+        codecs = self.party.codec.states()
         own = dict(round=self.round, lineage=self.lineage, recipe=recipe, codecs=codecs)
         return own | dict(replica=pack(self.replica)) | self._own_state()
 
     def restore(self, state: dict[str, Any]) -> None:
         self.party = self.party or self.build(Recipe.model_validate_json(state["recipe"]))
-        self.party.load_codec_states(state["codecs"])
+        self.party.codec.load(state["codecs"])
         self.round, self.lineage = state["round"], state["lineage"]
         self.replica = unpack(state["replica"])
         self._restore_own(state)
@@ -261,7 +261,7 @@ class Node:
 
     def _received(self, message: Message, replica: Replica, head: dict[str, Any]) -> Sending:
         """Begin with a model that another node has sent."""
-        self.party.load_codec_states({})
+        self.party.codec.load({})
         self.replica = replica
         self._restore_own({})
         yield from self._start()

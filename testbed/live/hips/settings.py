@@ -22,17 +22,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PositiveFloat,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
+from slowlink.testbed.live import documents
 from slowlink.testbed.live.hips.messages import (
     ADDRESS,
     CENTRAL_SCHEDULER,
@@ -80,6 +79,8 @@ class ClusterSettings(BaseModel):
         and the result rows (``rows.parquet``).
     addresses: ``tcp://host:port`` by node. Where nodes are on several machines, all schedulers
         need one; others listen at any free port.
+    keys: folder with the keys of all (:func:`testbed.live.wire.make_keys`), by which connections
+        are encrypted and authenticated; where addresses name several hosts, there must be one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -97,6 +98,7 @@ class ClusterSettings(BaseModel):
     state: Path | None = None
     output: Path
     addresses: dict[str, str] = {}
+    keys: Path | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +132,11 @@ class ClusterSettings(BaseModel):
             raise ValueError(f"late: {', '.join(sorted(missing))} must be there from the start")
         if schedulers := [name for name in self.late if name.endswith("/scheduler")]:
             raise ValueError(f"late: {schedulers[0]} comes with its nodes; name these")
+        hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
+        if len(hosts) > 1 and self.keys is None and self.network is None:
+            raise ValueError(
+                "keys: name a folder, since addresses are of several hosts; --make-keys fills it"
+            )
         if self.on_loss == "wait" and self.state is None:
             raise ValueError("state: name a folder; who is waited for comes back with its state")
         return self
@@ -180,21 +187,12 @@ def read(path: str | Path, runnable: bool = True) -> ClusterSettings:
     OSError
         No such file.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        return parse(yaml.load(text, Loader=_Loader), runnable)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: neither JSON nor YAML: {error}") from None
-    except ValueError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
+    return documents.read(path, lambda document: parse(document, runnable))
 
 
 def parse(document: Any, runnable: bool = True) -> ClusterSettings:
     """The cluster that plain data describe; raises ValueError as :func:`read`."""
-    try:
-        cluster = ClusterSettings.model_validate(document)
-    except ValidationError as error:
-        raise ValueError("\n".join(map(_line, error.errors()))) from None
+    cluster = documents.validated(ClusterSettings, document, training=Recipe, network=Link)
     if runnable:
         from slowlink.testbed.live.hips import (
             party,  # only here: schedulers need not wait for torch
@@ -205,26 +203,3 @@ def parse(document: Any, runnable: bool = True) -> ClusterSettings:
         except ValueError as error:
             raise ValueError(f"training.{error}") from None
     return cluster
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses keys that come twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
-def _line(entry: dict) -> str:
-    where = ".".join(map(str, entry["loc"]))
-    text = entry["msg"].removeprefix("Value error, ")
-    if entry["type"] == "extra_forbidden":
-        kind = {"training": Recipe, "network": Link}.get(entry["loc"][0], ClusterSettings)
-        text = f"no such key; there are: {', '.join(kind.model_fields)}"
-    elif entry["type"] not in ("missing", "value_error"):
-        given = str(entry["input"])
-        text += f", not {given[:50]}" if not isinstance(entry["input"], dict | list) else ""
-    return f"{where}: {text}" if where else text

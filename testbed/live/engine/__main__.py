@@ -1,0 +1,66 @@
+"""Train with real processes, or be one of them.
+
+``FILE`` is JSON or YAML, see testbed/live/engine/settings.py. Without ``--node`` all members start
+as processes of this machine; ``run.json`` in the output folder then has all addresses. On several
+machines each member is started with ``--node`` from one file with the coordinator's address. Ends
+with status 2 where the settings are refused, 1 where the run fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slowlink.testbed.live.engine import launch, settings
+from slowlink.testbed.live.wire import make_keys
+
+
+def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACKAGE}") -> int:
+    """Run the command; its exit status."""
+    first, _, rest = __doc__.replace("``", "").partition("\n\n")
+    example = settings.__doc__.partition("for instance::\n\n")[2]
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=f"{first}\n\n{rest}",
+        epilog=f"for instance:\n\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help="settings, JSON or YAML")
+    parser.add_argument("--node", metavar="NAME", help="be only this member, or coordinator")
+    parser.add_argument("--make-keys", action="store_true", help="only fill the folder `keys`")
+    parser.add_argument("--attached", action="store_true", help="end when standard input does")
+    given = parser.parse_args(argv)
+    try:
+        run = settings.read(given.file)
+        if given.make_keys:
+            make_keys(run.members, run.keys or Path("keys"))
+            return 0
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    launch.set_up_logs()
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        if given.node is None:
+            launch.run_all(run, say)
+        elif given.node == settings.COORDINATOR:
+            launch.run_coordinator(run, say)
+        else:
+            launch.run_node(run, given.node, given.attached)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if not isinstance(error, RuntimeError | ValueError | OSError | ArithmeticError):
+            raise
+        print(f"{given.node + ': ' if given.node else ''}{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""A plan at one of its nodes: what it sends as soon as it can, and what it ends with.
+
+As in :func:`testbed.network.execution.execute`, what a transfer carries follows from the plan's
+dependencies alone: sums are taken in the plan's order, whatever arrives first. Values are either
+bodies that add (:class:`Sums`) or contributions side by side (:class:`Bundles`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from slowlink.methods.compression import Payload
+from slowlink.methods.exchange import COPY, Plan
+
+ANSWER = -1
+"""Stands for the contributor of what is no contribution: an answer to all."""
+
+Item = Any
+"""What one segment of the vector holds, as its algebra has it."""
+
+Value = dict[int, Item]
+"""Items by segment."""
+
+
+class Refused(ValueError):
+    """A member sent what cannot be; names the node of the plan that sent it."""
+
+    def __init__(self, node: int, why: str) -> None:
+        super().__init__(why)
+        self.node = node
+
+
+class Part:
+    """The transfers of ``plan`` in ``slots`` (None: all) that touch ``node``.
+
+    Attributes
+    ----------
+    edges: units of the plan at which any transfer begins or ends; segments lie between them.
+    """
+
+    def __init__(self, plan: Plan, node: int, slots: Sequence[str] | None = None) -> None:
+        numbers = [i for i, slot in enumerate(plan.slots) if slots is None or slot in slots]
+        wanted = np.isin(plan.slot, numbers)
+        mine = np.flatnonzero(wanted & ((plan.src == node) | (plan.dst == node))).tolist()
+        self.units = plan.units
+        self.edges = np.unique(np.concatenate([[0, plan.units], plan.lo, plan.hi])).tolist()
+        place = {edge: segment for segment, edge in enumerate(self.edges)}
+        self.segments = {t: range(place[plan.lo[t]], place[plan.hi[t]]) for t in mine}
+        self.src = {t: int(plan.src[t]) for t in mine}
+        self.dst = {t: int(plan.dst[t]) for t in mine}
+        self.copies = {t: bool(plan.op[t] == COPY) for t in mine}
+        self.leaving = [t for t in mine if self.src[t] == node]
+        self.arriving = [t for t in mine if self.src[t] != node]
+        self.ending = [t for t in mine if self.dst[t] == node]
+        self.after = {
+            t: [d for d in plan.dependencies(t).tolist() if wanted[d]] for t in self.leaving
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.segments)
+
+    def cuts(self, size: int) -> list[int]:
+        """Where segments begin and end in a vector of so many elements or bytes."""
+        return [edge * size // self.units for edge in self.edges]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Transfer ``t`` leaves for ``to``; ``head`` says how to read ``body``."""
+
+    t: int
+    to: int
+    head: dict[str, Any]
+    body: bytes
+
+
+class Sums:
+    """Payloads whose bodies add elementwise, as :func:`methods.compression.add_payloads` adds.
+
+    Sums of half precision are rounded once a node, and saturate.
+
+    Parameters
+    ----------
+    codec: name of the codec whose payloads these are.
+    limit: largest tensor, in bytes of float32.
+    """
+
+    def __init__(self, part: Part, codec: str, limit: int) -> None:
+        self.part, self.codec, self.limit = part, codec, limit
+        self.like: tuple[str, str, tuple[int, ...]] | None = None  # form, dtype, shape
+        self.size = 0
+
+    def own(self, payload: Payload) -> Value:
+        self._know(payload.form, payload.dtype, payload.shape, payload.nbytes)
+        return self._cut(np.frombuffer(payload.body, self._dtype))
+
+    def _know(self, form: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
+        self.like = form, dtype, tuple(shape)
+        self.size = nbytes // self._dtype.itemsize
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return np.dtype(self.like[1]).newbyteorder("<")
+
+    def _cut(self, array: np.ndarray) -> Value:
+        cuts = self.part.cuts(self.size)
+        return {i: array[a:b] for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))}
+
+    def total(self, items: Sequence[Item]) -> Item:
+        """The sum of arrays, in this order."""
+        if len(items) == 1:
+            return items[0]
+        dtype = items[0].dtype
+        wide = np.dtype(np.float32) if dtype.kind == "f" and dtype.itemsize == 2 else dtype
+        total = items[0].astype(wide)
+        for item in items[1:]:
+            total += item
+        if wide != dtype:
+            most = np.finfo(dtype).max
+            np.clip(total, -most, most, out=total)
+        return total.astype(dtype, copy=False)
+
+    def pack(self, value: Value) -> tuple[dict[str, Any], bytes]:
+        form, dtype, shape = self.like
+        head = dict(form=form, dtype=dtype, shape=list(shape), size=self.size)
+        return {"sum": head}, b"".join(item.tobytes() for item in value.values())
+
+    def unpack(self, t: int, head: Mapping[str, Any], body: bytes) -> Value:
+        sender = self.part.src[t]
+        form, dtype, shape, size = _described(sender, head.get("sum"), self.limit)
+        if self.like is None:
+            if dtype not in ("float16", "float32", "float64", "int8", "int16", "int32", "int64"):
+                raise Refused(sender, f"elements of {dtype!r} do not add")
+            self._know(form, dtype, shape, size * np.dtype(dtype).itemsize)
+        if (form, dtype, shape) != self.like or size != self.size:
+            mine, its = (*self.like, self.size), (form, dtype, shape, size)
+            raise Refused(sender, f"it sent {its} where others have {mine}")
+        cuts, segments = self.part.cuts(self.size), self.part.segments[t]
+        array = _array(sender, body, self._dtype, cuts[segments.stop] - cuts[segments.start])
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise Refused(sender, "NaN or infinity among the values that it sent")
+        first = cuts[segments.start]
+        return {i: array[cuts[i] - first : cuts[i + 1] - first] for i in segments}
+
+    def payload(self, value: Value) -> Payload:
+        """What a whole value stands for."""
+        form, dtype, shape = self.like
+        body = b"".join(value[i].tobytes() for i in range(len(self.part.edges) - 1))
+        return Payload(body, self.codec, shape, form, dtype)
+
+
+class Bundles:
+    """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes.
+
+    Parameters
+    ----------
+    codec, limit: as of :class:`Sums`.
+    """
+
+    def __init__(self, part: Part, codec: str, limit: int) -> None:
+        self.part, self.codec, self.limit = part, codec, limit
+        self.known: dict[int, tuple[str, str, tuple[int, ...], int]] = {}
+
+    def own(self, payload: Payload, contributor: int) -> Value:
+        self.known[contributor] = payload.form, payload.dtype, payload.shape, payload.nbytes
+        cuts, view = self.part.cuts(payload.nbytes), memoryview(payload.body)
+        pairs = enumerate(zip(cuts, cuts[1:], strict=False))
+        return {i: {contributor: view[a:b]} for i, (a, b) in pairs}
+
+    def total(self, items: Sequence[Item]) -> Item:
+        """All contributions of all items."""
+        joined: dict[int, memoryview] = {}
+        for item in items:
+            joined |= item
+        return joined
+
+    def pack(self, value: Value) -> tuple[dict[str, Any], bytes]:
+        of = sorted({contributor for item in value.values() for contributor in item})
+        described = []
+        for contributor in of:
+            form, dtype, shape, size = self.known[contributor]
+            described.append(dict(form=form, dtype=dtype, shape=list(shape), size=size))
+        parts = [[of.index(contributor) for contributor in item] for item in value.values()]
+        body = b"".join(piece for item in value.values() for piece in item.values())
+        return {"of": of, "as": described, "parts": parts}, body
+
+    def unpack(self, t: int, head: Mapping[str, Any], body: bytes) -> Value:
+        sender, segments = self.part.src[t], self.part.segments[t]
+        of, described, parts = head.get("of"), head.get("as"), head.get("parts")
+        lists = isinstance(of, list) and isinstance(described, list) and isinstance(parts, list)
+        if not lists or len(of) != len(described) or len(parts) != len(segments):
+            raise Refused(sender, "its message does not say whose contributions it carries")
+        for contributor, its in zip(of, described, strict=True):
+            known = _described(sender, its, self.limit)
+            if not isinstance(contributor, int) or contributor < ANSWER:
+                raise Refused(sender, f"no contributor is called {contributor!r}")
+            if self.known.setdefault(contributor, known) != known:
+                raise Refused(sender, f"it describes the payload of {contributor} otherwise")
+        value: Value = {}
+        at, view = 0, memoryview(body)
+        for segment, members in zip(segments, parts, strict=True):
+            if not isinstance(members, list) or not all(
+                isinstance(i, int) and 0 <= i < len(of) for i in members
+            ):
+                raise Refused(sender, "its message names contributions that it does not carry")
+            value[segment] = {}
+            for contributor in (of[i] for i in members):
+                cuts = self.part.cuts(self.known[contributor][3])
+                length = cuts[segment + 1] - cuts[segment]
+                value[segment][contributor] = view[at : at + length]
+                at += length
+        if at != len(body):
+            raise Refused(sender, f"it sent {len(body)} bytes, and its message says {at}")
+        return value
+
+    def payloads(self, value: Value) -> dict[int, Payload]:
+        """The whole payloads of a whole value, by contributor."""
+        found = {}
+        for contributor in sorted({c for item in value.values() for c in item}):
+            form, dtype, shape, size = self.known[contributor]
+            pieces = [value[i].get(contributor, b"") for i in range(len(self.part.edges) - 1)]
+            body = b"".join(pieces)
+            if len(body) != size:
+                raise Refused(contributor, f"{len(body)} of its {size} bytes arrived")
+            found[contributor] = Payload(body, self.codec, shape, form, dtype)
+        return found
+
+
+Algebra = Sums | Bundles
+
+
+def flow(
+    part: Part, algebra: Algebra, own: Value | None, turn: Callable[[Value], Value] | None = None
+) -> Generator[Sent | None, tuple[int, Mapping[str, Any], bytes] | None, Value]:
+    """Run a node's part: yields what leaves, and None to be sent the next arrival ``(t, head,
+    body)``; returns what the node ends with.
+
+    Parameters
+    ----------
+    own: what it contributes, None for nothing.
+    turn: makes the answer of what has been joined, where the plan joins it (local transfers).
+
+    Raises
+    ------
+    Refused: an arrival that cannot be.
+    """
+    arrived: dict[int, Value] = {}
+    todo, missing = list(part.leaving), set(part.arriving)
+
+    def value(transfers: Sequence[int], segments: Sequence[int]) -> Value:
+        made = {}
+        for segment in segments:
+            here = [t for t in transfers if segment in part.segments[t]]
+            copied = [t for t in here if part.copies[t]]
+            if copied:
+                made[segment] = arrived[copied[-1]][segment]
+                continue
+            items = [arrived[t][segment] for t in here]
+            items = items if own is None else [own[segment], *items]
+            if items:
+                made[segment] = algebra.total(items)
+        return made
+
+    while todo or missing:
+        waiting = []
+        for t in todo:
+            if not all(d in arrived for d in part.after[t]):
+                waiting.append(t)
+                continue
+            carried = value(part.after[t], part.segments[t])
+            if part.dst[t] == part.src[t]:
+                arrived[t] = carried if turn is None else turn(carried)
+            else:
+                yield Sent(t, part.dst[t], *algebra.pack(carried))
+        if len(waiting) == len(todo):
+            t, head, body = yield None
+            if t not in missing:
+                raise ValueError(f"transfer {t} came twice, or is not of this exchange")
+            arrived[t] = algebra.unpack(t, head, body)
+            missing.remove(t)
+        todo = waiting
+    return value(part.ending, range(len(part.edges) - 1))
+
+
+def _described(sender: int, its: Any, limit: int) -> tuple[str, str, tuple[int, ...], int]:
+    """Form, dtype, shape and size of a payload, as a message says them."""
+    if not isinstance(its, Mapping):
+        raise Refused(sender, "its message does not say what it carries")
+    form, dtype, shape, size = (its.get(name) for name in ("form", "dtype", "shape", "size"))
+    names = isinstance(form, str) and isinstance(dtype, str) and isinstance(shape, list)
+    whole = names and all(type(n) is int and n >= 0 for n in (*shape, size))
+    if not whole or len(shape) > 8:
+        raise Refused(sender, f"no payload is of form {form!r}, dtype {dtype!r}, shape {shape!r}")
+    if 4 * prod(shape) > limit or size > 2 * limit:
+        raise Refused(sender, f"a tensor of shape {shape} and size {size} is over {limit} bytes")
+    return form, dtype, tuple(shape), size
+
+
+def _array(sender: int, body: bytes, dtype: np.dtype, size: int) -> np.ndarray:
+    if len(body) != size * dtype.itemsize:
+        raise Refused(sender, f"it sent {len(body)} bytes, and not {size * dtype.itemsize}")
+    return np.frombuffer(body, dtype)

@@ -1,0 +1,493 @@
+"""A worker or server of a live run: computes, meets, keeps snapshots, as the coordinator says.
+
+What the members tell each other (``head["kind"]``)::
+
+    node -> coordinator   hello     address, rounds it has snapshots of, samples, run
+    coordinator -> node   begin     addresses of all, round to go on from (0: anew)
+                          compute   a worker's next iteration
+                          meet      meeting, attempt, members and weights by rank, brings, and
+                                    the version of the server's model that was seen so far
+                          drop      meeting: that meeting is off, its members hold what they held
+                          evaluate  round
+                          keep      round: write a snapshot
+                          whom      tell whom you wait for
+                          stop      reason, empty at the end; final: write the model
+    node -> coordinator   finished  an iteration
+                          applied   meeting: the server's model has what the meeting brought
+                          synced    meeting: this worker holds the result
+                          rows      round, metrics by name
+                          kept      round
+                          waiting   names
+                          bad       member, why: it has sent what cannot be
+                          done      digest of the parameters, bytes sent
+                          failed    reason
+    node -> node          data      meeting, attempt, tag and transfer of an exchange
+
+A result is held back until the coordinator says what comes next, so that a meeting in which a
+member was lost can be dropped and held anew among the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slowlink.testbed import files
+from slowlink.testbed.live.engine import tasks
+from slowlink.testbed.live.engine.exchange import (
+    STATISTICS,
+    Meeting,
+    Place,
+    Tag,
+    Travel,
+    as_vector,
+)
+from slowlink.testbed.live.engine.flow import Refused
+from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
+from slowlink.testbed.live.snapshots import Snapshots
+from slowlink.testbed.live.wire import Received, Wire
+from slowlink.testbed.training.learner import unfused
+
+IDLE_S = 0.5
+
+COMMANDS = ("compute", "meet", "drop", "evaluate", "keep", "whom")
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(RuntimeError):
+    """The run ended before its time; says why."""
+
+
+@dataclass
+class _Held:
+    """A meeting under way: its generators by key and phase, and what they are waiting for."""
+
+    number: int
+    attempt: int
+    meeting: Meeting
+    brings: int
+    scale: float
+    running: dict[tuple[str, int], Travel] = field(default_factory=dict)
+    waiting: dict[Tag, tuple[str, int]] = field(default_factory=dict)
+    results: dict[tuple[str, int], Any] = field(default_factory=dict)
+    early: dict[Tag, deque] = field(default_factory=lambda: defaultdict(deque))
+    before: dict | None = None
+    """The codecs as they were, to go back to."""
+
+
+class Node:
+    """One node.
+
+    Parameters
+    ----------
+    wire: connected with the coordinator.
+    """
+
+    def __init__(self, settings: LiveSettings, name: str, wire: Wire) -> None:
+        self.settings, self.name, self.wire = settings, name, wire
+        names = settings.topology.node_names
+        self.number = names.index(name)
+        self.names = dict(enumerate(names))
+        rank = {node: rank for rank, node in enumerate(settings.workers)}
+        self.rank = rank.get(self.number)
+        self.centre = self.number == settings.servers[0] if settings.servers else False
+        self.task = tasks.make(settings, self.rank)
+        self.place = Place(
+            self.number,
+            settings.topology,
+            settings.exchange,
+            self.task.codec,
+            self.task.groups,
+            self.task.shapes,
+            settings.order,
+            settings.limits.tensor_bytes,
+        )
+        self.changes = settings.policy().travels == "delta"
+        self.snapshots = None
+        if settings.state is not None:
+            self.snapshots = Snapshots(settings.state, settings.run, name)
+        self.base = self.task.values()
+        """The global model as this worker last got it."""
+        self.last: list[Tensor] | None = None
+        """The gradient of the last iteration, where gradients travel."""
+        self.held: dict[int, _Held] = {}
+        self.commit: tuple[int, Callable[[], None], dict | None] | None = None
+        """The last meeting, what its result does, and the codecs as they were before it."""
+        self.strays: dict[tuple[int, int], list[Received]] = defaultdict(list)
+        self.stray_bytes = 0
+        self.brought = self.evaluated = 0
+        self.began = self.finished = False
+        self.sent_bytes = 0
+        self.version = 0
+        self.models: dict[int, list[Tensor]] = {}
+        """The server's latest models by version, as far back as the coordinator may ask."""
+
+    def run(self) -> None:
+        """Take part until told to stop; raises Stopped where that is an error."""
+        found = self.snapshots.load() if self.snapshots else {}
+        self.tell(
+            "hello",
+            address=self.wire.address,
+            rounds=sorted(found),
+            samples=self.task.samples,
+            run=self.settings.run,
+        )
+        begun = time.monotonic()
+        while True:
+            received = self.wire.receive(IDLE_S)
+            heard = self.wire.heard.get(COORDINATOR)
+            limits = self.settings.limits
+            allowed = limits.silence_s if self.began else limits.join_s
+            if time.monotonic() - (heard or begun) > allowed:
+                raise Stopped(f"the coordinator was silent for {allowed:g} s")
+            if received is None or received.kind in ("heartbeat", "left"):
+                continue
+            head = received.head
+            try:
+                if received.kind == "data":
+                    self._arrived(received)
+                elif received.sender != COORDINATOR:
+                    log.warning("dropped %s of %s", received.kind, received.sender)
+                elif received.kind == "stop":
+                    if head["reason"]:
+                        raise Stopped(head["reason"])
+                    self._end(head["final"])
+                    return
+                elif received.kind == "begin":
+                    self._begin(head["addresses"], found.get(head["round"]))
+                elif received.kind in COMMANDS:
+                    fields = {name: value for name, value in head.items() if name != "kind"}
+                    getattr(self, f"_{received.kind}")(**fields)
+            except Refused as error:
+                who = self.names.get(error.node, str(error.node))
+                self.tell("bad", member=who, why=str(error))
+            except Stopped:
+                raise
+            except Exception as error:
+                self.tell("failed", reason=f"{type(error).__name__}: {error}")
+                raise
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Send the coordinator something."""
+        self.wire.send(COORDINATOR, dict(kind=kind, **fields))
+
+    # What the coordinator says -------------------------------------------------------------------
+
+    def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None) -> None:
+        others = {name: at for name, at in addresses.items() if name != self.name}
+        self.wire.connect(others)
+        if state is not None:
+            self.task.restore(state["task"])
+            self.task.codec.load(state["codecs"])
+            self.brought, self.evaluated = state["brought"], state["evaluated"]
+        self.base = [value.clone() for value in self.task.values()]
+        self.models, self.began = {0: self.base}, True
+
+    def _settle(self) -> None:
+        """What comes next is said, so the last meeting counts."""
+        if self.commit:
+            _, act, _ = self.commit
+            self.commit = None
+            act()
+
+    def _compute(self) -> None:
+        self._settle()
+        gradient = self.task.gradient()
+        clip = self.settings.training.clip_norm
+        if clip and self.settings.own:
+            from slowlink.testbed.training.learner import clipped
+
+            gradient = clipped(gradient, clip)
+        for number, part in enumerate(gradient):
+            if not part.isfinite().all():
+                raise ArithmeticError(f"the gradient of tensor {number} is not finite; lower lr")
+        if self.changes:
+            self.task.step(gradient)
+        else:
+            self.last = gradient
+        self.tell("finished")
+
+    def _meet(
+        self,
+        meeting: int,
+        attempt: int,
+        members: list[int],
+        weights: list[float] | None,
+        brings: int,
+        seen: int,
+    ) -> None:
+        self._settle()
+        self.models = {version: its for version, its in self.models.items() if version >= seen}
+        settings = self.settings
+        bringing = [w for i, w in enumerate(members) if weights is None or weights[i]]
+        nodes = settings.workers
+        scale = 1.0
+        if not settings.stepwise and weights is None and settings.training.averaged_over == "all":
+            scale = len(members) / len(nodes)
+        held = self.held[meeting] = _Held(
+            meeting,
+            attempt,
+            Meeting(
+                self.place,
+                settings.mode,
+                [nodes[rank] for rank in bringing],
+                [nodes[rank] for rank in members],
+            ),
+            brings,
+            scale,
+        )
+        if settings.on_loss == "continue":
+            held.before = self.task.codec.states()
+        travels = held.meeting
+        for key in range(len(self.place.groups)):
+            if self.rank in bringing:
+                weight = 1 / len(bringing)
+                if weights is not None:
+                    weight = weights[members.index(self.rank)]
+                held.running["push", key] = travels.bring(self._brings(), weight, key)
+            elif self.centre and bringing:
+                held.running["push", key] = travels.serve(key)
+            elif self.rank is None and bringing and self._passes_on(travels.bringing):
+                held.running["push", key] = travels.relay(0, key)
+        if settings.mode == "model":
+            for index in range(len(self.place.shapes)):
+                if self.rank in members:
+                    held.running["pull", index] = travels.take(index)
+                elif self.rank is None and not self.centre and self._passes_on(travels.members):
+                    held.running["pull", index] = travels.pass_down(0, index)
+        if settings.statistics == "mean" and self.task.statistics() and bringing:
+            own = as_vector(self.task.statistics()) if self.rank in bringing else None
+            held.running["mean", STATISTICS] = travels.mean(own)
+        for which in list(held.running):
+            self._go_on(held, which, None)
+        if self.centre and settings.mode == "model" and not bringing:
+            self._hand_out(held, self.models[seen])
+        for stray in self.strays.pop((meeting, attempt), []):
+            self.stray_bytes -= len(stray.body)
+            self._arrived(stray)
+        self._close(held)
+
+    def _passes_on(self, workers: Sequence[int]) -> bool:
+        """Whether this site's server stands between the centre and one of these workers."""
+        levels = self.settings.exchange.groups(self.settings.topology, list(workers))
+        return any(self.number in group for level in levels[1:] for group in level)
+
+    def _brings(self) -> list[Tensor]:
+        if not self.changes:
+            return self.last
+        return [new - old for new, old in zip(self.task.values(), self.base, strict=True)]
+
+    def _drop(self, meeting: int) -> None:
+        held = self.held.pop(meeting, None)
+        before = held and held.before
+        if self.commit and self.commit[0] == meeting:
+            before, self.commit = self.commit[2], None
+        if before is not None:
+            self.task.codec.load(before)
+
+    def _evaluate(self, round: int) -> None:
+        self._settle()
+        self.tell("rows", round=round, metrics=self.task.evaluate())
+
+    def _keep(self, round: int) -> None:
+        self._settle()
+        state = dict(task=self.task.state(), codecs=self.task.codec.states())
+        state |= dict(brought=self.brought, evaluated=self.evaluated)
+        self.snapshots.save(round, state, self.settings.kept)
+        self.tell("kept", round=round)
+
+    def _whom(self) -> None:
+        waited = {
+            self.names[src]
+            for held in self.held.values()
+            for tag in held.waiting
+            for src in self._sources(held, tag)
+        }
+        self.tell("waiting", names=sorted(waited))
+
+    def _sources(self, held: _Held, tag: Tag) -> set[int]:
+        fragment = tag[0].split(":")
+        slots = tuple(fragment[1:]) or None
+        nodes = held.meeting.members if fragment[0] == "pull" else held.meeting.bringing
+        part = self.place.part(nodes, fragment[0], slots)
+        return {part.src[t] for t in part.arriving}
+
+    def _end(self, final: bool) -> None:
+        self._settle()
+        digest = hashlib.blake2b(digest_size=16)
+        for value in self.task.values():
+            digest.update(value.detach().contiguous().numpy().tobytes())
+        if final:
+            with files.whole(self.settings.output / "model.pt") as part:
+                torch.save(self.task.model(), part)
+        self.tell("done", digest=digest.hexdigest(), sent_bytes=self.sent_bytes)
+
+    # Meetings ------------------------------------------------------------------------------------
+
+    def _arrived(self, received: Received) -> None:
+        head = received.head
+        try:
+            number, attempt = int(head["meeting"]), int(head["attempt"])
+            fragment, key, step = head["tag"]
+            tag, t = (str(fragment), int(key), int(step)), int(head["t"])
+        except (KeyError, TypeError, ValueError):
+            sender = self.settings.topology.node_names.index(received.sender)
+            raise Refused(sender, "a message of no exchange") from None
+        held = self.held.get(number)
+        if held is None or attempt > held.attempt:
+            self.strays[number, attempt].append(received)
+            self.stray_bytes += len(received.body)
+            if self.stray_bytes > self.settings.limits.queue_bytes:
+                sender = self.settings.topology.node_names.index(received.sender)
+                raise Refused(sender, "it sends for meetings that nobody has called")
+            return
+        if attempt < held.attempt:
+            return
+        sender = self.names[self._sender_of(held, tag, t)]
+        if sender != received.sender:
+            culprit = self.settings.topology.node_names.index(received.sender)
+            raise Refused(culprit, f"it sent what {sender} should have sent")
+        held.early[tag].append((t, head, received.body))
+        which = held.waiting.get(tag)
+        if which is not None:
+            self._feed(held, tag, which)
+            self._close(held)
+
+    def _sender_of(self, held: _Held, tag: Tag, t: int) -> int:
+        fragment = tag[0].split(":")
+        nodes = held.meeting.members if fragment[0] == "pull" else held.meeting.bringing
+        if fragment[0] not in ("all", "push", "pull"):
+            raise ValueError(f"no fragment is called {tag[0]!r}")
+        plan = self.place.plan(nodes, fragment[0])
+        if not 0 <= t < len(plan):
+            raise ValueError(f"{plan.name} has no transfer {t}")
+        return int(plan.src[t])
+
+    def _feed(self, held: _Held, tag: Tag, which: tuple[str, int]) -> None:
+        del held.waiting[tag]
+        self._go_on(held, which, held.early[tag].popleft())
+
+    def _go_on(self, held: _Held, which: tuple[str, int], arrival: Any) -> None:
+        travel = held.running[which]
+        while True:
+            try:
+                tag, sent = travel.send(arrival)
+            except StopIteration as stop:
+                del held.running[which]
+                held.results[which] = stop.value
+                if self._all_pushed(held, which):
+                    self._apply(held)
+                return
+            arrival = None
+            if sent is not None:
+                head = dict(kind="data", meeting=held.number, attempt=held.attempt)
+                head |= dict(tag=list(tag), t=sent.t, **sent.head)
+                self.wire.send(self.names[sent.to], head, sent.body)
+                self.sent_bytes += len(sent.body)
+            elif held.early[tag]:
+                arrival = held.early[tag].popleft()
+            else:
+                held.waiting[tag] = which
+                return
+
+    def _all_pushed(self, held: _Held, which: tuple[str, int]) -> bool:
+        if not self.centre or self.settings.mode != "model" or which[0] != "push":
+            return False
+        return not any(phase == "push" for phase, _ in held.running)
+
+    def _apply(self, held: _Held) -> None:
+        """The server's model takes what was brought, and goes out."""
+        task, groups = self.task, self.place.groups
+        if not self.finished:
+            total: list[Any] = [None] * len(self.place.shapes)
+            for key, group in enumerate(groups):
+                one = held.results["push", key]
+                for i, piece in unfused(one, group, self.place.shapes).items():
+                    total[i] = piece
+            if held.scale != 1.0:
+                total = [part * held.scale for part in total]
+            if self.changes:
+                task.adopt(torch._foreach_add(task.values(), total))
+            else:
+                task.step(total)
+            self.brought += held.brings
+        self.version += 1
+        model = self.models[self.version] = [value.clone() for value in task.values()]
+        self.tell("applied", meeting=held.number, attempt=held.attempt)
+        self._hand_out(held, model)
+        self._count()
+
+    def _hand_out(self, held: _Held, model: Sequence[Tensor]) -> None:
+        for index, parameter in enumerate(model):
+            which = "pull", index
+            held.running[which] = held.meeting.hand_out(parameter, index)
+            self._go_on(held, which, None)
+
+    def _count(self) -> None:
+        """Evaluate the server's model when it has come so far."""
+        recipe, workers = self.settings.training, len(self.settings.workers)
+        rounds = self.brought // workers
+        if rounds // recipe.evaluate_every > self.evaluated // recipe.evaluate_every or (
+            rounds >= recipe.rounds and not self.finished
+        ):
+            self.tell("rows", round=rounds, metrics=self.task.evaluate())
+            self.evaluated = rounds
+        # The run is over with this meeting; those under way bring nothing any more.
+        self.finished = self.finished or rounds >= recipe.rounds
+
+    def _close(self, held: _Held) -> None:
+        """Report a meeting whose generators have all ended."""
+        if held.running or held.number not in self.held:
+            return
+        del self.held[held.number]
+        results = held.results
+        mean = results.get(("mean", STATISTICS))
+        if self.rank is None:
+            if mean is not None:
+                self._take_mean(mean)
+            return
+        if self.settings.mode == "model":
+            values = [results["pull", i] for i in range(len(self.place.shapes))]
+
+            def act() -> None:
+                self._adopt(values)
+        else:
+            total: list[Any] = [None] * len(self.place.shapes)
+            for key, group in enumerate(self.place.groups):
+                total_of = unfused(results["push", key], group, self.place.shapes)
+                for i, piece in total_of.items():
+                    total[i] = piece
+
+            def act() -> None:
+                if not self.changes:
+                    self.task.step(total)
+                    return
+                scaled = total if held.scale == 1.0 else [part * held.scale for part in total]
+                self._adopt(torch._foreach_add(self.base, scaled))
+
+        def settle() -> None:
+            act()
+            if mean is not None:
+                self._take_mean(mean)
+
+        self.commit = held.number, settle, held.before
+        self.tell("synced", meeting=held.number, attempt=held.attempt)
+
+    def _adopt(self, values: Sequence[Tensor]) -> None:
+        self.task.adopt(values)
+        self.base = [value.clone() for value in values]
+
+    def _take_mean(self, vector: Tensor) -> None:
+        own = self.task.statistics()
+        pieces = vector.split([value.numel() for value in own])
+        shaped = [piece.view(value.shape) for piece, value in zip(pieces, own, strict=True)]
+        self.task.take_statistics(shaped)

@@ -1,0 +1,380 @@
+"""The one file that describes a live run: what it trains, who takes part, what it waits for.
+
+JSON or YAML, for instance::
+
+    training:
+      exchange: {name: ring}
+      levels: [{up: {name: identity}}]
+      synchronization: {name: bsp}
+      model: {name: lenet5}
+      dataset: fashion_mnist
+      workers: [2, 2]                   # two sites
+      batch: 32
+      lr: 0.05
+      rounds: 100
+      evaluate_every: 10
+    output: runs/first
+
+With ``own``, what is trained is a model, data, loss and optimizer of one's own, and ``training``
+needs no ``model``, ``dataset``, ``batch`` and ``lr``::
+
+    own:
+      model: train.py:make_model
+      data: train.py:batches            # batches("site1", 0): what this worker alone reads
+      loss: torch.nn.functional:cross_entropy
+      optimizer: train.py:make_optimizer
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from slowlink.methods import compression, exchange, synchronization
+from slowlink.methods.exchange import Exchange, Topology
+from slowlink.methods.synchronization import Policy
+from slowlink.testbed.live import documents
+from slowlink.testbed.live.hips.messages import ADDRESS
+from slowlink.testbed.prices import check_meetings, check_pair, default_down
+from slowlink.testbed.training.learner import IDENTITY
+from slowlink.testbed.training.recipe import Link, Recipe
+from slowlink.testbed.training.stragglers import Fixed
+from slowlink.testbed.training.trainer import flat, topology
+from slowlink.testbed.training.virtual_time import play
+
+COORDINATOR = "coordinator"
+
+USUAL: dict[str, Any] = dict(
+    document="",
+    experiment="live",
+    system="live",
+    seed=0,
+    scale="desk",
+    device="this machine",
+    accelerator="cpu",
+    compute_s=0.0,
+)
+"""Fields of a recipe that a live run has no use for, or that are seldom others."""
+
+OWN: dict[str, Any] = dict(model={"name": "own"}, dataset="own", batch=1, lr=1.0)
+"""Fields of a recipe that one's own training has no use for."""
+
+TRIED = 2**18
+"""Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
+
+PROBED = 24
+"""Meetings of a policy that are tried in virtual time before a process starts."""
+
+Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+
+class Own(BaseModel):
+    """A training of one's own: functions, each as ``module:name`` or ``path/to/file.py:name``.
+
+    Attributes
+    ----------
+    model: ``model() -> torch.nn.Module``, seeded alike at every node.
+    data: ``data(site, worker)``, names such as ``site1`` and a number from 0: batches ``(x, y)``
+        of that worker, as often as it is iterated over. Only a worker calls it, with its own place.
+    loss: ``loss(model(x), y) -> scalar tensor``.
+    optimizer: ``optimizer(parameters) -> torch.optim.Optimizer``.
+    evaluate: ``evaluate(model) -> {metric: number}``, called where the model is; null for none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    data: str
+    loss: str
+    optimizer: str
+    evaluate: str | None = None
+
+    @field_validator("*")
+    @classmethod
+    def _well_formed(cls, function: str | None) -> str | None:
+        if function is not None and not all(function.rpartition(":")):
+            raise ValueError(f"must be module:name or path/to/file.py:name, not {function!r}")
+        return function
+
+
+class Limits(BaseModel):
+    """What is waited for, and held, at most.
+
+    Attributes
+    ----------
+    join_s: until all members are there.
+    compute_s: an iteration.
+    meeting_s: a meeting.
+    silence_s: a member that sends nothing, heartbeats included, for so long is lost.
+    tensor_bytes: largest tensor, in bytes of float32.
+    queue_bytes: of one member's messages that wait to be received.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    join_s: Seconds = 120.0
+    compute_s: Seconds = 600.0
+    meeting_s: Seconds = 300.0
+    silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
+    tensor_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30
+    queue_bytes: Annotated[int, Field(ge=2**20, le=2**36)] = 2**32
+
+
+class LiveSettings(BaseModel):
+    """The content of the file.
+
+    Attributes
+    ----------
+    training: see :class:`testbed.training.recipe.Recipe`; :data:`USUAL` may be left out, and
+        ``networks``: real links are what they are.
+    own: one's own model and data, instead of the recipe's.
+    order: sums where no server is: ``plan``, partial sums on the way, or ``rank``, all payloads
+        side by side to the end and then added as the trainer adds them, which costs their bytes.
+    statistics: running statistics (BatchNorm) are the ``mean`` over the members after each
+        meeting, or each worker's ``own``.
+    on_loss: when a worker is lost, late or sends what cannot be, ``stop`` with an error, or
+        ``continue`` without it. Without a server or the coordinator all stops.
+    limits: see :class:`Limits`.
+    state: folder for snapshots, from which the same command goes on; null for none.
+    snapshot_every: rounds between two.
+    kept: the latest snapshots that stay.
+    output: folder for logs, rows (``rows.jsonl``, as they come) and the final ``model.pt``.
+    addresses: ``tcp://host:port`` by member. Where members are on several machines, the
+        coordinator needs one; others listen at any free port.
+    keys: folder with the keys of all members, by which connections are encrypted and
+        authenticated; where addresses are of several hosts, there must be one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    training: Recipe
+    own: Own | None = None
+    order: Literal["plan", "rank"] = "plan"
+    statistics: Literal["mean", "own"] = "mean"
+    on_loss: Literal["stop", "continue"] = "stop"
+    limits: Limits = Limits()
+    state: Path | None = None
+    snapshot_every: PositiveInt = 1
+    kept: PositiveInt = 3
+    output: Path
+    addresses: dict[str, str] = {}
+    keys: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("training"), dict):
+            return given
+        training = given["training"]
+        if "networks" in training:
+            raise ValueError("training.networks: leave it out, links are what they are")
+        usual = USUAL | (OWN if given.get("own") else {})
+        networks = {"networks": {"real links": dict(lan=1.0, wan=1.0)}}
+        return given | {"training": usual | training | networks}
+
+    @field_validator("addresses")
+    @classmethod
+    def _well_formed(cls, addresses: dict[str, str]) -> dict[str, str]:
+        for member, address in addresses.items():
+            if not ADDRESS.match(address):
+                raise ValueError(f"{member} must be at tcp://host:port, not {address!r}")
+        return addresses
+
+    @model_validator(mode="after")
+    def _can_run(self) -> Self:
+        check(self)
+        hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
+        if len(hosts) > 1 and self.keys is None:
+            raise ValueError(
+                "keys: name a folder, since addresses are of several hosts; --make-keys fills it"
+            )
+        for name in self.addresses:
+            if name not in self.members:
+                known = ", ".join(self.members)
+                raise ValueError(f"addresses: no member {name!r}; there are: {known}")
+        return self
+
+    # What follows from it ----------------------------------------------------------------------
+
+    @cached_property
+    def topology(self) -> Topology:
+        recipe, link = self.training, next(iter(self.training.networks.values()))
+        if recipe.cluster == "star":
+            return flat(sum(recipe.workers), link)
+        return topology(recipe.workers, link)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        part = self.training.exchange
+        return exchange.load(part.name, **part.parameters)
+
+    def policy(self) -> Policy:
+        """A new one."""
+        part = self.training.synchronization
+        return synchronization.load(part.name, **part.parameters)
+
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """Nodes of the topology, by rank."""
+        return tuple(int(node) for node in self.topology.workers)
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """The group of each worker, by rank, as policies are told."""
+        inner = self.exchange.groups(self.topology)[0]
+        of = {node: number for number, group in enumerate(inner) for node in group}
+        return [of[node] for node in self.workers]
+
+    @cached_property
+    def servers(self) -> tuple[int, ...]:
+        """Nodes that hold payloads of others, the central one first."""
+        plan = self.exchange(self.topology)
+        there = {*plan.src.tolist(), *plan.dst.tolist()} - set(self.workers)
+        return tuple(int(node) for node in self.topology.servers if int(node) in there)
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Names of all processes of the run."""
+        nodes = (*self.servers, *self.workers)
+        return (COORDINATOR, *(self.topology.node_names[node] for node in nodes))
+
+    @cached_property
+    def stepwise(self) -> bool:
+        """Whether every round is one gradient of all, so that the trainer is in lockstep, too."""
+        policy = self.policy()
+        return policy.clock_free and policy.travels == "gradient"
+
+    @cached_property
+    def mode(self) -> Literal["sum", "model"]:
+        """What comes back from a meeting."""
+        at_worker = self.stepwise and self.training.optimizer_at == "worker"
+        return "sum" if self.exchange.whole or at_worker else "model"
+
+    @property
+    def run(self) -> str:
+        """Names the configuration, so that snapshots of another one are refused."""
+        told = [self.training.model_dump_json(), self.order, self.statistics]
+        text = json.dumps([*told, self.own and self.own.model_dump_json()])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def check(settings: LiveSettings) -> None:
+    """Refuse what real nodes cannot run; raises ValueError with the field and the reason."""
+    recipe = settings.training
+    for number, level in enumerate(recipe.levels):
+        for way, part in (("up", level.up), ("down", level.down or IDENTITY)):
+            try:
+                compression.load(part.name, **part.parameters)
+            except ValueError as error:
+                raise ValueError(f"training.levels.{number}.{way}: {error}") from None
+    between, policy = settings.exchange, settings.policy()
+    sync, name = recipe.synchronization.name, recipe.exchange.name
+    depth = len(between.groups(settings.topology))
+    if len(recipe.levels) != depth:
+        raise ValueError(
+            f"training.levels: {name} has {depth} levels, the recipe codecs for "
+            f"{len(recipe.levels)}"
+        )
+    up = [compression.load(level.up.name, **level.up.parameters) for level in recipe.levels]
+    for field, holds, why in (
+        ("rounds", recipe.rounds is not None, "give rounds; a run by seconds is not built"),
+        ("overlap", not recipe.overlap, "must be false: nothing is sent during backward"),
+        ("uneven", recipe.uneven is None, "must be null: nodes are as fast as they are"),
+        ("stands_for", recipe.stands_for is None, "must be null: real bytes travel"),
+        ("accelerator", recipe.accelerator == "cpu", "must be cpu: nodes are CPU processes"),
+        ("exchange", between.chunks == 1, "chunks must be 1: messages travel whole"),
+        ("exchange", between.overlap, "overlap must be true: phases have no barrier"),
+        ("optimizer_at", not (between.whole and recipe.optimizer_at == "server"),
+         f"must be worker: {name} has no server"),
+        ("synchronization", not policy.continues_after_upload,
+         f"{sync} lets workers compute while their upload travels; here they wait"),
+        ("synchronization", not policy.asynchronous or policy.travels == "delta"
+         or recipe.optimizer_at == "server", f"{sync} needs optimizer_at: server"),
+        ("levels", all(codec.one_shot for codec in up[:-1]),
+         "codecs of several rounds only at the outermost level"),
+        ("levels", settings.mode == "sum" or up[-1].one_shot,
+         f"{up[-1].name} needs several rounds, and a server that keeps the model is no party"),
+        ("exchange", not (name == "parameter_server" and between.whole
+                          and up[-1].combine == "merge"),
+         f"colocated servers cannot merge {up[-1].name}: a shard of a payload is none"),
+    ):  # fmt: skip
+        if not holds:
+            raise ValueError(f"training.{field}: {why}")
+    try:
+        check_meetings(between, policy)
+        check_pair(between, up[-1])
+    except ValueError as error:
+        raise ValueError(f"training.exchange: {error}") from None
+    parties = sum(map(len, between.groups(settings.topology)[-1]))
+    last = recipe.levels[-1].up
+    codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
+    try:
+        compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
+    except ValueError as error:
+        raise ValueError(f"training.levels: {error}") from None
+    if between.whole and depth > 1:
+        _check_passes(recipe, up)
+    if settings.mode == "model":
+        keeps = between(settings.topology, None, "push").receivers.tolist()
+        if len(keeps) != 1 or keeps[0] in settings.workers:
+            raise ValueError(f"training.exchange: {name} has no server that could keep the model")
+    if settings.state is not None and not (policy.clock_free and policy.together):
+        raise ValueError(
+            f"state: {sync} has no moment at which all stand still, so it cannot be resumed"
+        )
+    _check_meetings(settings, policy)
+
+
+def _check_passes(recipe: Recipe, up: list) -> None:
+    """Payloads must add through all levels as if these were one: alike, stateless, idempotent."""
+    names = {level.up for level in recipe.levels} | {default_down(v) for v in recipe.levels}
+    codec, values = up[0], torch.linspace(-1, 1, 97)
+    once = codec.compress(values, 0)
+    again = codec.compress(codec.decompress(once), 0)
+    if len(names) > 1 or codec.combine != "sum" or codec.state or once.body != again.body:
+        raise ValueError(
+            f"training.levels: {recipe.exchange.name} adds payloads on their way through all "
+            f"levels; {codec.name} would have to be decoded between them"
+        )
+
+
+def _check_meetings(settings: LiveSettings, policy: Policy) -> None:
+    """Try the policy in virtual time: all its meetings must be of the server's model."""
+    count = len(settings.workers)
+    log = play(
+        policy,
+        Fixed(tuple(1 + rank / 7 for rank in range(count))),
+        0.1,
+        groups=settings.groups,
+        iterations=PROBED * count,
+    )
+    if levels := {meeting.sync.level for meeting in log.meetings} - {-1}:
+        raise ValueError(
+            f"training.synchronization: {settings.training.synchronization.name} meets at level "
+            f"{min(levels)} without the others; only meetings of the global model are built"
+        )
+
+
+def parse(document: Any) -> LiveSettings:
+    """The run that plain data describe. Raises ValueError: what is wrong, a line each."""
+    inner = dict(training=Recipe, own=Own, limits=Limits, network=Link)
+    return documents.validated(LiveSettings, document, **inner)
+
+
+def read(path: str | Path) -> LiveSettings:
+    """The run that a file describes; raises as :func:`documents.read`."""
+    return documents.read(path, parse)

@@ -1,0 +1,312 @@
+"""What a node trains: a recipe's model and data, or a user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from slowlink.methods import fusion
+from slowlink.testbed.live.engine.settings import LiveSettings
+from slowlink.testbed.training import models, trainer
+from slowlink.testbed.training.datasets import load_dataset
+from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, fan_out
+
+Metrics = dict[str, tuple[float, str]]
+"""Value and unit by name."""
+
+
+class Task(Protocol):
+    """A model with its optimizer, and a worker's data.
+
+    Attributes
+    ----------
+    codec: of all nodes; a node uses its own.
+    groups: of parameters by index, each of which codecs see as one tensor.
+    shapes: of the parameters that travel.
+    samples: how many a worker has; 0 where it is not known.
+    """
+
+    codec: Codecs
+    groups: Sequence[Sequence[int]]
+    shapes: Sequence[torch.Size]
+    samples: int
+
+    def values(self) -> list[Tensor]:
+        """The parameters as they are; not to be changed."""
+
+    def gradient(self) -> list[Tensor]:
+        """Of the next batch, at these parameters. Raises ArithmeticError where it is not finite."""
+
+    def step(self, gradient: Sequence[Tensor]) -> None:
+        """Let the optimizer take a step by ``gradient``."""
+
+    def adopt(self, values: Sequence[Tensor]) -> None:
+        """Go on from these parameters; the optimizer keeps its state."""
+
+    def statistics(self) -> list[Tensor]:
+        """Running statistics: floating-point buffers of the model."""
+
+    def take_statistics(self, values: Sequence[Tensor]) -> None:
+        """Go on with these statistics."""
+
+    def evaluate(self) -> Metrics:
+        """The model on test data."""
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on to the bit, but codecs."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+
+    def model(self) -> dict[str, Tensor]:
+        """The model's state by name, as torch saves it."""
+
+
+def make(settings: LiveSettings, rank: int | None) -> Task:
+    """The task of the worker of this rank, or of a server (None)."""
+    torch.set_num_threads(settings.training.torch_threads)
+    torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
+    return OwnTask(settings, rank) if settings.own else RecipeTask(settings, rank)
+
+
+class RecipeTask:
+    """The trainer's own learner, of which one replica is used."""
+
+    def __init__(self, settings: LiveSettings, rank: int | None) -> None:
+        recipe = settings.training
+        limits = dict(limit=recipe.limit, test_limit=recipe.test_limit)
+        data = load_dataset(recipe.dataset, **limits, steps=recipe.steps, words=recipe.words)
+        part = trainer.fitting(recipe.model, data)
+        model = models.make(part.name, recipe.seed, **part.parameters)
+        self.learner = Learner(recipe, model, data, settings.exchange, settings.topology)
+        self.rank, self.batches = 0 if rank is None else rank, 0
+        self.codec, self.groups = self.learner.codec, self.learner.groups
+        self.shapes = self.learner.shapes
+        self.samples = len(data.train_y) // len(settings.workers)
+
+    @property
+    def replica(self) -> Replica:
+        return self.learner.replicas[self.rank]
+
+    @replica.setter
+    def replica(self, new: Replica) -> None:
+        self.learner.replicas[self.rank] = new
+
+    def values(self) -> list[Tensor]:
+        return self.replica.parameters
+
+    def gradient(self) -> list[Tensor]:
+        self.batches += 1
+        return self.learner.gradient(self.rank)
+
+    def step(self, gradient: Sequence[Tensor]) -> None:
+        self.replica = self.learner.update(self.replica, gradient)
+
+    def adopt(self, values: Sequence[Tensor]) -> None:
+        self.replica = replace(self.replica, parameters=list(values))
+
+    def statistics(self) -> list[Tensor]:
+        return [buffer for buffer in self.replica.buffers if buffer.is_floating_point()]
+
+    def take_statistics(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self.statistics(), values, strict=True):
+            buffer.copy_(value)
+
+    def evaluate(self) -> Metrics:
+        accuracy, loss = self.learner.evaluate(self.replica)
+        if not math.isfinite(loss):
+            raise Diverged(f"test loss is {loss}; lower lr")
+        found = dict(test_accuracy=(accuracy, "%"), test_loss=(loss, ""))
+        if self.learner.text:
+            found["test_perplexity"] = math.exp(min(loss, trainer.LARGEST_LOSS)), ""
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return dict(vars(self.replica), batches=self.batches)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        own = dict(state)
+        self.batches = own.pop("batches")
+        self.learner.rewind(self.rank, self.batches)
+        self.replica = Replica(**own)
+
+    def model(self) -> dict[str, Tensor]:
+        model, replica = self.learner.model, self.replica
+        for parameter, value in zip(self.learner.parameters, replica.parameters, strict=True):
+            parameter.data = value
+        for buffer, value in zip(model.buffers(), replica.buffers, strict=True):
+            buffer.copy_(value)
+        return model.state_dict()
+
+
+class OwnTask:
+    """A user's model, data, loss and optimizer.
+
+    Every iteration is seeded by its number, so that a run that goes on repeats what it would have
+    done: what draws at random (dropout, an order of samples) draws from torch's own generator.
+    """
+
+    def __init__(self, settings: LiveSettings, rank: int | None) -> None:
+        recipe, own = settings.training, settings.own
+        self.seed, self.own = recipe.seed, own
+        make_model = named("model", own.model)
+        torch.manual_seed(fan_out(self.seed, "model"))
+        self.net: nn.Module = make_model()
+        self.parameters = [p for p in self.net.parameters() if p.requires_grad]
+        self.optimizer = named("optimizer", own.optimizer)(self.parameters)
+        self.loss = named("loss", own.loss)
+        self.score = own.evaluate and named("evaluate", own.evaluate)
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        order = list(range(len(self.shapes)))[::-1]
+        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+        if grouping.needs_costs:
+            raise ValueError(f"fusion {recipe.fusion.name} weighs costs, which only a recipe has")
+        groups = grouping([self.shapes[i].numel() for i in order], None)
+        if recipe.codec_scope == "layer":
+            groups = [[i] for i in range(len(order))]
+        self.groups = [[order[i] for i in group] for group in groups]
+        ranks = {node: number for number, node in enumerate(settings.workers)}
+        self.codec = Codecs(recipe.levels, self.seed, ranks)
+        self.samples = self.batches = 0
+        self.losses: list[float] = []
+        self.place = None
+        if rank is not None:
+            site, _, worker = settings.topology.node_names[settings.workers[rank]].partition("/")
+            number = int("".join(filter(str.isdigit, worker or site)))
+            self.place = (site if worker else "site1"), number
+            self.data = named("data", own.data)(*self.place)
+        self._stream = self._batches()
+
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        for epoch in count():
+            torch.manual_seed(fan_out(self.seed, f"{self.place} epoch {epoch}"))
+            batch = None
+            for batch in self.data:
+                yield batch
+            if batch is None:
+                raise ValueError(f"{self.own.data}{self.place} gave no batch")
+
+    def _next(self) -> tuple[Any, Any]:
+        # What follows, drawing the batch included, draws from this seed.
+        torch.manual_seed(fan_out(self.seed, f"{self.place} batch {self.batches}"))
+        self.batches += 1
+        return next(self._stream)
+
+    def values(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.parameters]
+
+    def gradient(self) -> list[Tensor]:
+        x, y = self._next()
+        self.net.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(self.net(x), y)
+        if not torch.isfinite(loss):
+            raise Diverged(f"loss is {loss.item()}; lower the learning rate")
+        loss.backward()
+        self.losses.append(loss.item())
+        return [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for parameter in self.parameters
+        ]
+
+    def step(self, gradient: Sequence[Tensor]) -> None:
+        for parameter, its in zip(self.parameters, gradient, strict=True):
+            parameter.grad = its.clone()
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def adopt(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
+
+    def statistics(self) -> list[Tensor]:
+        return [buffer for buffer in self.net.buffers() if buffer.is_floating_point()]
+
+    def take_statistics(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self.statistics(), values, strict=True):
+            buffer.copy_(value)
+
+    def evaluate(self) -> Metrics:
+        found: Metrics = {}
+        if self.losses:
+            found["train_loss"] = math.fsum(self.losses) / len(self.losses), ""
+            self.losses = []
+        if self.score:
+            self.net.eval()
+            with torch.no_grad():
+                found |= {name: (float(v), "") for name, v in self.score(self.net).items()}
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return dict(
+            net={name: value.clone() for name, value in self.net.state_dict().items()},
+            optimizer=self.optimizer.state_dict(),
+            batches=self.batches,
+            losses=list(self.losses),
+        )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.losses = list(state["losses"])
+        self._stream, self.batches = self._batches(), 0
+        while self.batches < state["batches"]:
+            self._next()
+
+    def model(self) -> dict[str, Tensor]:
+        return self.net.state_dict()
+
+
+loading = False
+"""Whether a user's file is being imported."""
+
+
+def named(field: str, reference: str) -> Callable[..., Any]:
+    """The function of ``module:name`` or ``file.py:name``.
+
+    Raises
+    ------
+    ValueError
+        It cannot be imported, or there is none; names the field.
+    """
+    global loading
+    source, _, name = reference.rpartition(":")
+    loading = True
+    try:
+        found: Any = _file(source) if source.endswith(".py") else importlib.import_module(source)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise ValueError(f"own.{field}: {source} cannot be imported: {error}") from None
+    finally:
+        loading = False
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ValueError(f"own.{field}: {source} has no function {name!r}")
+    return found
+
+
+def _file(source: str) -> ModuleType:
+    path = Path(source).resolve()
+    digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+    name = f"slowlink_own_{digest}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

@@ -1,0 +1,624 @@
+"""Carries messages between the members of a run: the contract, and ZeroMQ over TCP.
+
+Every member listens at one socket (ROUTER) and has another (DEALER) for each member it sends to,
+over which receipts come back. TCP loses nothing while a connection lasts; when one breaks, all that
+has no receipt yet is sent again, and what arrives twice is dropped. Bodies are cut into slices, so
+that no message of ZeroMQ is large.
+
+With :class:`Keys` every connection is encrypted and authenticated at both ends by CURVE, ZeroMQ's
+own (https://rfc.zeromq.org/spec/26): a member knows the public keys of all others, and who sends is
+told by the key of the connection, so that nobody can speak for another. A stranger gets no further
+than the handshake, and its address and key are logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from slowlink.testbed import files
+
+VERSION = 1
+MAX_HEAD = 2**20
+"""Bytes of a message without its body."""
+
+OWN = ("v", "sender", "stream", "dial", "number", "at", "size", "beat")
+"""Fields of a head that the wire fills in."""
+
+WAITING = 64
+"""Pieces of one connection that ZeroMQ holds until they are read; TCP slows the sender then."""
+
+ENTRY_BYTES = 1024
+"""What a message without a body counts for among those that wait to be received."""
+
+ZAP = "inproc://zeromq.zap.01"
+"""Where ZeroMQ asks whether a key may come in (https://rfc.zeromq.org/spec/27)."""
+
+FUTURE_NS = 3600 * 10**9
+"""A stream is named by the time at which it began; clocks may be wrong by so much."""
+
+RETRY_MS = 100
+CONNECT_MS = 2000
+FLUSH_S = 2.0
+BATCH = 64
+"""Pieces that are read in a row, so that heartbeats do not wait for the end of a stream."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message as it arrived.
+
+    Attributes
+    ----------
+    sender: the member that sent it.
+    head: its ``kind``, and other small data that JSON can carry.
+    body: bytes, of at most the wire's limit.
+    """
+
+    sender: str
+    head: dict[str, Any]
+    body: bytes = b""
+
+    @property
+    def kind(self) -> Any:
+        return self.head.get("kind")
+
+
+class Wire(Protocol):
+    """Carries messages between named members: each whole, once, and in order.
+
+    Attributes
+    ----------
+    name: of this member.
+    heard: by member, the monotonic time (s) at which anything last came from it.
+    """
+
+    name: str
+    heard: Mapping[str, float]
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Whom it listens to."""
+
+    def send(self, to: str, head: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send once, in order; does not wait. Raises ValueError where the message is too large."""
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """The next message of anybody, None if there is none in time.
+
+        Raises ValueError, naming the sender, for what a member sent and cannot be read.
+        """
+
+    def close(self) -> None:
+        """Wait a little until what was sent has arrived; then end."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A member's key pair, and the public keys of all members by name; in ZeroMQ's Z85 text."""
+
+    secret: str
+    public: str
+    members: Mapping[str, str]
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> Keys:
+        """The keys that :func:`make_keys` wrote: ``members`` and ``NAME.secret`` of ``folder``.
+
+        ``members`` is the list of who is allowed: a line each, name and public key.
+
+        Raises
+        ------
+        ValueError
+            No such file, or not the content of one; names the file and the remedy.
+        """
+        own, listed = secret_file(folder, name), Path(folder) / "members"
+        try:
+            secret = own.read_text().strip()
+            pairs = [line.split() for line in listed.read_text().splitlines() if line.strip()]
+            members = dict(pairs)
+            public = zmq.curve_public(secret.encode()).decode()
+            for key in members.values():
+                z85.decode(key.encode())
+        except OSError as error:
+            why = f"{error.filename}: no key file; the command keys makes all"
+            raise ValueError(why) from None
+        except (ValueError, zmq.ZMQError, KeyError) as error:
+            raise ValueError(f"{folder}: keys of {name} cannot be read: {error}") from None
+        if members.get(name) != public:
+            raise ValueError(f"{listed}: the key of {name} is not that of {own}")
+        return cls(secret, public, members)
+
+    def owner(self, public: bytes) -> str | None:
+        """The member whose public key (32 bytes) this is."""
+        key = z85.encode(public).decode()
+        return next((name for name, its in self.members.items() if its == key), None)
+
+
+def make_keys(names: Iterable[str], folder: Path) -> None:
+    """Write a key pair for each name that has none, and all public keys to ``folder/members``.
+
+    A member needs ``members`` and its own ``NAME.secret``, which only its owner can read.
+    """
+    members = {}
+    for name in names:
+        own = secret_file(folder, name)
+        if not own.is_file():
+            with files.whole(own) as part:
+                part.touch(0o600)
+                part.write_text(zmq.curve_keypair()[1].decode() + "\n")
+        members[name] = zmq.curve_public(own.read_text().strip().encode()).decode()
+    with files.whole(Path(folder) / "members") as part:
+        part.write_text("".join(f"{name} {public}\n" for name, public in members.items()))
+
+
+def secret_file(folder: Path, name: str) -> Path:
+    """Where the secret key of ``name`` is."""
+    return Path(folder) / f"{name.replace('/', '-')}.secret"
+
+
+@dataclass
+class _Channel:
+    """The messages to one node. ``stream`` tells them from those of earlier channels, and ``dial``
+    their pieces from those that an earlier connection may still bring."""
+
+    address: str
+    stream: int = field(default_factory=time.time_ns)
+    dial: int = 0
+    number: int = 0
+    unconfirmed: deque[tuple[int, dict, bytes]] = field(default_factory=deque)
+    connected: bool = False
+    met: bool = False
+    """Whether the node was once there and is not known to be gone."""
+    socket: zmq.Socket | None = None
+    monitor: zmq.Socket | None = None
+
+
+@dataclass
+class _Incoming:
+    """The messages from one node: the stream, the number that is due, and its slices so far."""
+
+    stream: int
+    due: int
+    dial: int
+    head: dict | None = None
+    slices: list[bytes] = field(default_factory=list)
+    nbytes: int = 0
+
+
+class ZmqWire:
+    """One member's sockets.
+
+    Parameters
+    ----------
+    name: of this node.
+    bind: ``tcp://host:port`` to listen at; port 0 for any.
+    nodes: whom to listen to; what others send is dropped.
+    keys: encrypt and authenticate all connections; None for neither.
+    watches: whether this is a scheduler: it sends heartbeats to all it is connected with, and hears
+        ``left`` from those whose process is seen to be gone.
+    above: whom any other node sends heartbeats to, its scheduler.
+    heartbeat_s: time between two.
+    timeout_s: a connection on which nothing is confirmed for so long is made anew.
+    stall_s: after so long without a call by the node's own thread heartbeats pause, for it may
+        hang though this thread goes on; they come again with the next call.
+    slice_bytes: at most so much of a payload in one piece.
+    limit_bytes: longest body to take.
+    queue_bytes: of one member's messages that wait to be received; who sends more is barred.
+
+    Raises
+    ------
+    OSError
+        The address cannot be listened at; names it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bind: str,
+        nodes: Collection[str],
+        *,
+        keys: Keys | None = None,
+        watches: bool = False,
+        above: str = "",
+        heartbeat_s: float = 1.0,
+        timeout_s: float = 5.0,
+        stall_s: float = math.inf,
+        slice_bytes: int = 2**20,
+        limit_bytes: int = 2**30,
+        queue_bytes: int = 2**33,
+    ) -> None:
+        self.name, self.nodes = name, frozenset(nodes)
+        self.watches, self.above = watches, above
+        self.heartbeat_s, self.timeout_s, self.stall_s = heartbeat_s, timeout_s, stall_s
+        self._called = time.monotonic()
+        self.slice_bytes, self.limit_bytes = slice_bytes, limit_bytes
+        self.queue_bytes, self.keys = queue_bytes, keys
+        self.heard: dict[str, float] = {}
+        self._inbox: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, int] = {}
+        """Bytes by sender that wait in the inbox."""
+        self._todo: deque[tuple] = deque()
+        self._bell, self._ring = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ring.setblocking(False)
+        self._context = zmq.Context()
+        self._listener = self._context.socket(zmq.ROUTER)
+        self._options(self._listener)
+        self._gate: zmq.Socket | None = None
+        if keys:
+            self._gate = self._context.socket(zmq.REP)
+            self._gate.bind(ZAP)
+            self._listener.curve_server = True
+            self._listener.curve_secretkey = keys.secret.encode()
+        self._listener.setsockopt(zmq.MAXMSGSIZE, max(slice_bytes, MAX_HEAD))
+        try:
+            self._listener.bind(bind)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise OSError(f"{name}: cannot listen at {bind}: {error}") from None
+        self.address = self._listener.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._channels: dict[str, _Channel] = {}
+        self._incoming: dict[str, _Incoming] = {}
+        self._barred: set[str] = set()
+        self._poller = zmq.Poller()
+        self._closing: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"wire of {name}", daemon=True)
+        self._thread.start()
+
+    # For the node's own thread ---------------------------------------------------------------
+
+    def connect(self, addresses: Mapping[str, str]) -> None:
+        """Connect with nodes at these addresses; drop what is still unsent from before."""
+        self._do("connect", dict(addresses))
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Send these nodes nothing any more."""
+        self._do("forget", list(names))
+
+    @property
+    def members(self) -> frozenset[str]:
+        return self.nodes
+
+    def send(self, destination: str, head: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send once, in order; raises ValueError where the message is too large."""
+        if len(body) > self.limit_bytes + MAX_HEAD:
+            raise ValueError(
+                f"{head['kind']} to {destination}: {len(body)} bytes, at most {self.limit_bytes} "
+                "fit; raise limit_bytes"
+            )
+        if taken := [name for name in OWN if name in head]:
+            why = f"{head['kind']} to {destination}: the wire itself fills in {taken[0]}"
+            raise ValueError(why)
+        head = dict(head, sender=self.name, size=len(body))
+        if len(json.dumps(head)) > MAX_HEAD - 1000:
+            raise ValueError(f"{head['kind']} to {destination}: body of over {MAX_HEAD} bytes")
+        self._do("send", destination, head, body)
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """The next message, None if there is none in time.
+
+        Raises
+        ------
+        ValueError
+            What came from a member cannot be taken; names it. The message will not come again, so
+            who waits for it would wait for ever.
+        Exception
+            Whatever went wrong in the wire's thread.
+        """
+        self._called = time.monotonic()
+        try:
+            found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get(False)
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        with self._lock:
+            self._waiting[found.sender] -= len(found.body) + ENTRY_BYTES
+        return found
+
+    def close(self, flush_s: float = FLUSH_S) -> None:
+        """Wait until what was sent has arrived, at most ``flush_s``; then close all sockets."""
+        self._do("close", flush_s)
+        self._thread.join()
+
+    def _do(self, *what: Any) -> None:
+        self._called = time.monotonic()
+        self._todo.append(what)
+        # A full pipe wakes the thread just as well.
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._ring.send(b"!")
+
+    # In the thread of the wire --------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("wire")
+            self._inbox.put(error)
+        finally:
+            self._context.destroy(linger=0)
+            self._bell.close()
+            self._ring.close()
+
+    def _loop(self) -> None:
+        poller, bell = self._poller, self._bell.fileno()
+        poller.register(bell, zmq.POLLIN)
+        poller.register(self._listener, zmq.POLLIN)
+        if self._gate:
+            poller.register(self._gate, zmq.POLLIN)
+        beat = time.monotonic()
+        while not self._over():
+            wait = beat - time.monotonic() if self._closing is None else 0.01
+            ready = dict(poller.poll(max(0, 1000 * wait)))
+            if bell in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self._bell.recv(4096)
+            while self._todo:
+                what, *arguments = self._todo.popleft()
+                getattr(self, f"_{what}")(*arguments)
+            if self._gate in ready:
+                self._admit()
+            if self._listener in ready:
+                self._drain()
+            for name, channel in self._channels.items():
+                if channel.monitor in ready:
+                    self._watch(name, channel)
+                if channel.socket in ready:
+                    self._confirmed(name, channel)
+            if time.monotonic() >= beat:
+                beat = time.monotonic() + self.heartbeat_s
+                self._beat()
+
+    def _over(self) -> bool:
+        if self._closing is None or self._todo:
+            return False
+        waiting = any(channel.unconfirmed for channel in self._channels.values())
+        return not waiting or time.monotonic() >= self._closing
+
+    def _close(self, flush_s: float) -> None:
+        self._closing = time.monotonic() + flush_s
+
+    def _options(self, its: zmq.Socket) -> None:
+        its.setsockopt(zmq.LINGER, 0)
+        its.setsockopt(zmq.SNDHWM, 0)  # what is queued is bounded by a round's payloads
+        its.setsockopt(zmq.RCVHWM, WAITING)
+        its.setsockopt(zmq.TCP_MAXRT, round(1000 * self.timeout_s))
+
+    def _connect(self, addresses: dict[str, str]) -> None:
+        for name, address in addresses.items():
+            self._forget([name])
+            self._channels[name] = channel = _Channel(address)
+            self._dial(name, channel)
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            if name in self._channels:
+                self._hang_up(self._channels.pop(name))
+
+    def _dial(self, name: str, channel: _Channel) -> None:
+        channel.socket = self._context.socket(zmq.DEALER)
+        self._options(channel.socket)
+        channel.socket.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
+        channel.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        channel.socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEAD)
+        if self.keys:
+            channel.socket.curve_secretkey = self.keys.secret.encode()
+            channel.socket.curve_publickey = self.keys.public.encode()
+            channel.socket.curve_serverkey = self.keys.members[name].encode()
+        channel.monitor = channel.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
+        channel.connected = False
+        channel.dial += 1
+        channel.socket.connect(channel.address)
+        self._poller.register(channel.socket, zmq.POLLIN)
+        self._poller.register(channel.monitor, zmq.POLLIN)
+
+    def _hang_up(self, channel: _Channel) -> None:
+        self._poller.unregister(channel.socket)
+        self._poller.unregister(channel.monitor)
+        channel.socket.disable_monitor()
+        channel.monitor.close(0)
+        channel.socket.close(0)
+
+    def _watch(self, name: str, channel: _Channel) -> None:
+        while channel.monitor.poll(0):
+            event = recv_monitor_message(channel.monitor)["event"]
+            channel.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            channel.met |= channel.connected
+            # A process that dies may close this connection first and refuse others a little later.
+            gone = self.watches and channel.met and not channel.connected
+            if gone and _refused(channel.address):
+                channel.met = False
+                reason = "its process is gone"
+                self._put(Received(name, {"kind": "left", "reason": reason}))
+            if event == zmq.EVENT_DISCONNECTED:
+                self._hang_up(channel)
+                self._dial(name, channel)
+                for number, head, frame in channel.unconfirmed:
+                    self._transmit(channel, number, head, frame)
+                return
+
+    def _send(self, destination: str, head: dict, frame: bytes) -> None:
+        channel = self._channels.get(destination)
+        if channel is None:
+            log.info("%s to %s, who is not there: dropped", head["kind"], destination)
+            return
+        channel.unconfirmed.append((channel.number, head, frame))
+        self._transmit(channel, channel.number, head, frame)
+        channel.number += 1
+
+    def _transmit(self, channel: _Channel, number: int, head: dict, frame: bytes) -> None:
+        view, size = memoryview(frame), self.slice_bytes
+        for at in range(0, max(1, len(frame)), size):
+            place = dict(v=VERSION, sender=self.name, stream=channel.stream, dial=channel.dial)
+            place |= dict(number=number, at=at)
+            text = json.dumps(place if at else head | place).encode()
+            channel.socket.send(text, zmq.SNDMORE)
+            channel.socket.send(view[at : at + size], copy=False)
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._called > self.stall_s:
+            return
+        fields = dict(v=VERSION, sender=self.name, beat=True, address=self.address)
+        beat = json.dumps(fields).encode()
+        for name, channel in self._channels.items():
+            if channel.connected and (self.watches or name == self.above):
+                channel.socket.send_multipart([beat, b""])
+
+    def _confirmed(self, name: str, channel: _Channel) -> None:
+        while channel.socket.poll(0):
+            try:
+                stream, number = (int(word) for word in channel.socket.recv_multipart()[0].split())
+            except ValueError:
+                log.warning("dropped a receipt of %s", name)
+                continue
+            self.heard[name] = time.monotonic()
+            if stream == channel.stream:
+                while channel.unconfirmed and channel.unconfirmed[0][0] <= number:
+                    channel.unconfirmed.popleft()
+
+    def _admit(self) -> None:
+        """Answer whether the key of a new connection may come in; its user is the member."""
+        version, request, _, address, _, mechanism, *credentials = self._gate.recv_multipart()
+        owner = None
+        if mechanism == b"CURVE" and len(credentials) == 1:
+            owner = self.keys.owner(credentials[0])
+        if owner is None:
+            key = z85.encode(credentials[0]).decode() if credentials else "no key"
+            where = address.decode(errors="replace")
+            log.warning("refused a stranger from %s: no member has the key %s", where, key)
+        status, text = (b"200", b"OK") if owner else (b"400", b"unknown key")
+        user = (owner or "").encode()
+        self._gate.send_multipart([version, request, status, text, user, b""])
+
+    def _drain(self) -> None:
+        for _ in range(BATCH):
+            if not self._listener.poll(0):
+                return
+            identity, *parts = self._listener.recv_multipart(copy=False)
+            try:
+                if len(parts) != 2:
+                    raise ValueError(f"{len(parts)} parts")
+                head = _head(parts[0].bytes)
+                if self.keys and parts[0].get("User-Id") != head["sender"]:
+                    user, sender = parts[0].get("User-Id"), head["sender"]
+                    raise ValueError(f"{user} has spoken as {sender!r}")
+                self._take(identity.bytes, head, parts[1])
+            except ValueError as error:
+                log.warning("dropped a message: %s", error)
+
+    def _take(self, identity: bytes, head: dict, body: zmq.Frame) -> None:
+        sender = head["sender"]
+        if sender not in self.nodes:
+            raise ValueError(f"from {sender!r}, who is no node of this cluster")
+        if sender in self._barred:
+            return
+        self.heard[sender] = time.monotonic()
+        if head.get("beat"):
+            self._put(Received(sender, {"kind": "heartbeat", "address": head.get("address")}))
+            return
+        place = (whole(head, name) for name in ("stream", "dial", "number", "at"))
+        stream, dial, number, at = place
+        coming = self._incoming.get(sender)
+        if stream > time.time_ns() + FUTURE_NS:  # would shut out all that come after it
+            raise ValueError(f"from {sender}, in a stream that begins in the future")
+        if coming is None or stream > coming.stream:
+            coming = self._incoming[sender] = _Incoming(stream, number, dial)
+        if stream < coming.stream or dial < coming.dial or number > coming.due:
+            return  # this belongs to a channel or a connection that is gone
+        # Every message without a receipt is sent again, from its first slice.
+        if dial > coming.dial:
+            coming.dial, coming.head, coming.slices = dial, None, []
+        if number == coming.due:
+            if at == 0:
+                coming.head, coming.slices, coming.nbytes = head, [], 0
+            if coming.head is None or at != coming.nbytes:
+                return
+            size = whole(coming.head, "size")
+            if size > self.limit_bytes + MAX_HEAD or coming.nbytes + len(body) > size:
+                coming.due, coming.head, coming.slices = number + 1, None, []
+                self._receipt(identity, stream, number)
+                self._refuse(sender, f"payload of {size} bytes, at most {self.limit_bytes} fit")
+                return
+            coming.slices.append(body)
+            coming.nbytes += len(body)
+            if coming.nbytes < size:
+                return
+            head, slices = coming.head, coming.slices
+            coming.due, coming.head, coming.slices = number + 1, None, []
+            self._receipt(identity, stream, number)
+            head = {name: value for name, value in head.items() if name not in OWN}
+            self._put(Received(sender, head, b"".join(piece.buffer for piece in slices)))
+        else:
+            self._receipt(identity, stream, coming.due - 1)
+
+    def _refuse(self, sender: str, why: str) -> None:
+        self._inbox.put(ValueError(f"message of {sender} refused: {why}"))
+
+    def _receipt(self, identity: bytes, stream: int, number: int) -> None:
+        self._listener.send_multipart([identity, b"%d %d" % (stream, number)])
+
+    def _put(self, message: Received) -> None:
+        sender = message.sender
+        with self._lock:
+            waiting = self._waiting.get(sender, 0) + len(message.body) + ENTRY_BYTES
+            self._waiting[sender] = waiting
+        if waiting > self.queue_bytes + ENTRY_BYTES * WAITING:
+            self._barred.add(sender)
+            self._refuse(sender, f"{waiting} bytes wait to be received, at most {self.queue_bytes}")
+            return
+        self._inbox.put(message)
+
+
+def _refused(address: str) -> bool:
+    """Whether the host answers but nobody listens at this address."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 0.2).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _head(text: bytes) -> dict:
+    if len(text) > MAX_HEAD:
+        raise ValueError(f"head of {len(text)} bytes, at most {MAX_HEAD} fit")
+    try:
+        head = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("head is not JSON") from None
+    if not isinstance(head, dict) or head.get("v") != VERSION:
+        raise ValueError(f"not of version {VERSION} of this protocol")
+    if not isinstance(head.get("sender"), str):
+        raise ValueError("names no sender")
+    return head
+
+
+def whole(head: dict, name: str, least: int = 0) -> int:
+    value = head.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
+    return value

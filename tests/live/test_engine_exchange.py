@@ -1,0 +1,293 @@
+"""Plans with codecs, all nodes in one process, messages in any order: the trainer's own bits."""
+
+import random
+from collections import defaultdict, deque
+
+import numpy as np
+import pytest
+import torch
+
+from slowlink.methods import compression, exchange
+from slowlink.testbed.live.engine.exchange import Meeting, Place
+from slowlink.testbed.live.engine.flow import Part as Share
+from slowlink.testbed.live.engine.flow import Refused, Sums, flow
+from slowlink.testbed.network.execution import execute
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.learner import Codecs, Learner
+from slowlink.testbed.training.models import make
+from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.testbed.training.trainer import topology
+
+ROUNDS = 3
+CODECS = dict(
+    identity={},
+    fp16={},
+    top_k=dict(ratio=0.05),
+    bisparse=dict(ratio=0.05, lower_bound=100, format="tight"),
+    power_sgd=dict(rank=2),
+    count_sketch={},
+    qsgd={},
+)
+WHOLE = ("ring", "halving_doubling", "double_tree", "allgather", "butterfly")
+SERVED = ("parameter_server", "hips")
+
+
+def recipe(name, codec, workers, **parameters):
+    inner = [Level(up=Part(name="identity"))]
+    last = [Level(up=Part(name=codec, **CODECS[codec]))]
+    depth = {"hips": 2, "rat": 2}.get(name, 1)
+    return Recipe(
+        document="",
+        experiment="",
+        system="",
+        exchange=Part(name=name, **parameters),
+        levels=tuple(inner * (depth - 1) + last),
+        synchronization=Part(name="bsp"),
+        model=Part(name="lenet5", hidden=[20, 16]),
+        dataset="tiny",
+        workers=workers,
+        batch=4,
+        lr=0.1,
+        rounds=1,
+        evaluate_every=1,
+        seed=3,
+        scale="smoke",
+        device="reference",
+        networks={"one": Link(lan=1e9, wan=1e9)},
+        accelerator="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def learn():
+    """Makes the trainer's learner of a recipe."""
+    images = torch.zeros(64, 1, 28, 28, dtype=torch.uint8)
+    labels = torch.arange(64) % 10
+    data = Dataset(
+        "tiny", images, labels, images, labels, 10, (1, 28, 28), torch.ones(1), torch.ones(1)
+    )
+
+    def build(given):
+        between = exchange.load(given.exchange.name, **given.exchange.parameters)
+        sites = topology(given.workers, given.networks["one"])
+        model = make("lenet5", 1, hidden=[20, 16])
+        return Learner(given, model, data, between, sites)
+
+    return build
+
+
+class Cluster:
+    """All nodes of a system, each with codecs of its own; messages are delivered at random."""
+
+    def __init__(self, given, learner, order, mode="sum"):
+        self.learner, self.mode, self.random = learner, mode, random.Random(5)
+        sites, between = learner.topology, learner.exchange
+        plan = between(sites)
+        self.active = sorted({*plan.src.tolist(), *plan.dst.tolist()})
+        shared = (sites, between)
+        self.places = {
+            node: Place(
+                node,
+                *shared,
+                Codecs(given.levels, given.seed, learner.rank),
+                learner.groups,
+                learner.shapes,
+                order,
+                2**30,
+            )
+            for node in self.active
+        }
+
+    def meet(self, gradients, weights=None, spoil=lambda node, sent: sent):
+        """By node and key, what the members' generators return."""
+        nodes = self.learner.nodes
+        travels = {}
+        for node in self.active:
+            meeting = Meeting(self.places[node], self.mode, nodes, nodes)
+            for key in range(len(self.learner.groups)):
+                if node in nodes:
+                    rank = nodes.index(node)
+                    weight = weights[rank] if weights else 1 / len(nodes)
+                    travels[node, key] = meeting.bring(gradients[rank], weight, key)
+                elif node == self.learner.topology.servers[0]:
+                    travels[node, key] = meeting.serve(key)
+                else:
+                    travels[node, key] = meeting.relay(0, key)
+        return self.deliver(travels, spoil)
+
+    def deliver(self, travels, spoil):
+        inbox, flight, waiting, results = defaultdict(deque), [], {}, {}
+
+        def go_on(who, arrival):
+            while True:
+                try:
+                    tag, sent = travels[who].send(arrival)
+                except StopIteration as stop:
+                    results[who] = stop.value
+                    return
+                arrival = None
+                if sent is None:
+                    waiting[who] = tag
+                    return
+                flight.append((tag, spoil(who[0], sent)))
+
+        for who in travels:
+            go_on(who, None)
+        while len(results) < len(travels):
+            for who, tag in list(waiting.items()):
+                if inbox[who[0], tag]:
+                    del waiting[who]
+                    go_on(who, inbox[who[0], tag].popleft())
+            ready = any(inbox[who[0], tag] for who, tag in waiting.items())
+            if flight:
+                tag, sent = flight.pop(self.random.randrange(len(flight)))
+                inbox[sent.to, tag].append((sent.t, sent.head, sent.body))
+            else:
+                assert ready or len(results) == len(travels), f"stuck: {waiting}"
+        return results
+
+
+def drawn(learner, number):
+    generator = torch.Generator().manual_seed(number)
+    return {
+        rank: [torch.randn(shape, generator=generator) for shape in learner.shapes]
+        for rank in range(len(learner.nodes))
+    }
+
+
+def compare(given, learn, order, weights=None):
+    """Over some rounds, as codecs remember: every worker holds the trainer's total."""
+    learner = learn(given)
+    cluster = Cluster(given, learn(given), order)
+    for number in range(ROUNDS):
+        gradients = drawn(learner, number)
+        total, _ = learner.aggregate(range(len(learner.nodes)), gradients, weights)
+        results = cluster.meet(gradients, weights)
+        for node in learner.nodes:
+            for key, group in enumerate(learner.groups):
+                flat = torch.cat([total[i].flatten() for i in group])
+                assert torch.equal(results[node, key].flatten(), flat), (node, key, number)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", [*WHOLE, *SERVED])
+def test_any_plan_with_any_codec_in_the_order_of_ranks_is_the_trainer(learn, name, codec):
+    given = recipe(name, codec, (2, 2) if name == "butterfly" else (3, 2))
+    try:
+        learn(given)
+    except ValueError as error:
+        assert "cannot carry" in str(error)
+        return
+    compare(given, learn, "rank")
+
+
+@pytest.mark.parametrize("codec", ["identity", "fp16", "power_sgd", "count_sketch"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_sums_of_two_are_the_trainers_in_the_order_of_the_plan(learn, name, codec):
+    compare(recipe(name, codec, (2,)), learn, "plan")
+
+
+@pytest.mark.parametrize("codec", ["identity", "fp16"])
+@pytest.mark.parametrize("workers", [(2, 2), (3, 2)])
+def test_trees_of_regions_add_level_by_level(learn, workers, codec):
+    given = recipe("rat", codec, workers)
+    given = given.model_copy(update=dict(levels=given.levels[-1:] * 2))
+    compare(given, learn, "rank")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_weights_are_taken_at_the_workers(learn, codec):
+    compare(recipe("parameter_server", codec, (3,)), learn, "plan", [0.5, 0.125, 0.375])
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "rat", "parameter_server", "blue_connect"])
+def test_partial_sums_are_those_of_the_plan_run_on_arrays(learn, name):
+    """The independent executor of the same plan adds in the same order, to the bit."""
+    given = recipe(name, "identity", (2, 2))
+    if name in ("rat", "blue_connect"):
+        given = given.model_copy(update=dict(levels=given.levels[-1:] * 2))
+    learner = learn(given)
+    cluster = Cluster(given, learner, "plan")
+    gradients = drawn(learner, 1)
+    results = cluster.meet(gradients)
+    if cluster.places[learner.nodes[0]].exchange.whole and name == "allgather":
+        return compare(given, learn, "plan")  # takes the order of ranks, so that all agree
+    plan = learner.exchange(learner.topology)
+    for key, (index,) in enumerate(learner.groups):
+        arrays = [np.asarray(gradients[rank][index] * 0.25) for rank in range(4)]
+        for node, total in execute(plan, arrays).items():
+            assert np.array_equal(results[node, key].numpy(), total)
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("codec", ["identity", "fp16", "top_k", "bisparse", "qsgd"])
+def test_a_server_that_keeps_the_model_gets_the_trainers_total(learn, name, codec):
+    given = recipe(name, codec, (2, 2))
+    learner, cluster = learn(given), None
+    cluster = Cluster(given, learn(given), "plan", "model")
+    gradients = drawn(learner, 0)
+    total, _ = learner.aggregate(range(4), gradients)
+    results = cluster.meet(gradients)
+    centre = int(learner.topology.servers[0])
+    for key, (index,) in enumerate(learner.groups):
+        assert torch.equal(results[centre, key].flatten(), total[index].flatten())
+
+
+@pytest.mark.parametrize("codec", ["identity", "fp16", "top_k", "qsgd"])
+@pytest.mark.parametrize("name", ["ring", "parameter_server", "hips", "allgather"])
+def test_poison_names_the_node_that_sent_it(learn, name, codec):
+    given = recipe(name, codec, (2, 2))
+    try:
+        learner = learn(given)
+    except ValueError:
+        return
+    cluster = Cluster(given, learner, "plan")
+    culprit = learner.nodes[1]
+    gradients = drawn(learner, 0)
+
+    def spoil(node, sent):
+        if node != culprit or not sent.body:
+            return sent
+        body = bytearray(sent.body)
+        body[-8:] = b"\xff" * min(8, len(body))
+        return type(sent)(sent.t, sent.to, sent.head, bytes(body))
+
+    with pytest.raises(Refused) as refused:
+        cluster.meet(gradients, spoil=spoil)
+    assert refused.value.node == culprit
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(sum=None), "does not say what it carries"),
+        (dict(sum=dict(form="dense", dtype="float32", shape=[5], size=-1)), "no payload"),
+        (dict(sum=dict(form="dense", dtype="float32", shape=[2**40], size=5)), "over 4096 bytes"),
+        (dict(sum=dict(form="dense", dtype="float16", shape=[5], size=5)), "others have"),
+        (dict(sum=dict(form="dense", dtype="float32", shape=[4], size=4)), "others have"),
+    ],
+)
+def test_what_describes_itself_wrongly_is_refused(change, said):
+    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
+    node = int(plan.contributors[0])
+    share = Share(plan, node)
+    sums = Sums(share, "identity", 4096)
+    own = sums.own(compression.load("identity").compress(torch.arange(5.0), 0))
+    run = flow(share, sums, own)
+    while (sent := run.send(None)) is not None:
+        pass
+    t = share.arriving[0]
+    with pytest.raises(Refused, match=said):
+        run.send((t, change, b"\0" * 8))
+    assert sent is None
+
+
+def test_too_few_or_too_many_bytes_are_refused():
+    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
+    share = Share(plan, int(plan.contributors[0]))
+    sums = Sums(share, "identity", 4096)
+    sums.own(compression.load("identity").compress(torch.arange(6.0), 0))
+    head = dict(sum=dict(form="dense", dtype="float32", shape=[6], size=6))
+    for length in (0, 8, 11, 16):
+        with pytest.raises(Refused, match=f"it sent {length} bytes, and not 12"):
+            sums.unpack(share.arriving[0], head, bytes(length))

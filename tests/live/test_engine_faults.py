@@ -1,0 +1,289 @@
+"""A live run when something goes wrong: who is to blame is named, and nothing waits for ever."""
+
+import contextlib
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import slowlink
+from slowlink.testbed.live.engine import launch, own, settings, tasks
+from slowlink.testbed.live.engine.coordinator import Failed
+from slowlink.testbed.live.engine.launch import Launched, run_all
+from slowlink.testbed.live.engine.node import Node
+from slowlink.testbed.live.wire import Keys, make_keys
+from tests.live import own_training
+
+pytestmark = pytest.mark.slow
+
+SOURCE = str(Path(own_training.__file__).resolve())
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The process that starts all nodes of this file."""
+    with contextlib.closing(launch.fork_server(own=True)) as its:
+        yield its
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path, monkeypatch):
+    """A file of data for each site."""
+    monkeypatch.setenv("OWN_TRAINING", str(tmp_path))
+    monkeypatch.setattr(own_training, "FOLDER", tmp_path)
+    for number, site in enumerate(("site1", "site2")):
+        torch.save(own_training.drawn(number), tmp_path / f"{site}.pt")
+
+
+def document(folder, exchange="ring", policy="bsp", rounds=12, **changes):
+    training = dict(
+        exchange={"name": exchange},
+        levels=[{"up": {"name": "identity"}}] * (1 + (exchange == "hips")),
+        synchronization=policy if isinstance(policy, dict) else {"name": policy},
+        workers=[2, 1],
+        rounds=rounds,
+        evaluate_every=4,
+    ) | changes.pop("training", {})
+    functions = dict(
+        model=f"{SOURCE}:make_model",
+        data=f"{SOURCE}:batches",
+        loss="torch.nn.functional:cross_entropy",
+        optimizer=f"{SOURCE}:make_optimizer",
+        evaluate=f"{SOURCE}:accuracy",
+    ) | changes.pop("own", {})
+    limits = dict(silence_s=3, meeting_s=20, compute_s=60, join_s=120)
+    limits |= changes.pop("limits", {})
+    whole = dict(training=training, own=functions, limits=limits, output=str(folder / "out"))
+    return whole | changes
+
+
+def parsed(folder, *arguments, **changes):
+    return settings.parse(document(folder, *arguments, **changes))
+
+
+def model(given):
+    return torch.load(given.output / "model.pt", weights_only=True)
+
+
+def rounds_in(given):
+    lines = (given.output / "rows.jsonl").read_text().splitlines()
+    return [line for line in lines if '"accuracy"' in line]
+
+
+def run_until(given, server, words, act):
+    """Run, and do ``act(launched)`` once progress says ``words``."""
+    with Launched(given, server) as launched:
+
+        def say(line):
+            if words in line:
+                act(launched)
+
+        return launched.run(say)
+
+
+@pytest.mark.parametrize("exchange", ["hips", "ring"])
+def test_a_killed_run_goes_on_to_the_same_bits_and_keeps_its_rows(server, tmp_path, exchange):
+    """Dropout, a shuffled order, Adam, running statistics and a codec's memory included."""
+    top_k = [{"up": {"name": "top_k", "ratio": 0.3}}]
+    identity = [{"up": {"name": "identity"}}]
+    levels = identity + top_k if exchange == "hips" else identity
+    its = dict(training=dict(levels=levels), snapshot_every=2)
+    whole = parsed(tmp_path / "whole", exchange, **its)
+    run_all(whole, server=server)
+    cut = parsed(tmp_path / "cut", exchange, state=str(tmp_path / "state"), **its)
+    with pytest.raises(Failed, match=r"site1/worker1: (its process is gone|silent)"):
+        run_until(cut, server, "round 8", lambda run: run.processes["site1/worker1"].kill())
+    before = rounds_in(cut)
+    assert len(before) == 3
+    said = []
+    run_all(cut, said.append, server=server)
+    assert any("going on from round" in line for line in said)
+    ours, theirs = model(cut), model(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert len(rounds_in(cut)) == 4 and rounds_in(cut)[:2] == before[:2]
+
+
+def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
+    given = document(tmp_path, rounds=40, training=dict(evaluate_every=40))
+    del given["own"]
+    trained = slowlink.run(
+        own_training.make_model,
+        own_training.batches,
+        torch.nn.functional.cross_entropy,
+        own_training.make_optimizer,
+        given,
+        evaluate=own_training.accuracy,
+        say=lambda line: None,
+    )
+    read = sorted((tmp_path / "read.log").read_text().splitlines())
+    assert read == [f"site1/worker{n} site1.pt" for n in (0, 1)] + ["site2/worker0 site2.pt"]
+    scores = [row.value for row in trained.rows if row.metric == "accuracy"]
+    trained.model.eval()
+    assert own_training.accuracy(trained.model)["accuracy"] == scores[-1] > scores[0]
+
+
+@pytest.mark.parametrize(
+    "exchange, policy", [("ring", "bsp"), ("parameter_server", "bsp"), ("parameter_server", "asp")]
+)
+def test_a_killed_worker_is_named_and_the_others_go_on(server, tmp_path, exchange, policy):
+    given = parsed(tmp_path, exchange, policy, rounds=16, on_loss="continue")
+    said = []
+
+    def act(run):
+        run.processes["site1/worker1"].kill()
+
+    with Launched(given, server) as run:
+
+        def say(line):
+            said.append(line)
+            if "round 4" in line:
+                act(run)
+
+        ended = run.run(say)
+    assert any("goes on without site1/worker1: its process is gone" in line for line in said)
+    assert "site1/worker1" not in ended.digests and "site2/worker0" in ended.digests
+    assert len(rounds_in(given)) == 5
+
+
+def test_a_server_that_is_lost_ends_the_run(server, tmp_path):
+    given = parsed(tmp_path, "parameter_server", rounds=1000, on_loss="continue")
+    with pytest.raises(Failed, match="central/server: (its process is gone|silent)"):
+        run_until(given, server, "round 4", lambda run: run.processes["central/server"].kill())
+
+
+@pytest.mark.parametrize("on_loss", ["stop", "continue"])
+def test_a_worker_that_hangs_is_noticed_and_named(server, tmp_path, on_loss):
+    given = parsed(tmp_path, rounds=16, on_loss=on_loss)
+    said = []
+
+    def hang(run):
+        run.processes["site2/worker0"].send_signal(signal.SIGSTOP)
+
+    begun = time.monotonic()
+    if on_loss == "stop":
+        with pytest.raises(Failed, match="site2/worker0: silent for"):
+            run_until(given, server, "round 4", hang)
+    else:
+        with Launched(given, server) as run:
+            run.run(lambda line: said.append(line) or ("round 4" in line and hang(run)))
+        assert any("goes on without site2/worker0: silent" in line for line in said)
+    assert time.monotonic() - begun < 120
+
+
+def test_who_diverges_is_named(server, tmp_path):
+    given = parsed(tmp_path, own=dict(loss=f"{SOURCE}:diverges"))
+    with pytest.raises(Failed, match=r"site\d/worker\d: Diverged: loss is"):
+        run_all(given, server=server)
+
+
+class Rogue:
+    """A wire on which data leave changed."""
+
+    def __init__(self, wire, change):
+        self.wire, self.change = wire, change
+
+    def __getattr__(self, name):
+        return getattr(self.wire, name)
+
+    def send(self, to, head, body=b""):
+        if head["kind"] == "data":
+            head, body = self.change(head, body)
+        self.wire.send(to, head, body)
+
+
+def not_finite(head, body):
+    return head, b"\xff" * len(body)
+
+
+def too_long(head, body):
+    return head, body + body
+
+
+def other_shape(head, body):
+    return head | {"sum": head["sum"] | {"shape": [7, 7, 7]}}, body
+
+
+def no_exchange(head, body):
+    return head | {"tag": "x"}, body
+
+
+@pytest.mark.parametrize("exchange", ["ring", "parameter_server"])
+@pytest.mark.parametrize("change", [not_finite, too_long, other_shape, no_exchange])
+def test_poison_puts_its_sender_out_and_the_others_go_on(server, tmp_path, exchange, change):
+    given = parsed(tmp_path, exchange, rounds=4, on_loss="continue")
+    culprit, said = "site1/worker1", []
+    launched = Launched(given, server)
+    start = launched.start
+    launched.start = lambda name: name == culprit or start(name)
+    with launched:
+        wire = launch._wire(launched.settings, culprit, "tcp://127.0.0.1:0")
+        wire.connect({"coordinator": launched.wire.address})
+        rogue = Node(launched.settings, culprit, Rogue(wire, change))
+
+        def take_part():
+            with contextlib.suppress(Exception):
+                rogue.run()
+
+        thread = threading.Thread(target=take_part, daemon=True)
+        thread.start()
+        ended = launched.run(said.append)
+        thread.join(10)
+        wire.close(0.0)
+    assert any(f"goes on without {culprit}: it sent what cannot be" in line for line in said), said
+    assert culprit not in ended.digests
+    assert torch.isfinite(torch.cat([v.float().flatten() for v in model(given).values()])).all()
+
+
+def test_strangers_stay_out_of_a_run_with_keys(server, tmp_path):
+    given = parsed(tmp_path, keys=str(tmp_path / "keys"), rounds=4)
+    make_keys(given.members, given.keys)
+    make_keys(["site1/worker1"], tmp_path / "others")
+    stolen = Keys.read("site1/worker1", tmp_path / "others")
+    assert stolen.public != Keys.read("site1/worker1", given.keys).public
+    launched = Launched(given, server)
+    start = launched.start
+    launched.start = lambda name: name == "site1/worker1" or start(name)
+    late = threading.Timer(2.0, lambda: start("site1/worker1"))
+    with launched:
+        late.start()
+        launched.run()
+        late.join()
+    assert (given.output / "model.pt").is_file()
+
+
+def test_a_member_that_does_not_come_is_named(server, tmp_path):
+    given = parsed(tmp_path, limits=dict(join_s=6.0))
+    launched = Launched(given, server)
+    start = launched.start
+    launched.start = lambda name: name == "site2/worker0" or start(name)
+    with launched, pytest.raises(Failed, match="site2/worker0 did not come within 6 s"):
+        launched.run()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(data="none.py:batches"), "own.data: none.py cannot be imported"),
+        (dict(loss=f"{SOURCE}:nothing"), "own.loss: .* has no function 'nothing'"),
+        (dict(loss=f"{SOURCE}:not_a_function"), "has no function 'not_a_function'"),
+    ],
+)
+def test_functions_that_are_not_there_are_named(tmp_path, change, said):
+    with pytest.raises(ValueError, match=said):
+        tasks.make(parsed(tmp_path, own=change), 0)
+
+
+def test_functions_without_a_name_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="loss: <function .* has no name"):
+        own._reference("loss", lambda a, b: a)
+    with pytest.raises(ValueError, match="own.loss: must be module:name"):
+        parsed(tmp_path, own=dict(loss="cross_entropy"))
+
+
+def test_a_run_inside_a_worker_is_refused(monkeypatch):
+    monkeypatch.setattr(tasks, "loading", True)
+    with pytest.raises(RuntimeError, match="__main__"):
+        slowlink.run(None, None, None, None, {})

@@ -1,0 +1,146 @@
+"""What a live run is, and what it refuses by name before a process starts."""
+
+import pytest
+import yaml
+
+from slowlink.testbed.live.engine import __main__ as command
+from slowlink.testbed.live.engine import settings
+from slowlink.testbed.live.wire import Keys
+
+IDENTITY = {"up": {"name": "identity"}}
+
+
+def document(**changes):
+    training = dict(
+        exchange={"name": "ring"},
+        levels=[IDENTITY],
+        synchronization={"name": "bsp"},
+        model={"name": "lenet5"},
+        dataset="fashion_mnist",
+        workers=[2, 1],
+        batch=8,
+        lr=0.05,
+        rounds=3,
+        evaluate_every=1,
+    ) | changes.pop("training", {})
+    return dict(training=training, output="runs/one") | changes
+
+
+def part(name, **parameters):
+    return dict(name=name, **parameters)
+
+
+def up(name, **parameters):
+    return [{"up": part(name, **parameters)}]
+
+
+SERVER = dict(exchange=part("parameter_server"))
+
+
+@pytest.mark.parametrize(
+    "training, said",
+    [
+        (dict(exchange=part("hips")), "levels: hips has 2 levels, the recipe codecs for 1"),
+        (dict(levels=up("top_k")), "ring cannot carry top_k: its payloads combine by merge"),
+        (dict(levels=up("nothing")), "levels.0.up: no compression method 'nothing'"),
+        (dict(synchronization=part("asp")), "ring cannot carry asp: some of the workers meet"),
+        (dict(exchange=part("ring", chunks=4)), "exchange: chunks must be 1"),
+        (dict(exchange=part("ring", overlap=False)), "exchange: overlap must be true"),
+        (dict(optimizer_at="server"), "optimizer_at: must be worker: ring has no server"),
+        (dict(overlap=True), "overlap: must be false"),
+        (dict(uneven={"highest": 2.0}), "uneven: must be null"),
+        (dict(rounds=None, seconds=3.0), "rounds: give rounds"),
+        (dict(accelerator="cuda"), "accelerator: must be cpu"),
+        (SERVER | dict(synchronization=part("lpsp", computes_on=True)), "here they wait"),
+        (
+            SERVER | dict(synchronization=part("asp"), levels=up("power_sgd")),
+            "levels: power_sgd needs several rounds, and a server that keeps the model is no party",
+        ),
+        (
+            SERVER | dict(synchronization=part("mll_sgd", hub_rounds=2, group_size=2)),
+            "synchronization: mll_sgd meets at level 0 without the others",
+        ),
+        (
+            dict(exchange=part("parameter_server", shards="colocated"), levels=up("top_k")),
+            "exchange: colocated servers cannot merge top_k: a shard of a payload is none",
+        ),
+        (
+            SERVER | dict(levels=up("bisparse")),
+            "levels: bisparse padded: 3 payloads .* set parties to all of them",
+        ),
+        (
+            dict(exchange=part("rat"), levels=up("random_k") * 2),
+            "rat adds payloads on their way through all levels; random_k would have to be decoded",
+        ),
+        (
+            dict(exchange=part("rat"), levels=[IDENTITY, *up("fp16")]),
+            "rat adds payloads on their way through all levels; identity would have to be decoded",
+        ),
+        (
+            dict(exchange=part("k_nomial_tree"), synchronization=part("asp")),
+            "k_nomial_tree has no server that could keep the model",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_reason(training, said):
+    with pytest.raises(ValueError, match=said):
+        settings.parse(document(training=training))
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (dict(state="runs/state", training=SERVER | dict(synchronization=part("asp"))),
+         "state: asp has no moment at which all stand still"),
+        (dict(addresses={"site9/worker0": "tcp://a:1"}), "addresses: no member 'site9/worker0'"),
+        (dict(addresses={"coordinator": "a:1"}), "coordinator must be at tcp://host:port"),
+        (dict(addresses={"coordinator": "tcp://a:1", "site1/worker0": "tcp://b:1"}),
+         "keys: name a folder, since addresses are of several hosts"),
+        (dict(networks={}), "networks: no such key; there are: training, own, order"),
+        (dict(limits={"tensor": 3}), "limits.tensor: no such key; there are: join_s"),
+        (dict(training=dict(networks={})), "training.networks: leave it out"),
+    ],
+)  # fmt: skip
+def test_settings_are_refused_by_field(changes, said):
+    with pytest.raises(ValueError, match=said):
+        settings.parse(document(**changes))
+
+
+def test_members_are_the_coordinator_the_servers_that_take_part_and_the_workers():
+    workers = ("site1/worker0", "site1/worker1", "site2/worker0")
+    assert settings.parse(document()).members == ("coordinator", *workers)
+    star = settings.parse(document(training=SERVER))
+    assert star.members == ("coordinator", "central/server", *workers)
+    hips = dict(exchange=part("hips"), levels=[IDENTITY] * 2)
+    sites = ("central/server", "site1/server", "site2/server")
+    assert settings.parse(document(training=hips)).members == ("coordinator", *sites, *workers)
+
+
+@pytest.mark.parametrize(
+    "training, mode",
+    [
+        ({}, "sum"),
+        (SERVER, "sum"),
+        (SERVER | dict(optimizer_at="server"), "model"),
+        (SERVER | dict(synchronization=part("bsp", local_iterations=2)), "model"),
+        (dict(synchronization=part("bsp", local_iterations=2)), "sum"),
+        (SERVER | dict(synchronization=part("asp")), "model"),
+    ],
+)
+def test_a_server_keeps_the_model_where_there_is_one_and_it_must(training, mode):
+    assert settings.parse(document(training=training)).mode == mode
+
+
+def test_command_refuses_bad_files_and_makes_keys(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    assert command.main([str(file)]) == 2
+    assert "run.yaml" in capsys.readouterr().err
+    file.write_text("training: 3\n")
+    assert command.main([str(file)]) == 2
+    assert f"{file}: training" in capsys.readouterr().err
+    keys = tmp_path / "keys"
+    file.write_text(yaml.safe_dump(document(keys=str(keys))))
+    assert command.main([str(file), "--make-keys"]) == 0
+    assert Keys.read("coordinator", keys).members.keys() == set(settings.read(file).members)
+    assert command.main([str(file), "--node", "site1/worker0"]) == 1
+    assert "addresses: give that of the coordinator" in capsys.readouterr().err
