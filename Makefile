@@ -61,7 +61,7 @@ BESIDE := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # The packet check is tested where a C++ compiler works.
 COMPILES = $(shell echo 'int main() {}' | $(CXX) -x c++ -o /dev/null - 2>/dev/null && echo yes)
 
-test: lint $(VENV)/.installed-dev-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray, in a browser and of the site too
+test: lint $(VENV)/.installed-dev-ray-browser-docs $(if $(COMPILES),ns3)  ## checks and tests, those on Ray, in a browser and of the site too
 	$(BESIDE) -m "not alone"
 	$(BIN)/python -m pytest -m alone
 

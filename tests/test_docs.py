@@ -7,7 +7,7 @@ do not see:
 - ``<!-- goes on -->``: Python that uses the names of the Python before it.
 - ``<!-- schema: package.module.Class -->``: YAML or JSON that this pydantic model takes.
 - ``<!-- not run: why -->``: the reason why it is not executed. Its commands are checked all the
-  same: make and Snakemake plan them, and programs read their options.
+  same: make and Snakemake plan them, and programs read their options. Of Python, imports are run.
 
 - ``<!-- file: name -->``: JSON, which has no comments, that becomes this file.
 
@@ -15,6 +15,7 @@ A block whose first line is a comment with a file's name becomes that file, or i
 if it is there; a command further down must use it. ``text`` is for what is no code.
 """
 
+import ast
 import importlib
 import itertools
 import os
@@ -244,7 +245,9 @@ def test_the_blocks_of_a_page_run_in_their_order(page, shell):
             validate(block)
         if block.file and shell.keep(block) and "schema" not in block.marks:
             unused.add(block.file)
-        elif block.language == "python" and not (block.left_out or block.file):
+        elif block.language == "python" and block.left_out:
+            shell.run([sys.executable, "-c", imports(block)], block)
+        elif block.language == "python" and not block.file:
             chain.append(block)
         elif block.language == "sh" and block.left_out:
             for command in block.commands:
@@ -257,6 +260,16 @@ def test_the_blocks_of_a_page_run_in_their_order(page, shell):
     for command in sentences(page):
         shell.check(command, f"{page.name}: {command}")
     assert not unused, f"{page.name}: no command that runs uses {', '.join(sorted(unused))}"
+
+
+def imports(block: Block) -> str:
+    """The import statements of a Python block."""
+    found = (
+        node
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+    return "\n".join(map(ast.unparse, found))
 
 
 def validate(block: Block) -> None:
