@@ -188,10 +188,12 @@ class Shell:
         if program == "make":
             self.run(["make", "-n", *given], what)
         elif program == "snakemake":
-            if "--workflow-profile" in given:  # its executor may be missing here
-                at = given.index("--workflow-profile")
-                assert (self.path / given[at + 1] / "config.yaml").is_file(), what
-                del given[at : at + 2]
+            for option in ("--workflow-profile", "--report"):  # they ask for more than a plan
+                if option in given:
+                    at = given.index(option)
+                    _, value = given[at : at + 2]
+                    del given[at : at + 2]
+                    assert option == "--report" or (self.path / value / "config.yaml").is_file()
             self.run(["snakemake", "-n", *given], what)
         elif program == "python" or (self.programs / program).is_file():
             script = [] if program == "python" else [str(self.programs / program)]
