@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast clean
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -61,12 +61,16 @@ BESIDE := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 # The packet check is tested where a C++ compiler works.
 COMPILES = $(shell echo 'int main() {}' | $(CXX) -x c++ -o /dev/null - 2>/dev/null && echo yes)
 
-test: lint $(VENV)/.installed-dev-ray-browser $(if $(COMPILES),ns3)  ## checks and tests, those on Ray and in a browser too
+test: lint $(VENV)/.installed-dev-ray-browser-docs $(if $(COMPILES),ns3)  ## checks and tests, those on Ray, in a browser and of the site too
 	$(BESIDE) -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start nothing and take no time, for the inner loop
 	$(BESIDE) -m "not alone and not slow"
+
+docs: $(VENV)/.installed-docs  ## the site of README, docs and docstrings, in .cache/site
+	$(BIN)/python -m sphinx -q -W --keep-going -d .cache/doctrees -c docs . .cache/site
+	@echo "site: $(CURDIR)/.cache/site/index.html"
 
 clean:  ## results and reports, not the data
 	rm -rf results logs reports/html .snakemake

@@ -1,8 +1,8 @@
 # slowlink: which way of exchanging gradients is fastest, and do the papers hold up?
 #
-#   snakemake --cores                         everything, desk scale
+#   snakemake                                 everything, desk scale, on all cores
 #   snakemake --cores 2 geomx_table2          one table or figure, as results/desk/geomx/…
-#   snakemake --cores --config scale=smoke    smoke | desk | paper
+#   snakemake --config scale=smoke            smoke | desk | paper
 #   snakemake -n costs --config scale=paper   what a scale is estimated to cost
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import signal
 from collections import Counter
 
+import pytest
 from xdist.scheduler import LoadFileScheduling
 
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
@@ -14,10 +16,38 @@ ALONE = re.compile(r"mark\.alone\b|\bbenchmark\b")
 """In the text of every file with a test that is marked so or takes pytest-benchmark's fixture."""
 
 BY_FIXTURE = {"benchmark": "alone", "checkout": "slow", "pages": "slow", "built_site": "slow"}
+BY_FIXTURE |= {"shell": "slow", "docs_site": "slow"}
 """Marks of tests that take such a fixture, themselves or through another."""
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
+"""Programs to look for where the environment's ``CHROMIUM`` names none."""
+
+OFFLINE = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 DDS = re.compile(r"test_(dds|federated)")
 """Files that draw DDS domains at random: two of them at a time might meet in one."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium; tests are skipped without it or the extra ``browser``."""
+    reason = "the extra browser is not installed"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.skip("no Chromium on the path")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=OFFLINE)
+        yield started
+        started.close()
 
 
 def pytest_ignore_collect(collection_path, config):

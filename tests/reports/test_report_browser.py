@@ -5,27 +5,12 @@ Needs the extra ``browser`` and a Chromium (``CHROMIUM`` names its program, if n
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 
 from slowlink.workflow import documents
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the extra browser is not installed")
 axe = pytest.importorskip("axe_playwright_python.base", reason="the extra browser is not installed")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PAGES = [
     "index.html",
     "documents/rat.html",
@@ -47,16 +32,6 @@ LOOKED_AT = {
     "dark": ["index", "matrix", "methods/compression-bisparse", "advice"],
 }
 WIDE, NARROW = 1280, 420
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield started
-        started.close()
 
 
 @pytest.fixture
