@@ -17,6 +17,7 @@ How gloo carries messages, and the plan that prices it:
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -160,6 +161,12 @@ class Checked:
         return self.predicted.parts.step_s / self.measured.step_s - 1
 
     @property
+    def told(self) -> str:
+        """In words."""
+        step = f"step {_ms(self.measured.step_s)}, predicted {_ms(self.predicted.parts.step_s)}"
+        return f"{step} ({100 * self.error:+.1f} %){'; ' * bool(self.why)}{self.why}"
+
+    @property
     def spread(self) -> float:
         """Between the quartiles of all steps, as a share of the median."""
         return (self.quartiles[1] - self.quartiles[0]) / self.measured.step_s
@@ -199,6 +206,18 @@ class Checked:
         if self.spread > UNSTEADY:
             found.append(f"half of all steps within {100 * self.spread:.0f} % of their time")
         return "; ".join(found)
+
+
+def cell_of(told: Mapping[str, Any]) -> Checked:
+    """A cell from its fields as plain data, as :func:`dataclasses.asdict` has them; null is nan."""
+    plain = {name: math.nan if value is None else value for name, value in told.items()}
+    predicted = plain["predicted"] | dict(parts=Parts(**plain["predicted"]["parts"]))
+    found = dict(
+        predicted=Prediction(**predicted),
+        measured=Parts(**plain["measured"]),
+        quartiles=tuple(plain["quartiles"]),
+    )
+    return Checked(**plain | found)
 
 
 def _ms(seconds: float) -> str:
@@ -306,7 +325,7 @@ def check_all(
     dataset: Dataset | None = None,
     measured_s: float = 0.5,
     timeout_s: float = 120.0,
-    say: Callable[[str], None] = print,
+    done: Callable[[LiveRun, Checked], None] = lambda case, found: None,
 ) -> list[Checked]:
     """Predict and run every case, one after the other on the same processes.
 
@@ -319,6 +338,7 @@ def check_all(
     dataset: stands in for the recipes' own.
     measured_s: seconds in which each worker's link is measured before.
     timeout_s: longest silence of the ranks.
+    done: is told of each case when it has run.
 
     Raises
     ------
@@ -330,9 +350,8 @@ def check_all(
     for case in cases:
         check(case)
         if sum(case.recipe.workers) != len(network.workers):
-            raise ValueError(
-                f"workers: {len(network.workers)} are there, not {case.recipe.workers}"
-            )
+            there = len(network.workers)
+            raise ValueError(f"workers: the network has {there}, a case {case.recipe.workers}")
         if case.steps <= warm:
             raise ValueError(f"steps: {case.steps} are not more than {warm} that do not count")
     load = cache(load_dataset)
@@ -340,7 +359,7 @@ def check_all(
     nodes = [int(node) for node in network.workers]
     with Emulated(network) as links, tempfile.TemporaryDirectory() as folder:
         pairs = zip(nodes, nodes[1:] + nodes[:1], strict=True)
-        found = Found(cases, network, links.measure(list(pairs), measured_s), warm, say)
+        found = Found(cases, network, links.measure(list(pairs), measured_s), warm, done)
 
         def command(rank: int, argv: list[str]) -> list[str]:
             # Without this variable, gloo would look for its interface by the machine's name.
@@ -372,9 +391,9 @@ class Found:
         network: Topology,
         links: Sequence[Measured],
         warm: int,
-        say: Callable[[str], None],
+        done: Callable[[LiveRun, Checked], None],
     ) -> None:
-        self.cases, self.network, self.warm, self.say = cases, network, warm, say
+        self.cases, self.network, self.warm, self.done = cases, network, warm, done
         self.link_share = min(one.rate / one.expected for one in links)
         self.checked: list[Checked] = []
         self._heard: dict[int, Any] = {}
@@ -406,8 +425,7 @@ class Found:
             self.link_share,
         )
         self.checked.append(one)
-        took = f"{_ms(measured.step_s)}, predicted {_ms(self._predicted.parts.step_s)}"
-        self.say(f"{case.recipe.system}: {took} ({100 * one.error:+.1f} %); {one.why}".rstrip("; "))
+        self.done(case, one)
         return {}
 
 
