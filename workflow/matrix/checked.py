@@ -155,7 +155,8 @@ def rows_of(place: Row, cell: Cell) -> Iterator[Row]:
     """A cell as rows.
 
     The ``step_time`` of the variant ``measured`` has ``predicted_time`` beside it. Of no variant:
-    ``step_error`` (%), with its reason; ``busy_share``, ``own_share`` and ``link_share`` (%),
+    ``step_error`` (%), with its reason; ``busy_share``, ``own_share``, ``link_share`` (of TCP) and
+    ``carried_share`` (of one message, %),
     ``step_spread`` (%), ``queued_time`` (s), ``messages`` of a step, ``payload`` (B), measured and
     predicted.
     """
@@ -172,6 +173,7 @@ def rows_of(place: Row, cell: Cell) -> Iterator[Row]:
     yield made("step_error", 100 * cell.error, "%", reason=cell.why)
     yield made("step_spread", 100 * cell.spread, "%")
     yield made("link_share", 100 * cell.link_share, "%")
+    yield made("carried_share", 100 * cell.predicted.carried, "%")
     yield made("messages", len(cell.predicted.groups), "1")
     yield made("payload", cell.payload_bytes, "B", variant="measured")
     payload = cell.predicted.payload_bytes
