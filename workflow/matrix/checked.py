@@ -40,6 +40,8 @@ if not PLANNING:
 
 RECORD = "data/recorded/matrix_checked"
 COMMAND = "make record-checked"
+RUNS = {"emulated": "live", "recorded": "recorded"}
+"""Coordinate ``run`` of rows by their evidence: a cell may be there twice."""
 
 PARTS = {
     "step_time": "step_s",
@@ -141,8 +143,7 @@ def checked_recorded(bench: Bench, checked: Checked) -> Iterator[Row]:
     for name, network in checked.networks.items():
         kept = _kept(name)
         for label, one in checked.methods.items():
-            row = _place(bench, checked, name, label, one)
-            row = row.model_copy(update=dict(evidence="recorded"))
+            row = _place(bench, checked, name, label, one, "recorded")
             if why := _unfit(kept, checked, network, label):
                 told = dict(value=math.nan, status="failed", reason=why)
                 told |= dict(metric="step_time", variant="measured")
@@ -185,15 +186,22 @@ def rows_of(place: Row, cell: Cell) -> Iterator[Row]:
         yield made("queued_time", cell.queued_s, "s")
 
 
-def _place(bench: Bench, checked: Checked, network: str, label: str, one: Tried) -> Row:
-    shaped = checked.networks[network]
+def _place(
+    bench: Bench,
+    checked: Checked,
+    network: str,
+    label: str,
+    one: Tried,
+    evidence: Literal["emulated", "recorded"] = "emulated",
+) -> Row:
+    shaped, run = checked.networks[network], RUNS[evidence]
     return bench.row(
         "step_time",
         0.0,
         "s",
         experiment="checked",
         case=f"{label}, {network}",
-        at=dict(method=label, network=network, computing=shaped.computing),
+        at=dict(method=label, network=network, computing=shaped.computing, run=run),
         compression=one.codec.name,
         synchronization="bsp",
         fusion=one.fusion.name,
@@ -201,8 +209,7 @@ def _place(bench: Bench, checked: Checked, network: str, label: str, one: Tried)
         dataset=checked.dataset,
         workers=shaped.workers,
         bandwidth=min(shaped.rate, shaped.up or shaped.rate),
-        seed=checked.seed,
-        evidence="emulated",
+        evidence=evidence,
     )
 
 
