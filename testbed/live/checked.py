@@ -86,7 +86,7 @@ class Alone:
     ----------
     iterations: (:data:`ALONE`, tensors + 2) seconds: until the first gradient was there, of
         backward that ended with each tensor's, in the order of backward, and of the update.
-    coding: of the case's codec.
+    coding: of the case's codec, in processor time.
     smallest_s, single_s: seconds of the smallest message, and of one of ``single_bytes`` (measured
         once for all codecs), that go the way of the codec's payloads.
     """
@@ -531,10 +531,12 @@ def _measure(
     learner = make_learner(recipe, dataset)
     shapes = models.gradient_shapes(learner.model, norm=recipe.norm)
     wire.barrier()
-    iterations = iterate(case, learner, wire)
+    # What others keep busy does not count, but for the ranks' own computing at once.
+    clock = time.perf_counter if case.paces is None else time.thread_time
+    iterations = iterate(case, learner, wire, clock)
     wire.barrier()
     make = partial(compression.load, up.name, **up.parameters)
-    coding = measure_coding(make, sum(learner.sizes), CODINGS)
+    coding = measure_coding(make, sum(learner.sizes), CODINGS, clock=time.thread_time)
     name = carrier(make())
     smallest_s = statistics.median(_messages_s(name, wire, 4 * wire.size, MESSAGES))
     nbytes = min(single_bytes, 4 * sum(learner.sizes))
@@ -543,9 +545,7 @@ def _measure(
     return _Ready(shapes, Alone(iterations, coding, smallest_s, singles[name], nbytes))
 
 
-def iterate(
-    case: LiveRun, learner: Learner, wire: Wire, clock: Callable[[], float] = time.perf_counter
-) -> np.ndarray:
+def iterate(case: LiveRun, learner: Learner, wire: Wire, clock: Callable[[], float]) -> np.ndarray:
     """Iterations without exchange, see :class:`Alone`; paces that are stated are as stated."""
     rank, ready, runs = wire.rank, {}, []
     backward = list(reversed(range(len(learner.parameters))))

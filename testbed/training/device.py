@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from math import inf
@@ -285,12 +286,16 @@ def prices(copied: float, like: str) -> Prices:
 
 
 def measure_coding(
-    make: Callable[[], Compressor], values: int, repeats: int, small: int = 2**14
+    make: Callable[[], Compressor],
+    values: int,
+    repeats: int,
+    small: int = 2**14,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Coding:
     """What a codec costs on this machine: a line through tensors of ``small`` and ``values``."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(n, generator=generator) for n in (small, values)]
-    low, high = (measuring.coding(make, [tensor], repeats) for tensor in tensors)
+    low, high = (measuring.coding(make, [tensor], repeats, clock) for tensor in tensors)
     # Noise may tilt the line of a codec that costs next to nothing.
     slope = max((high.total_s - low.total_s) / (4 * (values - small)), 1e-13)
     return Coding(

@@ -239,4 +239,5 @@ def predicted_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     }  # fmt: skip
     failed = rows[(rows["experiment"] == "checked") & (rows["status"] == "failed")]
     lost = failed[["run", "network", "method", "reason"]]
-    return pd.concat([pd.DataFrame(made), lost], ignore_index=True).fillna("")
+    every = pd.concat([pd.DataFrame(made).astype(object), lost], ignore_index=True)
+    return every.fillna("")
