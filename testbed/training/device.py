@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
 from math import inf
@@ -290,9 +289,12 @@ def measure_coding(
     values: int,
     repeats: int,
     small: int = 2**14,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> Coding:
-    """What a codec costs on this machine: a line through tensors of ``small`` and ``values``."""
+    """What a codec costs on this machine: a line through tensors of ``small`` and ``values``.
+
+    ``clock``: see :func:`slowlink.testbed.measuring.coding`.
+    """
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(n, generator=generator) for n in (small, values)]
     low, high = (measuring.coding(make, [tensor], repeats, clock) for tensor in tensors)
