@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast clean
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-checked lint test test-fast clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from slowlink.methods import compression
 from slowlink.methods.fusion import Costs
@@ -242,8 +243,6 @@ def test_a_cell_comes_back_from_plain_data():
 
 def tiny() -> Dataset:
     """Noise."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (80, 1, 28, 28), generator=generator, dtype=torch.uint8)
     labels = torch.arange(80) % 10
@@ -259,6 +258,7 @@ def test_too_few_steps_and_other_workers_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("real", [False, True])
 def test_steps_on_shaped_links(real):
     if why := available():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,11 +56,12 @@ _HOW = (
     "shapes, and codecs code real gradients. Before each cell its parts are measured alone, by all "
     "workers at once: an iteration without exchange, the codec on messages of two sizes, the "
     "smallest message and a single large one. From these and the rates of the links the price "
-    "list predicts the step; a step itself is never looked at. Where the network's name does not "
-    "say that workers compute, computing is replayed: in every step one real gradient arrives "
-    "tensor by tensor, at the paces of one process alone, while the worker sleeps, since more "
-    "workers than processors would wait for each other. A time is that of the middle step. Links "
-    "have no latency of their own beside the kernel's, for this kernel cannot delay packets. "
+    "list predicts the step; a step itself is never looked at. Networks are named by workers × the "
+    "rate of each one's links. Where they do not say real, computing is replayed: in every step "
+    "one real gradient arrives tensor by tensor, at the paces of one process alone, while the "
+    "worker sleeps, since more workers than processors would wait for each other. A time is that "
+    "of the middle step. Links have no latency of their own beside the kernel's, for this kernel "
+    "cannot delay packets. "
 )
 
 
@@ -95,6 +97,16 @@ def _within(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(made())
 
 
+def _narrow(rows: pd.DataFrame) -> pd.DataFrame:
+    """Names of networks in short lines, for columns; errors with a digit behind the point."""
+    names = {
+        name: textwrap.fill(name, 6, break_long_words=False)
+        for name in rows["network"].dropna().unique()
+    }
+    networks = rows["network"].replace(names)
+    return rows.assign(network=networks, value=rows["value"].round(1))
+
+
 predicted = Figure(
     title="Predicted and measured steps",
     shows=_HOW + "Left, every cell; right, how many cells have at most so large an error. "
@@ -105,12 +117,13 @@ predicted = Figure(
         Scatter(
             Rows("step_time", MEASURED, experiment="checked"),
             x="predicted_time",
-            y="method",
-            colour="network",
-            marker="run",
+            y=("method", "network"),
+            colour="bandwidth",
+            marker="workers",
+            panels="run",
             log="xy",
             equal=NEAR,
-            width=1.2,
+            width=1.4,
         ),
         Lines(
             Rows("share", prepare=_within),
@@ -118,7 +131,7 @@ predicted = Figure(
             colour="run",
             steps=True,
             limits=(0, 100),
-            width=0.8,
+            width=0.7,
         ),
     ],
 )
@@ -130,7 +143,9 @@ predicted_errors = Figure(
     of=[checked_recorded],
     style=STYLE,
     chart=Heat(
-        Rows("step_error", {"run": "recorded"}, experiment="checked"), x="network", y="method"
+        Rows("step_error", {"run": "recorded"}, experiment="checked", prepare=_narrow),
+        x="network",
+        y="method",
     ),
 )
 
