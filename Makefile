@@ -45,7 +45,7 @@ record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), k
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from slowlink.workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
 
-record-checked: env  ## advice held against real steps, what is not recorded yet (30 min), kept in data/recorded
+record-checked: env  ## advice held against real steps, what is not recorded yet (20 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.checked import record; record()'
 
 # The package as a wheel has it, with the rooms inside, since the linter follows no other way to them.

@@ -6,13 +6,14 @@ all ranks do the same: an iteration without exchange, the codec on messages of t
 smallest message. From these, from the rates that the links are shaped to and from the sizes of
 tensors, the price list predicts the step. Nothing of the step itself goes into that.
 
-How gloo carries messages, and the plan that prices it:
+How gloo carries messages (:class:`slowlink.torch.wire.ProcessGroup`), and the plan that prices it:
 
 - Sums of numbers that it can add: an all-reduce, which is a ring in segments, two of them under way
-  (plan ``ring``).
+  (plan ``ring``). Sums of halves take the same bytes in two steps, a part to each rank, which adds
+  it, and all parts back to all.
 - Everything else: an all-gather around a ring. Like the plan ``allgather`` it takes all payloads of
-  the others through every card. How long they are is gathered before, which is part of what the
-  smallest message takes.
+  the others through every card. Where data decide how long they are, that is gathered before, and
+  is part of what the smallest message takes.
 
 Neither always gets the whole rate (gloo's all-gather of two ranks often gets two thirds), so that a
 single large message is measured, too, on links that are otherwise idle, and the plan is priced at
@@ -54,7 +55,6 @@ from slowlink.testbed.live.data_parallel import (
 )
 from slowlink.testbed.live.processes import GRACE_S, Line, run_ranks
 from slowlink.testbed.live.processor_load import LoadMonitor, queued_s
-from slowlink.testbed.live.transport import NATIVE, Gloo, Wire, begin
 from slowlink.testbed.network import star
 from slowlink.testbed.network.emulated import Emulated, Measured
 from slowlink.testbed.network.fluid import tcp_efficiency
@@ -65,6 +65,7 @@ from slowlink.testbed.training.device import FREE, Coding, Device, measure_codin
 from slowlink.testbed.training.learner import Learner
 from slowlink.testbed.training.pipeline import Layer, Layers
 from slowlink.testbed.training.recipe import Part, Recipe
+from slowlink.torch.wire import NATIVE, ProcessGroup, Wire
 
 NEAR = 0.1
 """A predicted step that is off by more has its reason counted."""
@@ -252,8 +253,13 @@ def flat(workers: int, down: float, up: float | None = None) -> Topology:
 
 def carrier(codec: Compressor) -> str:
     """The plan that prices how gloo carries what ``codec`` sends."""
+    return "ring" if _added(codec) else "allgather"
+
+
+def _added(codec: Compressor) -> str:
+    """The type of numbers that gloo adds on the way; empty where payloads are gathered."""
     payload, how = next(codec.encode(torch.ones(2**10), None))
-    return "ring" if how == "sum" and payload.dtype in NATIVE else "allgather"
+    return payload.dtype if how == "sum" and payload.dtype in (*NATIVE, "float16") else ""
 
 
 def predict(
@@ -308,8 +314,8 @@ def slowest(alone: Sequence[Alone]) -> np.ndarray:
 
 
 def in_turn_s(groups: Groups, costs: Costs) -> float:
-    """Seconds of the step where, as :class:`testbed.live.transport.Messenger` does it, messages are
-    exchanged and decoded one after the other beside computing."""
+    """Seconds of the step where messages are exchanged and decoded one after the other beside
+    computing, as :class:`slowlink.torch.messenger.Messenger` does what cannot begin early."""
     now, done = costs.forward_s, 0.0
     for group in groups:
         message = group[0], group[-1] + 1
@@ -505,7 +511,7 @@ def _rank(
     patience = timedelta(seconds=timeout_s)
     kept = dist.FileStore(store, ranks)  # no address is in reach of all ranks and their parent
     dist.init_process_group("gloo", store=kept, rank=rank, world_size=ranks, timeout=patience)
-    wire, singles = Gloo(), {}
+    wire, singles = ProcessGroup(timeout=patience), {}
     for case, dataset in zip(cases, data, strict=True):
         line(f"measuring the parts of {case.recipe.system}")
         line.post(_measure(case, dataset, wire, single_bytes, singles))
@@ -537,12 +543,12 @@ def _measure(
     wire.barrier()
     make = partial(compression.load, up.name, **up.parameters)
     coding = measure_coding(make, sum(learner.sizes), CODINGS, clock=time.thread_time)
-    name = carrier(make())
-    smallest_s = statistics.median(_messages_s(name, wire, 4 * wire.size, MESSAGES))
+    codec = make()
+    smallest_s = statistics.median(_messages_s(codec, wire, 4 * wire.size, MESSAGES))
     nbytes = min(single_bytes, 4 * sum(learner.sizes))
-    if name not in singles:
-        singles[name] = statistics.mean(_messages_s(name, wire, nbytes, SINGLES))
-    return _Ready(shapes, Alone(iterations, coding, smallest_s, singles[name], nbytes))
+    if (added := _added(codec)) not in singles:
+        singles[added] = statistics.mean(_messages_s(codec, wire, nbytes, SINGLES))
+    return _Ready(shapes, Alone(iterations, coding, smallest_s, singles[added], nbytes))
 
 
 def iterate(case: LiveRun, learner: Learner, wire: Wire, clock: Callable[[], float]) -> np.ndarray:
@@ -574,16 +580,18 @@ def iterate(case: LiveRun, learner: Learner, wire: Wire, clock: Callable[[], flo
     return np.array(runs)
 
 
-def _messages_s(name: str, wire: Wire, nbytes: int, repeats: int) -> list[float]:
-    """Seconds of messages of so many bytes that go as the plan ``name`` prices them, after one that
-    does not count."""
-    payload = compression.load("identity").compress(torch.ones(nbytes // 4), None)
-    how = "sum" if name == "ring" else "gather"
+def _messages_s(codec: Compressor, wire: Wire, nbytes: int, repeats: int) -> list[float]:
+    """Seconds of messages of so many bytes that go the way of the codec's, after one that does not
+    count. Nothing is coded."""
+    halves = _added(codec) == "float16"
+    plain = compression.load("fp16" if halves else "identity")
+    payload = plain.compress(torch.ones(nbytes // (2 if halves else 4)), None)
+    how = "sum" if _added(codec) else "gather"
     seconds = []
     for _ in range(repeats + 1):
         wire.barrier()
         start = time.perf_counter()
-        begin(wire, payload, how)()
+        wire.begin([payload], [how], [nbytes], exact=codec.exact_bytes).wait()
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
