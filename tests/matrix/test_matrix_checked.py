@@ -119,6 +119,31 @@ def test_a_record_goes_on_where_it_was_and_comes_back_as_rows(bench, recipe, run
     assert not checked._file(second).exists()
 
 
+def test_the_steadier_of_two_runs_is_kept(bench, recipe, monkeypatch):
+    """The first of two methods varies by 20 %, then by 15 %; the second is steady at once."""
+    section, asked = small(recipe), []
+    first, second = section.methods
+    spreads = {first: [0.2, 0.15], second: [0.05]}
+
+    def check_all(cases, network, *, done, **options):
+        found = []
+        for case in cases:
+            one, spread = checked_results.cell(10, 20), spreads[case.recipe.system].pop(0)
+            low = one.measured.step_s
+            found.append(dataclasses.replace(one, quartiles=(low, (1 + spread) * low)))
+            done(case, found[-1])
+        asked.append(len(cases))
+        return found
+
+    monkeypatch.setattr(live, "check_all", check_all)
+    monkeypatch.setattr(live, "paces", lambda recipe: [0.1])
+    name = next(iter(section.networks))
+    checked._record(bench, section, name, {})
+    cells = checked._kept(name)["cells"]
+    kept = {label: live.cell_of(one["found"]).spread for label, one in cells.items()}
+    assert asked == [2, 1] and kept == pytest.approx({first: 0.15, second: 0.05}, rel=1e-4)
+
+
 def test_other_settings_make_a_record_stale(bench, recipe, run_of_none):
     section = small(recipe)
     (name, *_), (label, *_) = section.networks, section.methods
