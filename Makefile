@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env ns3 lock reproduce front reproduce-ray record-links lint test test-fast docs clean
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-checked lint test test-fast
+.PHONY: docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -44,6 +45,9 @@ RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from slowlink.workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
+
+record-checked: env  ## advice held against real steps, what is not recorded yet (20 min), kept in data/recorded
+	$(BIN)/python -c 'from slowlink.workflow.matrix.checked import record; record()'
 
 # The package as a wheel has it, with the rooms inside, since the linter follows no other way to them.
 WHOLE := .cache/package

@@ -41,15 +41,18 @@ class CodingTimes:
 
 
 def coding(
-    make: Callable[[], Compressor], tensors: Sequence[torch.Tensor], repeats: int
+    make: Callable[[], Compressor],
+    tensors: Sequence[torch.Tensor],
+    repeats: int,
+    clock: Callable[[], float] | None = None,
 ) -> CodingTimes:
     """One party's encoding and decoding of ``tensors``, one after the other.
 
     Medians of ``repeats`` steps after one that is not counted: residuals are then in use, and
     kernels compiled. The party is alone, so what it sent is what comes back; combining payloads is
-    not timed.
+    not timed. ``clock`` stands in for ``time.perf_counter``.
     """
-    made = runs(make, tensors, repeats)
+    made = runs(make, tensors, repeats, clock)
     columns = zip(*map(dataclasses.astuple, made), strict=True)
     return CodingTimes(*(statistics.median(column) for column in columns))
 

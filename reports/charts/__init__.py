@@ -265,9 +265,11 @@ class Timeline(Chart):
 @dataclass(frozen=True)
 class Scatter(Chart):
     """A point for every place, ``x`` a number; those that have ``named`` coordinates are named by
-    their ``y`` coordinate, where there is room."""
+    their ``y`` coordinate, where there is room. Where x and value are the same quantity, ``equal``
+    draws where they are equal, with a band of this share on both sides."""
 
     named: Where = field(default_factory=dict)
+    equal: float | None = None
 
 
 @dataclass(frozen=True)

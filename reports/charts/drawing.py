@@ -810,6 +810,8 @@ class _Drawing:
             )
             sns.scatterplot(x=x_factor * rows[x], y=factor * rows["mean"], ax=ax, legend=False,
                             color=drawn["color"], marker=drawn["marker"], s=45)  # fmt: skip
+        if chart.equal is not None:
+            self._equal(ax, points, x, x_factor, factor, chart.equal)
         look.despine(ax)
         look.scale(ax, "x", "x" in chart.log)
         if chart.named:
@@ -820,6 +822,21 @@ class _Drawing:
         ax.set_xlabel(units.heading(title_of(x, self.style), plot.x_unit))
         ax.set_ylabel(self._label(plot))
         self._legends(plot, "dot")
+
+    def _equal(
+        self, ax: Axes, points: pd.DataFrame, x: str, x_factor: float, factor: float, share: float
+    ) -> None:
+        """Where the values of ``points`` are their x, and a band around it."""
+        both = np.concatenate([points[x], points["mean"]])
+        ends = np.array([0.9 * both.min(), 1.1 * both.max()])
+        ax.plot(x_factor * ends, factor * ends, color=look.INK, linewidth=1.2, zorder=0)
+        low, high = factor * ends * (1 - share), factor * ends * (1 + share)
+        ax.fill_between(
+            x_factor * ends, low, high, color=look.INK, alpha=0.1, linewidth=0, zorder=0
+        )
+        label = f"equal, ± {number(100 * share)} %"
+        entry = Line2D([], [], color=look.INK, linewidth=1.2, label=label)
+        self.handles.setdefault(label, entry)
 
     def drawn(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart: Any = plot.chart

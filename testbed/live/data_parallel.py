@@ -91,7 +91,13 @@ class Run:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One run of :func:`measure_all`; for its fields see :func:`measure`."""
+    """One run of :func:`measure_all`; for its fields see :func:`measure`.
+
+    ``paces``: seconds until the first gradient is there, and of backward that end with each
+    tensor's, in the order in which backward produces them. Computing is then replayed: one real
+    gradient arrives at these paces in every step, while the rank sleeps, so that more ranks than
+    processors do not hold each other up.
+    """
 
     recipe: Recipe
     steps: int
@@ -99,6 +105,7 @@ class LiveRun:
     ddp: bool = False
     costs: Costs | None = None
     evaluate: bool = False
+    paces: Sequence[float] | None = None
 
 
 def measure(
@@ -170,7 +177,7 @@ def measure_all(
         _rank, ranks, jobs, join, ranks, progress, **patience, environment=environment
     )
     by_job = zip(*reports, strict=True)
-    return [_run(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
+    return [run_of(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
 
 
 def load_for(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Dataset:
@@ -268,6 +275,7 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
     groups = [[last - number for number in group] for group in job.groups]
     codec = learner.codec("up", 0, learner.nodes[rank], up)
     messenger = Messenger(wire, codec, learner.codec("up", 0, -1, up), case.ordered)
+    kept = learner.gradient(rank) if case.paces else []  # before anything waits for gradients
     backward = (_Ddp if case.ddp else _Hooks)(learner, groups, messenger)
     sent, framed, received, early, tests = [], [], [], [], []
     times: dict[str, list[float]] = {name: [] for name in TIMES}
@@ -277,7 +285,8 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
         start = time.perf_counter()
         backward.begin()
         try:
-            gradients = learner.gradient(rank)
+            replayed = case.paces and backward.replay(kept, case.paces)
+            gradients = replayed or learner.gradient(rank)
         except RuntimeError as error:
             raise _cause(error, backward.messages) from error
         computed = time.perf_counter()
@@ -413,6 +422,17 @@ class _Hooks:
             self.messages.append(self.messenger.launch([(key, share)]))
             self.launched_early += bool(self.owed)
 
+    def replay(self, gradients: Sequence[Tensor], paces: Sequence[float]) -> Sequence[Tensor]:
+        """``gradients``, after they arrived at these paces; see :class:`LiveRun`."""
+        first, *later = paces
+        late = _sleep(first)
+        in_order = reversed(list(enumerate(zip(self.parameters, gradients, strict=True))))
+        for (number, (parameter, gradient)), pace in zip(in_order, later, strict=True):
+            late = _sleep(pace - late)
+            parameter.grad = gradient
+            self._arrived(number, parameter)
+        return gradients
+
     def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         if self.owed:
             raise ValueError(f"{len(self.owed)} parameters got no gradient; all must be used")
@@ -453,6 +473,14 @@ class _Ddp:
         return list(gradients)  # DDP has waited and put the sums where the gradients were
 
 
+def _sleep(seconds: float) -> float:
+    """Sleep so long; returns by how many seconds it was longer."""
+    start = time.perf_counter()
+    if seconds > 0:
+        time.sleep(seconds)
+    return time.perf_counter() - start - seconds
+
+
 def _cause(error: RuntimeError, messages: Sequence[Aggregation]) -> BaseException:
     """The error of a message, if there is one: DDP wraps it into another, mangled one."""
     failed = (m.totals.exception() for m in messages if m.totals.done())
@@ -485,6 +513,7 @@ def check(case: LiveRun) -> None:
     }
     if case.ddp:
         needed["fusion"] = (recipe.fusion.name, "whole_model")
+        needed["paces"] = (case.paces, None)
     for name, (has, allowed) in needed.items():
         if has != allowed:
             raise ValueError(f"{name}: a live run needs {allowed!r}, the recipe has {has!r}")
@@ -492,7 +521,14 @@ def check(case: LiveRun) -> None:
         raise ValueError(f"steps must be at least 1, not {case.steps}")
 
 
-def _run(groups: Groups, reports: Sequence[dict]) -> Run:
+def run_of(groups: Groups, reports: Sequence[dict]) -> Run:
+    """The run whose ranks' parts :func:`train` returned, in the order of ranks.
+
+    Raises
+    ------
+    RuntimeError
+        The ranks ended with different parameters.
+    """
     apart = [rank for rank, one in enumerate(reports) if one["digest"] != reports[0]["digest"]]
     if apart:
         raise RuntimeError(f"parameters of ranks {apart} differ from rank 0's after the run")

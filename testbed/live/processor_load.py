@@ -47,6 +47,15 @@ class LoadMonitor:
             self._samples.append(_counters())
 
 
+def queued_s() -> float:
+    """Seconds that the calling thread was ready to run and had no processor, since it began; nan
+    where the kernel does not tell."""
+    try:
+        return 1e-9 * float(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return math.nan
+
+
 def _counters() -> tuple[float, float, float, float]:
     """The time, busy and all ticks of our processors, and seconds that threads were held back."""
     return time.monotonic(), *_ticks(), _held_s()

@@ -285,12 +285,19 @@ def prices(copied: float, like: str) -> Prices:
 
 
 def measure_coding(
-    make: Callable[[], Compressor], values: int, repeats: int, small: int = 2**14
+    make: Callable[[], Compressor],
+    values: int,
+    repeats: int,
+    small: int = 2**14,
+    clock: Callable[[], float] | None = None,
 ) -> Coding:
-    """What a codec costs on this machine: a line through tensors of ``small`` and ``values``."""
+    """What a codec costs on this machine: a line through tensors of ``small`` and ``values``.
+
+    ``clock``: see :func:`slowlink.testbed.measuring.coding`.
+    """
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(n, generator=generator) for n in (small, values)]
-    low, high = (measuring.coding(make, [tensor], repeats) for tensor in tensors)
+    low, high = (measuring.coding(make, [tensor], repeats, clock) for tensor in tensors)
     # Noise may tilt the line of a codec that costs next to nothing.
     slope = max((high.total_s - low.total_s) / (4 * (values - small)), 1e-13)
     return Coding(

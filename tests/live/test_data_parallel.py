@@ -204,6 +204,20 @@ def test_groups_follow_the_costs():
         assert len(group(spec, tiny(), costs)) == messages
 
 
+def test_replayed_computing_sends_the_first_gradient_at_its_paces():
+    """One step is the real one to the bit; every step takes at least what its paces say."""
+    layers = len(initial(recipe()))
+    paces = [0.05, *[0.01] * layers]
+    ran = [
+        measure_all([LiveRun(recipe(), steps, ordered=True, paces=given)], dataset=tiny())[0]
+        for steps, given in ((1, None), (1, paces), (3, paces))
+    ]
+    real, one, three = ran
+    assert all(torch.equal(real.parameters[n], one.parameters[n]) for n in real.parameters)
+    assert (three.step_s >= sum(paces)).all() and (three.compute_s >= sum(paces)).all()
+    assert np.array_equal(three.payload_bytes[:, 0], three.payload_bytes[:, 2])
+
+
 def test_a_rank_that_raises_ends_the_run_and_is_named():
     data = tiny()
     shard = learner.split(240, 2, torch.Generator().manual_seed(learner.fan_out(7, "split")))[1]

@@ -763,6 +763,24 @@ def test_a_scatter_places_points_and_names_some():
     assert [t.get_text() for t in ax.texts] == ["B", "A"]
 
 
+def test_a_scatter_of_one_quantity_shows_where_both_are_equal():
+    """Predicted 10 and 100 s, measured 20 and 90; the line goes a tenth beyond both ends."""
+    rows = []
+    for method, predicted, measured in (("A", 10, 20), ("B", 100, 90)):
+        rows += [row("predicted", predicted, method=method), row("time", measured, method=method)]
+    chart = Scatter("time", x="predicted", y="method", log="xy", equal=0.1)
+    fig = drawn(chart, rows)
+    (ax,) = fig.axes
+    (line,) = [line for line in ax.lines if len(line.get_xdata()) == 2]
+    assert line.get_xdata() == pytest.approx([9, 110])
+    assert line.get_ydata() == pytest.approx([9, 110])
+    (band,) = [one for one in ax.collections if isinstance(one, FillBetweenPolyCollection)]
+    (path,) = band.get_paths()
+    corners = {(round(x, 3), round(y, 3)) for x, y in path.vertices}
+    assert {(9, 8.1), (9, 9.9), (110, 99), (110, 121)} <= corners
+    assert texts(fig) == ["equal, ± 10 %"]
+
+
 def test_titles_may_be_computed_and_pictures_drawn_by_hand():
     chart = Lines("time", x="k", panels="method", title=lambda rows: f"{len(rows)} points")
     fig = drawn(chart, SPEEDS)

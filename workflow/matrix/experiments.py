@@ -174,9 +174,12 @@ class Matrix(declarations.Settings):
         part: str | None,
         sections: dict[str, Section],
     ) -> dict[str, Any]:
-        """One method of those that there are; all of them, as they were found, without a part."""
+        """One method of those that there are; without a part those that the experiment names, or
+        all, as they were found."""
         found = self.found()
         chosen = found if part is None else {part: found[part]}
+        if experiment.methods is not None:
+            chosen = {label: found[label] for label in experiment.methods}
         if experiment.name == "training":  # whichever exchange carries it, one is enough
             first = found[part].exchange[:1]
             chosen = {part: found[part].model_copy(update={"exchange": first})}
