@@ -37,7 +37,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -219,6 +219,8 @@ class System:
         self.exchange, self.up, self.topology = exchanger, list(up), topology
         self.efficiency, self.overhead_s, self.inner = efficiency, overhead_s, inner
         self.pieces = pieces
+        # Policies are played many times; a network knows a plan that it has seen by its identity.
+        self._phase = lru_cache(maxsize=1024)(self._made_phase)
         self.groups: Groups = exchanger.groups(topology)
         if len(self.up) != len(self.groups):
             raise ValueError(
@@ -249,6 +251,9 @@ class System:
     def phase(self, nodes: Sequence[int], phase: Literal["push", "pull"]) -> Plan | None:
         """What a phase of a meeting of these workers runs; None for nothing, where the push of an
         exchange that is ``whole`` has already brought the sum to everybody."""
+        return self._phase(tuple(nodes), phase)
+
+    def _made_phase(self, nodes: tuple[int, ...], phase: Literal["push", "pull"]) -> Plan | None:
         if not self.exchange.whole:
             return _cut(self.exchange(self.topology, nodes, phase), self.pieces)
         return _cut(self.exchange(self.topology, nodes), self.pieces) if phase == "push" else None

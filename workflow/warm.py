@@ -8,11 +8,18 @@ import numba  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 import scipy.stats  # noqa: F401
 import seaborn  # noqa: F401
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401, which torch imports when it first counts operations
 
+from slowlink.methods import exchange
 from slowlink.reports import html  # noqa: F401
-from slowlink.workflow import run, settings  # noqa: F401
+from slowlink.testbed import network, prices
+from slowlink.testbed.training import _torchvision  # noqa: F401
+from slowlink.workflow import settings
 
 settings.wings()
+# Numba starts when it first runs anything. What simulates networks takes ten seconds to compile the
+# first time: once here, and not in every job that begins beside others.
+star = network.star(2, 1e9)
+prices.exchange_s(exchange.load("ring")(star), star, [{}], 1.0)
 # What lies still is not touched by the collector, so that forks go on sharing its pages.
 gc.freeze()

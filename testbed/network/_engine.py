@@ -118,7 +118,10 @@ CHANGE = np.dtype([("link", "i8"), ("rate", "f8"), ("foreign", "i8")])
 
 _inner = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 """Compiles what only compiled code calls. It allocates nothing, so it need not count references to
-the state's many arrays: half of the time otherwise, and more to compile."""
+the state's many arrays: half of the time otherwise, and more to compile.
+
+Numbers of transfers, links and the like lie in arrays as int32, and are passed as int64: for every
+combination of types a function would be compiled anew, which takes seconds."""
 
 # Kinds of timed events, in the order in which one instant handles them.
 RESUME, PAUSE, ALTER, READY, ENTER, CLOSE = range(6)
@@ -276,7 +279,7 @@ def _instant(s, now):
         if s.early[g] <= _soon(now):
             _finish(s, g, now)
     for i in range(s.count[ENDED]):
-        t = s.ended[i]
+        t = np.int64(s.ended[i])
         s.count[ACTIVE] -= 1
         last = s.active[s.count[ACTIVE]]
         s.active[s.flows[t].at], s.flows[last].at = last, s.flows[t].at
@@ -307,14 +310,15 @@ def _instant(s, now):
     while s.count[WORK] or s.count[TOUCHED]:
         while s.count[WORK]:
             s.count[WORK] -= 1
-            _complete(s, s.work[s.count[WORK]], now)
+            _complete(s, np.int64(s.work[s.count[WORK]]), now)
         # Only now, when all that may start is known, do lanes choose.
         for i in range(s.count[TOUCHED]):
             _send(s, s.touched[i], now)
         s.count[TOUCHED] = 0
     for i in range(s.count[ENDED]):
-        if s.flows[s.ended[i]].at < 0:
-            _leave(s, s.ended[i], now)
+        t = np.int64(s.ended[i])
+        if s.flows[t].at < 0:
+            _leave(s, t, now)
     s.count[ENDED] = 0
     if s.count[DIRTY]:
         if s.count[REGROUP] or not _adjust(s, now):
@@ -340,12 +344,12 @@ def _ready(s, t, now):
     elif flow.src == flow.dst:
         _work(s, t)
     elif s.instances[flow.instance].window == 0 and not s.nodes[flow.src].paused:
-        _start(s, t, -1, -np.inf, now)
+        _start(s, t, np.int64(-1), -np.inf, now)
     else:
         flow.left = flow.right = -1
         lane = s.lanes[flow.lane]
-        lane.root = _meld(s, lane.root, t)
-        _touch(s, flow.lane)
+        lane.root = _meld(s, np.int64(lane.root), np.int64(t))
+        _touch(s, np.int64(flow.lane))
 
 
 @_inner
@@ -386,14 +390,14 @@ def _pick(s, lane, free):
     slot is known to be free only when its message arrives, which is later than it left, and what
     became ready in between cannot have kept the sender from what it had.
     """
-    least, best, later = np.inf, -1, -1
+    least, best, later = np.inf, np.int64(-1), np.int64(-1)
     while lane.root >= 0:
-        t = lane.root
+        t = np.int64(lane.root)
         flow = s.transfers[t]
-        lane.root = _meld(s, flow.left, flow.right)
+        lane.root = _meld(s, np.int64(flow.left), np.int64(flow.right))
         ready = s.pieces[flow.piece0 + flow.chunk].ready
         if ready <= _soon(free):
-            lane.root = _meld(s, lane.root, later)
+            lane.root = _meld(s, np.int64(lane.root), later)
             return t
         if ready < least:
             least, best = ready, t
@@ -401,10 +405,11 @@ def _pick(s, lane, free):
         later = _meld(s, later, t)
     while later >= 0:
         t = later
-        later = _meld(s, s.transfers[t].left, s.transfers[t].right)
+        flow = s.transfers[t]
+        later = _meld(s, np.int64(flow.left), np.int64(flow.right))
         if t != best:
-            s.transfers[t].left = s.transfers[t].right = -1
-            lane.root = _meld(s, lane.root, t)
+            flow.left = flow.right = -1
+            lane.root = _meld(s, np.int64(lane.root), t)
     return best
 
 
@@ -461,7 +466,7 @@ def _finish(s, g, now):
     begin = 0 if capped else s.links[g].first
     end = s.count[ACTIVE] if capped else begin + s.links[g].flows
     for i in range(begin, end):
-        t = s.active[i] if capped else s.members[i].flow
+        t = np.int64(s.active[i] if capped else s.members[i].flow)
         flow = s.flows[t]
         if flow.group != g:
             continue
@@ -501,7 +506,7 @@ def _expect(s, t):
     if flow.left - flow.nothing < group.soon or flow.left < group.next:
         group.next = min(group.next, flow.left)
         group.soon = min(group.soon, flow.left - flow.nothing)
-        _aim(s, flow.group)
+        _aim(s, np.int64(flow.group))
 
 
 @_inner
@@ -523,7 +528,7 @@ def _join(s, t, now):
         s.hops[h].place = link.flows
         s.count[BUSY] += link.flows == 0
         link.flows += 1
-        _soil(s, s.hops[h].link)
+        _soil(s, np.int64(s.hops[h].link))
 
 
 @_inner
@@ -544,7 +549,7 @@ def _cap(s, t, now):
 def _leave(s, t, now):
     """Take ``t`` out of its group and off its links; what is left of its piece stands still."""
     flow, capped = s.flows[t], len(s.links)
-    g = flow.group
+    g = np.int64(flow.group)
     if g >= 0:
         group = s.groups[g]
         flow.left = max(0.0, flow.left - group.served - group.rate * (now - group.last))
@@ -569,7 +574,7 @@ def _leave(s, t, now):
         hole, last = s.members[link.first + hop.place], s.members[link.first + link.flows]
         hole.flow, hole.hop = last.flow, last.hop
         s.hops[last.hop].place = hop.place
-        _soil(s, hop.link)
+        _soil(s, np.int64(hop.link))
 
 
 @_inner
@@ -606,7 +611,7 @@ def _switch(s, node, pause, now):
 def _obey(s, now):
     """Some nodes paused or went on: so do the pieces that they are sending."""
     for k in range(s.count[ACTIVE]):
-        t = s.active[k]
+        t = np.int64(s.active[k])
         flow = s.flows[t]
         paused = s.nodes[s.transfers[t].src].paused
         if paused and (flow.linked or flow.group >= 0):
@@ -627,10 +632,10 @@ def _complete(s, t, now):
     if flow.slot >= 0:
         s.slots[flow.slot] = now - flow.lag
         flow.slot = -1
-        _touch(s, flow.lane)
+        _touch(s, np.int64(flow.lane))
     flow.chunk = chunk + 1
     for k in range(flow.next0, flow.next1):
-        after = s.successors[k]
+        after = np.int64(s.successors[k])
         _release(s, after, s.transfers[after].piece0 + chunk, now, now)
     if flow.chunk < plan.chunks:
         # The next piece follows as soon as this one has left, a lag before it arrived.
@@ -648,8 +653,8 @@ def _complete(s, t, now):
         end = s.phases[plan.phase0 + plan.phase + 1]
         plan.phase_left = end - begin
         for k in range(begin, end):
-            after = s.transfers[plan.transfer0 + k].order
-            _release(s, after, s.transfers[after].piece0, now, now)
+            after = np.int64(s.transfers[plan.transfer0 + k].order)
+            _release(s, after, np.int64(s.transfers[after].piece0), now, now)
 
 
 @_inner
@@ -713,7 +718,7 @@ def _adjust(s, now):
     for k in range(s.count[DIRTY]):
         link = s.links[s.dirty[k]]
         for i in range(link.order0, link.order1):
-            g = s.order[i]
+            g = np.int64(s.order[i])
             if s.links[g].seen == stamp and s.groups[g].flows:
                 s.links[g].seen = 0
                 _serve(s, g, now)
@@ -731,7 +736,7 @@ def _fill(s, now):
     behind: a link that comes up is asked again before it counts as the next to be full.
     """
     n = _connected(s)
-    links, levels, waiting = s.some_links, s.levels, 0
+    links, levels, waiting = s.some_links, s.levels, np.int64(0)
     order0 = s.count[ORDER]
     _serve(s, len(s.links), now)
     for k in range(n):
@@ -853,7 +858,7 @@ def _gather_capped(s, g, stamp, now):
     """The cap comes first: those flows of a link that have no group yet are in the last one."""
     link, capped = s.links[g], len(s.links)
     for i in range(link.first, link.first + link.flows):
-        t = s.members[i].flow
+        t = np.int64(s.members[i].flow)
         flow = s.flows[t]
         if flow.seen > stamp:
             continue
@@ -875,13 +880,13 @@ def _meld(s, a, b):
     root, b = _ranked(s, a, b)
     a = root
     while True:
-        right = s.transfers[a].right
+        right = np.int64(s.transfers[a].right)
         s.transfers[a].right = s.transfers[a].left
         if right < 0:
             s.transfers[a].left = b
             return root
-        s.transfers[a].left, b = _ranked(s, right, b)
-        a = s.transfers[a].left
+        a, b, parent = *_ranked(s, right, b), a
+        s.transfers[parent].left = a
 
 
 @_inner
@@ -929,7 +934,7 @@ def _pop(heap, n):
 @_inner
 def _sink(heap, n):
     """Put the first of ``n`` entries, the only one that may be wrong, in its place."""
-    i = 0
+    i = np.int64(0)
     while 2 * i + 1 < n:
         child = 2 * i + 1
         if child + 1 < n and _before(heap[child + 1], heap[child]):

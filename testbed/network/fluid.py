@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ TIMELINE = np.dtype(
 )
 
 REMEMBERED = 256
-"""Plans of which a network keeps what it computed."""
+"""Plans of which networks of one topology keep what they computed."""
 
 
 def tcp_efficiency(mtu: int = 1500, framing: str = "shaper") -> float:
@@ -148,10 +149,7 @@ class Network:
         # Where sums take time, what a node adds up also crosses a link that it alone has.
         links = topology.n_links + (topology.n_nodes if sum_rate < math.inf else 0)
         self._live: dict[int, Result] = {}
-        self._plans: dict[bytes, SimpleNamespace] = {}
-        # The key is the plan's id, which no other plan gets while this one is held.
-        self._seen: dict[int, tuple[Plan, SimpleNamespace]] = {}
-
+        self._plans, self._seen = _known(topology, (paths, message_s, sum_rate < math.inf))
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
         # How many flows each link may have to list.
@@ -378,6 +376,22 @@ class _Pool:
 
     def give(self, offset: int, size: int) -> None:
         self._free.setdefault(size, []).append(offset)
+
+
+_Known = tuple[dict[bytes, SimpleNamespace], dict[int, tuple[Plan, SimpleNamespace]]]
+_known_of: dict[int, dict[Hashable, _Known]] = {}
+
+
+def _known(topology: Topology, options: Hashable) -> _Known:
+    """What was computed of plans, by digest and by id, for a topology and options of its networks.
+
+    Policies are played anew on the same links many times. It goes when the topology goes. The id is
+    the plan's, which no other plan gets while this one is held.
+    """
+    if id(topology) not in _known_of:
+        _known_of[id(topology)] = {}
+        weakref.finalize(topology, _known_of.pop, id(topology))
+    return _known_of[id(topology)].setdefault(options, ({}, {}))
 
 
 def _forget(kept: dict) -> None:

@@ -38,7 +38,8 @@ def test_jobs_start_with_the_heavy_imports_done_and_share_nothing_else(job, tmp_
     body = "import sys; open(out, 'w').write(' '.join(sorted(sys.modules)))"
     job(body)
     loaded = (tmp_path / "out").read_text().split()
-    assert {"torch", "numba", "pandas", "seaborn", "slowlink.workflow.settings"} <= set(loaded)
+    # The fork server passes over what it cannot import without a word.
+    assert {"slowlink.workflow.warm", "torch", "numba", "seaborn"} <= set(loaded)
     assert "job_0" in loaded
     job(body)
     assert "job_0" not in (tmp_path / "out").read_text().split()
