@@ -2,8 +2,8 @@
 
 ``slowlink.compression``, ``slowlink.exchange``, ``slowlink.synchronization`` and
 ``slowlink.fusion`` are the rooms of methods; each has ``names()`` and ``load(name, **parameters)``.
-``slowlink.torch`` puts them into an own PyTorch training; ``slowlink.run`` trains a model of one's own
-on a live system of them.
+``slowlink.torch`` puts them into an own PyTorch training; ``slowlink.run`` trains a model of one's
+own on a live system of them.
 """
 
 from importlib import import_module
