@@ -59,13 +59,15 @@ class Line:
     # The worker's end.
 
     def say(self, kind: str, number: int) -> None:
+        """Tell the coordinator that something happened."""
         if self.rank == 0:
-            self.told.put((0, kind, number)) if kind != "frame" else self._put(
-                0, WORDS, _word(kind, number)
-            )
+            self.told.put((0, kind, number))
         else:
-            tag = WORDS if kind == "frame" else EVENTS
-            self._put(0, tag, _word(kind, number))
+            self._put(0, EVENTS, _word(kind, number))
+
+    def announce(self, length: int) -> None:
+        """Say how long the next frame is."""
+        self._put(0, WORDS, _word("frame", length))
 
     def hear(self) -> tuple[str, int]:
         return _read(self._get(0, WORDS + LATER, torch.empty(2, dtype=torch.int64)))
@@ -76,8 +78,10 @@ class Line:
     def receive(self, count: int) -> Tensor:
         return self._get(0, VALUES + LATER, torch.empty(count))
 
-    def text(self, number: int) -> str:
-        return f"the coordinator on the first rank failed: {self.reason or 'see its error there'}"
+    @property
+    def failure(self) -> str:
+        why = self.reason or "what it printed there says why"
+        return f"the coordinator on the first rank failed: {why}"
 
     # The coordinator's end.
 

@@ -261,7 +261,7 @@ class _Parted:
             kind, number = self.line.hear()
             if kind == "continue":
                 return
-            if kind == "give":  # the share in the mean, as the coordinator counts it
+            if kind == "give":
                 self._give(number)
             elif kind in ("take", "last"):
                 vector = self.line.receive(len(self.base))
@@ -272,7 +272,7 @@ class _Parted:
                 if number == -1:
                     self.base = vector
             else:
-                raise ConnectionError(self.line.text(number))
+                raise ConnectionError(self.line.failure)
 
     def _give(self, level: int) -> None:
         if level != -1:  # an inner level averages models, and the global one does not change
@@ -282,7 +282,7 @@ class _Parted:
         payload = self.codec.compress(self._vector() - self.base, "model")
         self.payload_bytes += payload.nbytes
         frame = torch.frombuffer(bytearray(Frame(payload).to_bytes()), dtype=torch.uint8)
-        self.line.say("frame", len(frame))
+        self.line.announce(len(frame))
         self.line.send(frame)
 
     def _vector(self) -> Tensor:
@@ -302,7 +302,8 @@ class _Parted:
             "optimizer, and begin anew from them"
         )
 
-    load_state_dict = None
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state_dict()
 
 
 def _write(parameters: Sequence[Tensor], flat: Tensor) -> None:

@@ -110,7 +110,8 @@ class ProcessGroup:
         self._later = self.group
         if not on_device:
             ranks = dist.get_process_group_ranks(self.group)
-            self._later = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+            alone = "mpi" not in backend  # others than the members need not call this
+            self._later = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
         self._known: set[int] = set()
 
     def early(self, codec: Compressor) -> bool:

@@ -292,3 +292,23 @@ def test_a_threshold_may_lie_on_another_device():
     threshold = torch.tensor(1.5).as_subclass(OnAnotherDevice)
     found = sampling.indices_at_least(values, threshold)
     assert torch.equal(found, (values.abs() >= 1.5).nonzero().view(-1))
+
+
+def test_bodies_on_a_device_are_those_of_the_processor():
+    """Put together by torch alone, which other devices have, too."""
+    parts = (torch.tensor([1.5, -2.0]), "float32"), (torch.tensor([3, 4, 5]), "int32")
+    parts += ((np.array([7, 8, 9], np.uint8), "uint8"), (torch.tensor([0.1]), "float16"))
+    on_device = packing.join_on(torch.device("cpu"), *parts, head=b"head")
+    assert on_device.dtype == torch.uint8
+    assert on_device.numpy().tobytes() == packing.join(*parts, head=b"head")
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 3 * 2**18 + 1])
+def test_scale_is_a_product_in_place_of_finite_values(n):
+    values = torch.randn(n)
+    wanted = values * (1 / 3)
+    assert packing.scale(values, 1 / 3, "g") is values and values.equal(wanted)
+    for bad in (torch.inf, torch.nan) if n else ():
+        values[-1] = bad
+        with pytest.raises(ValueError, match=f"^g: 1 of {n} values are NaN or infinite"):
+            packing.scale(values, 1 / 3, "g")

@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -176,3 +177,15 @@ def test_lengths_allocate_nothing_before_they_are_checked():
 def test_what_no_frame_can_carry(payload, message):
     with pytest.raises(ValueError, match=f"^frame: .*{message}"):
         Frame(payload).to_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_a_payload_of_a_tensor_has_its_bytes_when_asked(dtype):
+    values = torch.arange(6).to(getattr(torch, dtype)).view(2, 3)
+    wanted = values.numpy().tobytes()
+    payload = Payload(values, "identity", (2, 3), "dense", dtype)
+    assert payload.content.data_ptr() == values.data_ptr() and payload.nbytes == len(wanted)
+    assert payload.elements.tolist() == list(range(6))
+    assert payload == Payload(wanted, "identity", (2, 3), "dense", dtype)
+    assert payload.body == payload.content == wanted
+    assert payload.elements.tolist() == list(range(6))

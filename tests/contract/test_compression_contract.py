@@ -341,3 +341,13 @@ def test_damaged_bodies_decode_finite_or_are_refused(name, parameters, data):
     else:
         assert result.shape == good.shape and result.isfinite().all()
         assert len(body) == good.nbytes or not good.dtype
+
+
+@pytest.mark.parametrize("name", [name for name in names() if load(name).elementwise])
+def test_tensors_of_elementwise_codecs_may_be_coded_as_one(name):
+    parts = gradients(3, (7,))
+    codec = load(name)
+    joined = codec.compress(torch.cat(parts), "all")
+    apart = [codec.compress(part, i) for i, part in enumerate(parts)]
+    assert joined.body == b"".join(payload.body for payload in apart)
+    assert codec.decompress(joined).equal(torch.cat([codec.decompress(one) for one in apart]))
