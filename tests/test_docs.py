@@ -12,7 +12,7 @@ do not see:
 - ``<!-- file: name -->``: JSON, which has no comments, that becomes this file.
 
 A block whose first line is a comment with a file's name becomes that file, or is added at its end
-if it is there; a command further down must use it. ``text`` is for what is no code.
+if it is there; a command or another file must use it. ``text`` is for what is no code.
 """
 
 import ast
@@ -238,16 +238,17 @@ def test_every_block_says_its_language_and_why_it_is_not_run(record_property):
 @pytest.mark.parametrize("page", SHOWN, ids=called)
 def test_the_blocks_of_a_page_run_in_their_order(page, shell):
     chain: list[Block] = []
-    unused: set[str] = set()
     for block in BLOCKS[page]:
         if chain and "goes on" not in block.marks:
             shell.python(chain)
             chain = []
+        new = block.file and shell.keep(block)
         if "schema" in block.marks:
-            validate(block)
-        if block.file and shell.keep(block) and "schema" not in block.marks:
-            unused.add(block.file)
-        elif block.language == "python" and block.left_out:
+            text = (shell.path / block.file).read_text("utf-8") if block.file else block.text
+            validate(text, block)
+        elif new:
+            assert uses(page, block), f"nothing that runs on {page.name} uses {block.file}"
+        if block.language == "python" and block.left_out:
             shell.run([sys.executable, "-c", imports(block)], block)
         elif block.language == "python" and not block.file:
             chain.append(block)
@@ -256,12 +257,18 @@ def test_the_blocks_of_a_page_run_in_their_order(page, shell):
                 shell.check(command, f"{block}: {command}")
         elif block.language == "sh":
             shell.shell(block)
-            unused = {name for name in unused if Path(name).stem not in block.text}
     if chain:
         shell.python(chain)
     for command in sentences(page):
         shell.check(command, f"{page.name}: {command}")
-    assert not unused, f"{page.name}: no command that runs uses {', '.join(sorted(unused))}"
+
+
+def uses(page: Path, shown: Block) -> list[Block]:
+    """The commands and the other files of a page that name what a file is called."""
+    name = re.compile(rf"(?<![a-z]){Path(shown.file).stem}(?![a-z])")
+    run = [one for one in BLOCKS[page] if one.language == "sh" and not one.left_out]
+    files = [one for one in BLOCKS[page] if one.file and one.file != shown.file]
+    return [one for one in run + files if name.search(one.text)]
 
 
 def imports(block: Block) -> str:
@@ -274,14 +281,14 @@ def imports(block: Block) -> str:
     return "\n".join(map(ast.unparse, found))
 
 
-def validate(block: Block) -> None:
+def validate(text: str, block: Block) -> None:
     """Hold an example against the pydantic model that reads what it is an example of."""
     module, _, name = block.marks["schema"].rpartition(".")
     schema = getattr(importlib.import_module(module), name)
     if block.language == "json":
-        schema.model_validate_json(block.text)
+        schema.model_validate_json(text)
     else:
-        schema.model_validate(yaml.safe_load(block.text))
+        schema.model_validate(yaml.safe_load(text))
 
 
 def slugs(page: Path) -> set[str]:
