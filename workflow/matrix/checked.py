@@ -43,6 +43,8 @@ COMMAND = "make record-checked"
 RUNS = {"emulated": "live", "recorded": "recorded"}
 """Coordinate ``run`` of rows by their evidence: a cell may be there twice."""
 
+RUNS_AT_MOST = 2
+
 PARTS = {
     "step_time": "step_s",
     "compute_time": "compute_s",
@@ -279,7 +281,8 @@ def _recipe(checked: Checked, network: Shaped, label: str, one: Tried) -> Recipe
 
 
 def record(again: Sequence[str] = ()) -> None:
-    """Run and keep, cell by cell, what is not recorded yet; all of the networks ``again`` anew."""
+    """Run and keep, cell by cell, what is not recorded yet; what was unsteady once more; all of the
+    networks ``again`` anew."""
     from slowlink.workflow import settings
 
     recipe = settings.load({"scale": "desk"}).recipes["matrix"]
@@ -289,12 +292,9 @@ def record(again: Sequence[str] = ()) -> None:
 
 
 def _record(bench: Bench, checked: Checked, name: str, kept: Mapping[str, Any]) -> None:
-    """Add to what is ``kept`` of a network."""
+    """Add to what is ``kept`` of a network. Cells whose steps vary much were disturbed: they are
+    run once more, and the steadier run is kept, whatever its error."""
     network, methods = checked.networks[name], checked.methods
-    left = {label: one for label, one in methods.items() if _unfit(kept, checked, network, label)}
-    bench.say(f"{name}: {len(left)} of {len(methods)} cells to record")
-    if not left:
-        return
     same = bool(kept) and _same(kept, checked, network)
     cells, seconds = (dict(kept["cells"]), kept["seconds"]) if same else ({}, 0)
     about = dict(
@@ -307,23 +307,31 @@ def _record(bench: Bench, checked: Checked, name: str, kept: Mapping[str, Any]) 
     )
     begun = time.monotonic()
 
+    def spread(label: str) -> float:
+        return live.cell_of(cells[label]["found"]).spread
+
     def keep(label: str, cell: Cell) -> None:
-        before = cells.get(label) if label in ran else None
-        if before and live.cell_of(before["found"]).spread <= cell.spread:
-            return
-        ran.add(label)
-        method = methods[label].model_dump(mode="json")
-        cells[label] = dict(method=method, found=_plain(asdict(cell)))
+        runs = cells[label]["runs"] + 1 if label in unsteady else 1
+        if label not in unsteady or cell.spread < spread(label):
+            method = methods[label].model_dump(mode="json")
+            cells[label] = dict(method=method, found=_plain(asdict(cell)))
+        cells[label] |= dict(runs=runs)
         spent = dict(seconds=round(seconds + time.monotonic() - begun))
         in_order = {label: cells[label] for label in methods if label in cells}
         _write(_file(name), about | spent, in_order)
 
-    ran: set[str] = set()
-    found = _run(bench, checked, network, left, checked.steps, keep)
-    # What was disturbed is run once more; the steadier run is kept, whatever its error.
-    unsteady = {label: left[label] for label, one in found.items() if one.spread > live.UNSTEADY}
+    unsteady: dict[str, Tried] = {}
+    left = {label: one for label, one in methods.items() if _unfit(kept, checked, network, label)}
+    bench.say(f"{name}: {len(left)} of {len(methods)} cells to record")
+    if left:
+        _run(bench, checked, network, left, checked.steps, keep)
+    unsteady |= {
+        label: one
+        for label, one in methods.items()
+        if cells[label]["runs"] < RUNS_AT_MOST and spread(label) > live.UNSTEADY
+    }
     if unsteady:
-        bench.say(f"{name}: {len(unsteady)} cells were unsteady, and are run once more")
+        bench.say(f"{name}: {len(unsteady)} unsteady cells to run once more")
         _run(bench, checked, network, unsteady, checked.steps, keep)
 
 
