@@ -111,6 +111,7 @@ class Settings(declarations.Settings):
 
     dataset: Dataset
     limit: PositiveInt | None
+    test_limit: PositiveInt | None
     sampler: Literal["random", "sequential"]
     augment: bool
     batch: PositiveInt
@@ -222,6 +223,7 @@ def a_run(
         synchronization=policy,
         dataset=settings.dataset,
         limit=settings.limit,
+        test_limit=settings.test_limit,
         workers=tuple(workers),
         sampler=settings.sampler,
         augment=settings.augment,
