@@ -119,6 +119,17 @@ def default_down(level: Level) -> Part:
     return level.up if load_codec(level.up).combine == "sum" else DENSE
 
 
+def passes(up: Sequence[Compressor], down: Sequence[Compressor]) -> bool:
+    """Whether payloads add all the way to the last server and their sum comes all the way back, in
+    one codec, so that only workers code.
+
+    Parameters
+    ----------
+    up: codecs of all levels. down: those in which the inner ones answer.
+    """
+    return up[-1].combine == "sum" and all(codec == up[-1] for codec in (*up, *down))
+
+
 def load_system(
     part: Part,
     levels: Sequence[Level],
@@ -231,8 +242,7 @@ class System:
         self.down = list(self.up[:-1] if down is None else down)
         self.model_down = [load_codec(DENSE)] * len(self.up) if model_down is None else model_down
         check_pair(exchanger, self.up[-1])
-        self.passes = self.up[-1].combine == "sum" and all(c == self.up[-1] for c in self.up)
-        """Whether payloads add all the way, in one codec."""
+        self.passes = passes(self.up, self.down)
         if not self.passes and not all(codec.one_shot for codec in self.up[:-1]):
             raise ValueError(f"{self.up[0].name} needs several rounds: outermost level only")
 
