@@ -4,7 +4,8 @@
 
 trains what is not there yet of the training ``residual`` of GeoMX's recipe, run by run. Whatever
 ends it, it goes on where it was: a run that ended is kept, and one that did not has its checkpoint,
-if its policy does not look at the clock.
+if its policy does not look at the clock. Which runs there are may depend on how earlier ones ended,
+as in a search for the learning rate, so that it asks anew after each.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,33 @@ def _unfit(wing: str, experiment: str, run: Recipe) -> str:
     return f"recorded with another {', '.join(other)}" if other else ""
 
 
-def record(wing: str, experiment: str, runs: Sequence[Recipe], jobs: int) -> None:
-    """Train and keep those of ``runs`` that are not there, ``jobs`` at a time."""
-    todo = [run for run in runs if _unfit(wing, experiment, run)]
-    print(f"{len(todo)} of {len(runs)} runs to record", flush=True)
+def ended(wing: str, experiment: str, run: Recipe) -> float | None:
+    """The test accuracy (%) with which a recorded run ended; minus infinity if it diverged, None if
+    it is not there or has other settings."""
+    if _unfit(wing, experiment, run):
+        return None
+    found = json.loads(_paths(wing, experiment, run)[1].read_text())["ended"]
+    return -math.inf if found is None else found
+
+
+def record(wing: str, experiment: str, runs: Callable[[], Sequence[Recipe]], jobs: int) -> None:
+    """Train and keep those of ``runs()`` that are not there, in their order, ``jobs`` at a time."""
     context = multiprocessing.get_context("spawn")
+    begun: set[str] = set()
     with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        made = [pool.submit(_record, wing, experiment, run.model_dump_json()) for run in todo]
-        for done in as_completed(made):
-            print(done.result(), flush=True)
+        busy: set[Future[str]] = set()
+        while True:
+            every = runs()
+            todo = [one for one in every if one.id not in begun and _unfit(wing, experiment, one)]
+            print(f"{len(todo)} of {len(every)} runs to record", flush=True)
+            for run in todo[: jobs - len(busy)]:
+                begun.add(run.id)
+                busy.add(pool.submit(_record, wing, experiment, run.model_dump_json()))
+            if not busy:
+                return
+            done, busy = wait(busy, return_when=FIRST_COMPLETED)
+            for one in done:
+                print(one.result(), flush=True)
 
 
 def _record(wing: str, experiment: str, told: str) -> str:
@@ -102,10 +121,14 @@ def _record(wing: str, experiment: str, told: str) -> str:
             part.write_text(json.dumps(seconds()))
         print(message, flush=True)
 
-    results.write(train(run, say, checkpoint=checkpoint), file)
+    rows = list(train(run, say, checkpoint=checkpoint))
+    results.write(rows, file)
+    broken = any(row.status == "failed" for row in rows)
+    accuracies = [row.value for row in rows if row.metric == "test_accuracy"]
     about = dict(
         command=_command(wing, experiment),
         sha256=_digest(file),
+        ended=None if broken else round(accuracies[-1], 4),
         seconds=round(seconds()),
         machine=f"{processor()}, {run.torch_threads} thread",
         versions={"python": platform.python_version()}
@@ -152,5 +175,5 @@ if __name__ == "__main__":
     parser.add_argument("experiment", help="a training that its Python files declare as recorded")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
-    asked = runs_of(given.wing, given.experiment, {"scale": "desk"})
-    record(given.wing, given.experiment, asked, given.jobs)
+    names = given.wing, given.experiment
+    record(*names, lambda: runs_of(*names, {"scale": "desk"}), given.jobs)

@@ -28,7 +28,7 @@ from slowlink.testbed.prices import Step, check_meetings, coding_s, exchange_s, 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import models, pipeline
 from slowlink.testbed.training.allocator import keep_freed_memory
-from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.datasets import Dataset, held_out, load_dataset
 from slowlink.testbed.training.device import Device, profile
 from slowlink.testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
 from slowlink.testbed.training.recipe import Link, Part, Recipe
@@ -146,6 +146,9 @@ class _Session:
             steps=recipe.steps,
             words=recipe.words,
         )
+        if recipe.validation:
+            apart = held_out(dataset, recipe.validation)
+            dataset = apart[recipe.judged_on == "validation"]
         part = fitting(recipe.model, dataset)
         model = models.make(part.name, recipe.seed, **part.parameters)
         stood = recipe.stands_for or part

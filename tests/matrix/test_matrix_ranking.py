@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from slowlink.reports.charts import Missing
 from slowlink.reports.evidence import Estimate
@@ -17,6 +18,7 @@ from tests.matrix.matrix_results import (
     KINDS,
     METHODS,
     PLACES,
+    RESIDUAL_AS,
     TRAINED_AS,
     made,
     round_s,
@@ -209,6 +211,39 @@ def test_the_headline_follows_the_rows(whole, short):
     wins = whole["case"].eq("sparse") & whole["metric"].eq("round_time")
     faster = whole.assign(value=whole["value"].where(~wins, 1e-3))
     assert "one is fastest everywhere" in ranking.headline(condensed(faster))
+
+
+def test_a_second_trained_model_stands_beside_the_first():
+    both = condensed(made(residual=True))
+    assert ranking.trained_models(both) == ["lenet5", "resnet50"]
+    assert set(ranking.arrived(both, "rounds_to_target", "resnet50")) == set(RESIDUAL_AS)
+    assert ranking.target(both) == 90 and ranking.target(both, "resnet50") == 58
+    places = ranking.times_to_target(both, model="resnet50")
+    for (_, bandwidth), times in places.items():
+        assert times["sparse"].mean == pytest.approx(100002 * round_s("sparse", bandwidth))
+    # Nothing of the first model changes by the second one.
+    alone = condensed(made())
+    assert str(ranking.times_to_target(both)) == str(ranking.times_to_target(alone))
+    assert ranking.qualified(both) == ranking.qualified(alone)
+
+
+def test_the_headline_says_where_the_two_models_differ():
+    said = ranking.headline(condensed(made(residual=True)))
+    # With LeNet-5 sparse is first at the two slower rates, of those that both were trained with.
+    assert (
+        "Between LeNet-5 and ResNet-50, the first to their targets differ on 4 of 6 networks: with "
+        "flat, even speeds and 10 Mbit/s, sparse for LeNet-5, dense and twin for ResNet-50." in said
+    )
+    assert ranking.apart(condensed(made())) == ""
+
+
+def test_the_target_is_met_by_a_test_over_seeds():
+    both = condensed(made(residual=True))
+    values = [61, 62, 63]
+    expected = stats.ttest_1samp(values, 58, alternative="greater").pvalue
+    found = ranking.met(both, "resnet50")
+    assert found["sparse"] == found["twin"] == pytest.approx(expected)
+    assert math.isnan(ranking.met(both)["lucky"])  # a seed diverged
 
 
 def test_nothing_to_condense_is_an_error(whole):

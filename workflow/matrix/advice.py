@@ -227,7 +227,7 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
 
 def table(
     places: Sequence[tuple[int, Offer]],
-    taught: Mapping[str, tuple[str, str]] | None = None,
+    taught: Mapping[str, dict[str, str]] | None = None,
     within_s: Mapping[str, Interval] | None = None,
     below: Mapping[str, BreakEven] | None = None,
 ) -> pd.DataFrame:
@@ -250,9 +250,11 @@ def table(
         if below:
             row["worth it"] = str(below.get(offer.label, ""))
         if taught is not None:
-            row["needs"], row["reaches"] = taught.get(offer.label, ("not trained", ""))
+            row |= taught.get(offer.label, {})
         rows.append(row)
-    return pd.DataFrame(rows)
+    made = pd.DataFrame(rows)
+    needs = [name for name in made if name.startswith("needs")]
+    return made.fillna(dict.fromkeys(needs, "not trained")).fillna("")
 
 
 # The form ---------------------------------------------------------------------------------------
@@ -436,16 +438,23 @@ def _restriction(text: str) -> dict[str, set[str]]:
     return made
 
 
-def learned(given: Any) -> dict[str, tuple[str, str]]:
-    """Rounds to the matrix's target and the accuracy after its rounds, in words, of every method
-    whose class was trained when the front page was made, by its label."""
-    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index("method")
-    same = systems.trained_as(given.found())
-    return {
-        label: (rows.at[under, "rounds"], rows.at[under, "accuracy"])
-        for label, under in same.items()
-        if under in rows.index
+def learned(given: Any) -> dict[str, dict[str, str]]:
+    """By label of every method whose class was trained when the front page was made, what it needs
+    to the target of each model that was trained, and what it reaches, in words."""
+    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index(["model", "method"])
+    found, residual = given.found(), given.residual
+    sharing = {
+        given.training.model.name: systems.trained_as(found),
+        residual.model.name: systems.recorded_as(found, given.every(), residual.classes),
     }
+    made: dict[str, dict[str, str]] = {}
+    for model, same in sharing.items():
+        for label, under in same.items():
+            if (model, under) in rows.index:
+                needs, reaches = rows.loc[(model, under), ["rounds", "accuracy"]]
+                told = {f"needs, {model}": needs, f"reaches, {model}": reaches}
+                made[label] = made.get(label, {}) | told
+    return made
 
 
 def restricted(found: Mapping[str, System], only: Mapping[str, set[str]]) -> dict[str, System]:
@@ -533,7 +542,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     found = restricted(given.found(), options.only)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
-    training = given.training
+    training, residual = given.training, given.residual
     if options.target is not None and asked.model != training.model.name:
         raise ValueError(
             f"--target: rounds were counted with {training.model.name} alone, and those of "
@@ -583,10 +592,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
         text.append(table(shown, learned(given), within_s, below).to_string(index=False))
         text.append(
-            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to "
-            f"{training.target:g} %, and reaches: accuracy after {training.rounds} rounds, of "
-            f"{training.model.name} on {training.dataset} with {training.workers} workers; another "
-            "model has others."
+            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
+            f"{training.target:g} % of {training.model.name} on {training.dataset}, "
+            f"{100 * residual.share:g} % of what plain values reach of {residual.model.name} on "
+            f"{residual.dataset}; reaches: accuracy after {training.rounds} and {residual.rounds} "
+            f"rounds. {_on(training, residual, asked.cluster.workers)} Another model has others."
         )
         if below:
             text[-1] += (
@@ -633,6 +643,13 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
         return "It stays first, or ties with the first, at both quartiles of all that was measured."
     ends = "; ".join(f"{label} is first with {where}" for where, label in others.items())
     return f"What was measured varies, and may change that: {ends}."
+
+
+def _on(training: Any, residual: Any, workers: int) -> str:
+    """On how many workers rounds were counted."""
+    there = sorted({training.workers, residual.workers})
+    told = f"Trained on {' and '.join(map(str, there))} workers"
+    return f"{told}." if there == [workers] else f"{told}, not on {workers}: a guess."
 
 
 def _json(

@@ -8,7 +8,7 @@ know of one stands in the method's file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -82,11 +82,8 @@ class System(Section):
         return self.synchronization == BSP and not self.coded
 
 
-class LocalSteps(Section):
-    """Everybody meets after so many ``iterations``; ``trained``: with these codecs."""
-
-    iterations: PositiveInt
-    trained: list[str]
+LocalSteps = dict[PositiveInt, list[str]]
+"""Everybody meets after so many iterations; with which codecs that is trained."""
 
 
 class BetweenSites(Section):
@@ -121,7 +118,7 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
     """Exchanges and fusions with plain values; codecs on every exchange that can carry them, in
     every round, between sites alone, and of what several iterations have changed; and policies
     whose workers meet in parts, with plain values."""
-    options, every = matrix.options, f"every {matrix.local_steps.iterations}"
+    options = matrix.options
 
     def part(name: str) -> Part:
         return Part(name=name, **options.get(name, {}))
@@ -152,10 +149,12 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
             f"{name} between sites",
             system("sites", [part(SITES)], DENSE, part(name), trained=told),
         )
-    meeting = Part(name="bsp", local_iterations=matrix.local_steps.iterations)
-    for name in known("compression"):
-        told = dict(synchronization=meeting, trained=name in matrix.local_steps.trained)
-        yield f"{name} {every}", system("local", carrying(name), of_changes(part(name)), **told)
+    for iterations, trained in matrix.local_steps.items():
+        meeting = Part(name="bsp", local_iterations=iterations)
+        for name in known("compression"):
+            told = dict(synchronization=meeting, trained=name in trained)
+            label = f"{name} every {iterations}"
+            yield label, system("local", carrying(name), of_changes(part(name)), **told)
     for name in known("synchronization"):
         if name != BSP.name:
             carrier = part(matrix.carriers.get(name, SERVER))
@@ -190,6 +189,15 @@ def trained_as(systems: Mapping[str, System]) -> dict[str, str]:
             named.setdefault(class_of(system), label)
     classes = {label: class_of(system) for label, system in systems.items()}
     return {label: named[one] for label, one in classes.items() if one in named}
+
+
+def recorded_as(
+    systems: Mapping[str, System], every: Mapping[str, System], classes: Iterable[str]
+) -> dict[str, str]:
+    """By system whose class is that of one of ``classes``, labels of ``every``: which one."""
+    named = {class_of(every[label]): label for label in classes}
+    made = {label: class_of(system) for label, system in systems.items()}
+    return {label: named[one] for label, one in made.items() if one in named}
 
 
 def class_of(system: System) -> str:
