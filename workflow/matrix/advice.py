@@ -203,9 +203,11 @@ def several(places: Sequence[tuple[int, Offer]], count: int) -> list[tuple[int, 
     kinds, chosen = set(), []
     for rank, offer in places:
         method = offer.method
-        kind = str(method.levels[-1].up.name), method.synchronization
-        if len(chosen) < count and str(kind) not in kinds:
-            kinds.add(str(kind))
+        meetings = method.synchronization
+        local = "local_iterations" in meetings.parameters
+        kind = method.levels[-1].up.name, meetings.name, local
+        if len(chosen) < count and kind not in kinds:
+            kinds.add(kind)
             chosen.append((rank, offer))
     plain = [place for place in places if place[1].label == USUAL and place not in chosen]
     return [*chosen, *plain]
@@ -573,9 +575,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             Offer(label, made, counted.get(label), method)
             for label, (method, made) in rounds.items()
         ]
-        places = ranked(offers)
+        taught = learned(given)
+        arrives = [offer for offer in offers if _arrives(taught.get(offer.label, {}))]
+        every, places = ranked(offers), ranked(arrives or offers)
         first = places[0][1]
-        shown = places if options.all else several(places, SHORT)
+        shown = every if options.all else several(places, SHORT)
         told = {offer.label: rounds[offer.label] for _, offer in shown}
         show("timing what each answer is worth")
         found_worth = list(choices(given, first.method, first.round, asked.timed))
@@ -586,11 +590,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         below = dict(own.break_evens(asked, methods, given))
         show("")
         if options.json:
-            return _json(text[0], places, found_worth, reasons, within_s, corners, below)
+            return _json(text[0], every, found_worth, reasons, within_s, corners, below)
         text += [reason(places)]
         if corners:
             text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
-        text.append(table(shown, learned(given), within_s, below).to_string(index=False))
+        text.append(table(shown, taught, within_s, below).to_string(index=False))
         text.append(
             f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
             f"{training.target:g} % of {training.model.name} on {training.dataset}, "
@@ -611,8 +615,14 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         if not options.all:
             text[-1] += (
                 f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
-                f"{len(places)} methods, and why {len(reasons)} others cannot run."
+                f"{len(every)} methods, and why {len(reasons)} others cannot run."
             )
+            short = [offer.label for _, offer in every if offer.seconds < first.seconds]
+            if short:
+                text[-1] += (
+                    f" {len(short)} have shorter rounds and were not trained to a target, or never "
+                    f"reach it: {', '.join(short[:SHORT])}{', …' * (len(short) > SHORT)}."
+                )
         text.append(f"What each answer of {first.label} is worth, the other three as they are:")
         text.append(worth(found_worth).to_string(index=False))
     if options.target is not None:
@@ -626,7 +636,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
                 "rounds count, which all methods were trained for."
             )
     else:
-        text[1:1] = ["By round time alone; methods that lose information may need more rounds."]
+        text[1:1] = [
+            "By the time of a round, among methods that reached a target when they were trained; "
+            "those that lose information may need more rounds, as told."
+        ]
     if reasons and (options.all or not rounds):
         by_reason: dict[str, list[str]] = {}
         for label, why in reasons.items():
@@ -643,6 +656,12 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
         return "It stays first, or ties with the first, at both quartiles of all that was measured."
     ends = "; ".join(f"{label} is first with {where}" for where, label in others.items())
     return f"What was measured varies, and may change that: {ends}."
+
+
+def _arrives(taught: Mapping[str, str]) -> bool:
+    """Whether a method reached the target of each model that it was trained with."""
+    needs = [told for name, told in taught.items() if name.startswith("needs")]
+    return bool(needs) and not any(told.startswith("never") for told in needs)
 
 
 def _on(training: Any, residual: Any, workers: int) -> str:
