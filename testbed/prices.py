@@ -103,15 +103,6 @@ def check_pair(exchanger: Exchange, codec: Compressor) -> None:
         )
 
 
-def check_meetings(exchanger: Exchange, policy: Policy) -> None:
-    """Refuse an exchange whose nodes keep no model for those who are not there."""
-    if exchanger.whole and not policy.together:
-        raise ValueError(
-            f"{_name(exchanger)} cannot carry {_name(policy)}: some of the workers meet without "
-            "the others, and no node keeps a model for these; use an exchange with a server"
-        )
-
-
 @cache
 def default_down(level: Level) -> Part:
     """The codec in which an inner level answers where its recipe names none."""
@@ -245,6 +236,36 @@ class System:
         self.passes = passes(self.up, self.down)
         if not self.passes and not all(codec.one_shot for codec in self.up[:-1]):
             raise ValueError(f"{self.up[0].name} needs several rounds: outermost level only")
+
+    def check_meetings(self, policy: Policy) -> None:
+        """Refuse a policy whose meetings this exchange or these codecs cannot serve, with the
+        reason."""
+        name, outer, when = _name(self.exchange), self.up[-1].name, _name(policy)
+        apart = f"{name} cannot carry {when}: some of the workers meet without the others, and "
+        if not policy.together and self.exchange.whole:
+            raise ValueError(
+                apart + "no node keeps a model for these; use an exchange with a server"
+            )
+        if not policy.together and set(self.holders) & set(self.topology.workers.tolist()):
+            raise ValueError(
+                apart + "the sum is with one of these, not with a server that keeps a model"
+            )
+        keeps = policy.travels == "delta" or policy.asynchronous
+        if keeps and not self.exchange.whole and not all(one.one_shot for one in self.up):
+            raise ValueError(
+                f"{name} cannot carry {outer} with {when}: it sends in several rounds, and between "
+                "them a server that keeps the model answers nobody; use an exchange without one"
+            )
+        if policy.averages_inside and any(one.name != DENSE.name for one in self.up):
+            raise ValueError(
+                f"{when} averages at several levels, and {outer} would keep one memory for all of "
+                "them: only identity"
+            )
+
+    @cached_property
+    def holders(self) -> list[int]:
+        """Who has the sum after the push of an exchange that is not ``whole``."""
+        return self.transfers_of("push").plan.receivers.tolist()
 
     @cached_property
     def transfers(self) -> Transfers:

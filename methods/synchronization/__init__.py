@@ -141,6 +141,13 @@ class Policy:
     rounds then follow each other. One instance may answer other than its class, by its
     parameters."""
 
+    alone: ClassVar[bool] = False
+    """Whether every meeting has one member, who meets the server."""
+
+    averages_inside: ClassVar[bool] = False
+    """Whether some meetings average a part of the workers without reaching the server's model
+    (:attr:`Sync.level` 0). One instance may answer other than its class, by its parameters."""
+
     groups: tuple[int, ...] = field(default=(), init=False)
 
     def begin(self, groups: Sequence[int]) -> list[Decision]:

@@ -24,7 +24,7 @@ from slowlink.methods.fusion import Costs
 from slowlink.methods.synchronization import Continue, Finished, Policy, Sync, Synced
 from slowlink.testbed import files
 from slowlink.testbed.network import Network, geo_sites, star
-from slowlink.testbed.prices import Step, check_meetings, coding_s, exchange_s, load_system
+from slowlink.testbed.prices import Step, coding_s, exchange_s, load_system
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import models, pipeline
 from slowlink.testbed.training.allocator import keep_freed_memory
@@ -102,7 +102,7 @@ def train(
             "uneven workers and runs of so many seconds take one network a run, "
             f"not {len(recipe.networks)}, and no overlap"
         )
-    check_meetings(session.exchange, policy)
+    session.system.check_meetings(policy)
     try:
         if lockstep:
             yield from _lockstep(session, policy, checkpoint)
@@ -530,11 +530,6 @@ class _Server:
         self.met[meeting.number] = {rank: self.learner.replicas[rank] for rank in sync.members}
         if not sync.bringing:
             return Traffic(rounds=[{}])
-        if sync.level != GLOBAL and self.session.recipe.levels[-1].up.name != "identity":
-            raise ValueError(
-                f"{self.session.recipe.synchronization.name} averages at several levels, and a "
-                "codec would keep one memory for all of them: only identity"
-            )
         brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
         weights = sync.weights and [weight for weight in sync.weights if weight]
         self.brought[meeting.number] = self.learner.aggregate(sync.bringing, brought, weights)

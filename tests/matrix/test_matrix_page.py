@@ -286,6 +286,18 @@ def test_cards_say_where_a_method_wins(short):
     ]
 
 
+def test_what_is_no_row_stands_beside_the_fastest_row(short):
+    (line,) = page.beyond.make(short, None).to_dict("records")
+    assert line == {
+        "cell": "ResNet-50, 16 workers, flat, 1 Gbit/s",
+        "group": "policies with codecs",
+        "systems": 3,
+        "the fastest of them": "ssp with fp16 by one server",
+        "the fastest row": "sparse",
+        "times its round": 4.0,
+    }
+
+
 def test_what_answers_are_worth_and_who_stays_first(short):
     worth = page.worth.make(short, None).set_index("question")
     assert list(worth["next best"]) == ["plink: +1.0 %", "top_k: -10.0 %", "layer_wise: +25.0 %"]

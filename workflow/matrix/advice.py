@@ -541,7 +541,9 @@ def _counted(
 def answer(options: argparse.Namespace, given: Any) -> str:
     """The answer as text."""
     asked = own.asked(options, given, cluster)
-    found = restricted(given.found(), options.only)
+    # What nobody trained is not among the first: it is timed for who wants all, or names it.
+    space = given.found() | (systems.beyond(given) if options.all or options.only else {})
+    found = restricted(space, options.only)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
     training, residual = given.training, given.residual

@@ -603,7 +603,7 @@ def condensed(
     )
 
 
-@experiment(after=[condensed], makes=("worth", "robust"), minutes=2, memory_mb=3000)
+@experiment(after=[condensed], makes=("worth", "beyond", "robust"), minutes=4, memory_mb=3000)
 def answers(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """What each answer of the fastest method is worth, and whether it stays the fastest if prices
     are off; in the cells that are shown from near, with even speeds."""

@@ -382,6 +382,33 @@ def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
     return pd.DataFrame(made)
 
 
+@table(
+    title="What is no row of the matrix",
+    shows="Policies with every codec, by one server and by sites, and every pair of codecs inside "
+    "of sites and between them: the fastest of them in each cell, and its round in times of that "
+    "of the fastest row that reaches the target. None of these was trained; which of them a cell "
+    "can run at all is a rule that training them in small confirms. ",
+    of=[answers],
+)
+def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell and group."""
+    found = of(rows, "beyond")
+    if found.empty:
+        raise Missing("nothing was timed besides the rows of the matrix")
+    return pd.DataFrame(
+        {
+            "cell": f"{model_name(one.model)}, {one.workers} workers, "
+            f"{one.variant.partition('/')[0]}, {rate(one.bandwidth)}",
+            "group": {"policy": "policies with codecs", "sites": "pairs of codecs"}[one.group],
+            "systems": int(one.systems),
+            "the fastest of them": one.best,
+            "the fastest row": one.method,
+            "times its round": _rounded(one.value),
+        }
+        for one in found.itertuples()
+    )
+
+
 # All cells, and one of them -----------------------------------------------------------------------
 
 

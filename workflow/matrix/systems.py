@@ -8,6 +8,7 @@ know of one stands in the method's file.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -162,6 +163,52 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
             yield name, system("policy", [carrier], *[DENSE] * depth, synchronization=part(name))
     for name in known("fusion"):
         yield name, system("fusion", [part("ring")], DENSE, fusion=part(name))
+
+
+def beyond(matrix: Matrix) -> dict[str, System]:
+    """What the space has besides the rows of the matrix, and nobody has trained: policies with
+    every codec, by one server and by sites; and every pair of codecs inside of sites and between
+    them. Some of it cannot run, and says why when it is timed. Where only some rows are asked for,
+    what is made of their methods.
+
+    Where a meeting has one member, sites have nothing to add up, and only one server is taken.
+    """
+    options, made = matrix.options, {}
+
+    def part(name: str) -> Part:
+        return Part(name=name, **options.get(name, {}))
+
+    codecs = [name for name in known("compression") if name != DENSE.name]
+    for policy in known("synchronization"):
+        if policy == BSP.name:
+            continue
+        meeting, named = part(policy), matrix.carriers.get(policy)
+        changes = constant("synchronization", policy, "travels", "gradient") == "delta"
+        told = dict(group="policy", synchronization=meeting, fusion=WHOLE, trained=False)
+        for name in (DENSE.name, *codecs):
+            codec = of_changes(part(name)) if changes else part(name)
+            ways = {"by one server": (SERVER, [codec])}
+            if not constant("synchronization", policy, "alone", False):
+                ways["by sites"] = SITES, [DENSE, codec]
+            for way, (carrier, parts) in ways.items():
+                levels = [Level(up=one) for one in parts]
+                if named in (None, carrier):
+                    label = f"{policy} with {name} {way}"
+                    made[label] = System(exchange=[part(carrier)], levels=levels, **told)
+    pairs = dict(group="sites", fusion=matrix.fusion, trained=False)
+    for inner, outer in itertools.product(codecs, (DENSE.name, *codecs)):
+        levels = [Level(up=part(inner)), Level(up=part(outer))]
+        label = f"{inner} in sites, {outer} between"
+        made[label] = System(exchange=[part(SITES)], levels=levels, **pairs)
+    rows = found(matrix)
+    known_there = {class_of(one) + str(one.exchange) for one in rows.values()}
+    used = {p.name for label in matrix.labels or rows for p in rows[label].parts}
+    return {
+        label: one
+        for label, one in made.items()
+        if class_of(one) + str(one.exchange) not in known_there
+        and (matrix.labels is None or {p.name for p in one.parts} <= used)
+    }
 
 
 def of_changes(codec: Part) -> Part:

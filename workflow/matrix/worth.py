@@ -18,6 +18,7 @@ from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import layers
 from slowlink.testbed.training.recipe import Level, Part
 from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix import systems
 from slowlink.workflow.matrix.ranking import (
     close_workers,
     closeups,
@@ -166,13 +167,15 @@ def coded_again(method: Method, part: Callable[[str], Part]) -> tuple[Level, ...
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """The rounds of the fastest method, of those that reach the target, with each answer changed
-    (``worth``); and who is the fastest if a price is off (``robust``).
+    (``worth``); how near to it comes what is no row of the matrix (``beyond``); and who is the
+    fastest if a price is off (``robust``).
 
     Parameters
     ----------
     rows: what the matrix condenses of its results.
     """
     settings, rows = bench.settings, coordinates(rows)
+    beyond = systems.beyond(settings)
     machine, found = device.profile(settings.device), settings.found()
     times = metric(rows, "round_time")[qualified(rows)]
     networks = {(where, one.workers, one.bandwidth): one for where, one in clusters(settings)}
@@ -198,6 +201,16 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     at["chosen"] = choice.chosen
                     name = f"{choice.question}: {answer}"
                     yield row("round_time", value, "s", experiment="worth", case=name, at=at)
+            others = [m for name, one in beyond.items() for m in methods_of(name, one)]
+            for group in dict.fromkeys(one.group for one in others):
+                mine = [one for one in others if one.group == group]
+                try:
+                    best, ahead_of = best_round(mine, *given)
+                except ValueError:
+                    continue
+                at = dict(method=label, group=group, best=best.label, systems=float(len(mine)))
+                times_it = ahead_of.round_s / made.round_s
+                yield row("times_the_best", times_it, "1", experiment="beyond", case=group, at=at)
             # A price that is off by a factor changes no round by more than that.
             rivals = list(ahead.index[ahead <= OFF * ahead.iloc[0]])
             for change, (there, machine_there) in _changes(cluster, machine).items():
