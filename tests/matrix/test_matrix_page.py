@@ -286,6 +286,18 @@ def test_cards_say_where_a_method_wins(short):
     ]
 
 
+def test_regret_names_what_it_costs_and_where(short):
+    (line,) = page.regrets.make(short, None).to_dict("records")
+    assert line["always"] == "sites only" and line["cells that cannot run it"] == 12
+    assert line["reaches the target"] == "yes" and line["where"].startswith("LeNet-5, 8 workers, s")
+    lost = page.never.make(short, None).set_index("method")
+    assert list(lost.index) == ["sites only", "loose"]  # never first, the nearest first
+    fast = page.fastest.make(short, None).set_index("cell")
+    cell = "ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s"
+    assert fast.at[cell, "fastest"] == "sparse" and fast.at[cell, "carried by"] == "ring"
+    assert fast.at[cell, "next"] == "dense: 4.33 times" and fast.at[cell, "within 2 %"] == ""
+
+
 def test_what_is_no_row_stands_beside_the_fastest_row(short):
     (line,) = page.beyond.make(short, None).to_dict("records")
     assert line == {

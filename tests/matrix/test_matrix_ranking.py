@@ -213,6 +213,28 @@ def test_the_headline_follows_the_rows(whole, short):
     assert "one is fastest everywhere" in ranking.headline(condensed(faster))
 
 
+def test_regret_is_the_round_over_the_best_there_by_hand(short):
+    found = ranking.regret(short, ["sites only", "hasty", "dense"]).set_index("method")
+    known = ["dense", "twin", "sparse", "sites only", "loose"]
+    for label, row in found.iterrows():
+        over = {}
+        for where, bandwidth in itertools.product(KINDS, (1e7, 1e9, 1e11)):
+            there = [k for k in known if k != "sites only" or where.startswith("sites")]
+            if label != "sites only" or where.startswith("sites"):
+                best = min(round_s(k, bandwidth) for k in there)
+                over[where, bandwidth] = round_s(label, bandwidth) / best
+        values = np.array(list(over.values()))
+        assert row["mean"] == pytest.approx(np.exp(np.log(values).mean()))
+        assert row["worst"] == pytest.approx(values.max())
+        assert row["least"] == pytest.approx(values.min())
+        assert over[row["where"][1], row["where"][3]] == pytest.approx(values.max())
+        assert row["cannot"] == (12 if label == "sites only" else 0)
+    assert (
+        found.at["hasty", "least"] < 1
+    )  # it does not reach the target, and is held against others
+    assert list(found["mean"]) == sorted(found["mean"])
+
+
 def test_a_second_trained_model_stands_beside_the_first():
     both = condensed(made(residual=True))
     assert ranking.trained_models(both) == ["lenet5", "resnet50"]

@@ -526,7 +526,7 @@ def _of(experiment: str, runs: Iterable[list[Row]]) -> Iterator[list[Row]]:
     return (run for run in runs if run[0].experiment == experiment)
 
 
-@declarations.training(summarise=at_residual_target, recorded=True, makes=(RATES, GOAL))
+@declarations.training(summarise=at_residual_target, recorded=True, apart=True, makes=(RATES, GOAL))
 def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
     """Methods on a residual network with BatchNorm, at the best rate of the same search for each.
 

@@ -44,15 +44,20 @@ if not PLANNING or TYPE_CHECKING:
         TIE,
         WHERE,
         arrived,
+        carried,
+        closeups,
         dense,
         first,
         guessed,
         info,
         met,
+        metric,
         model_name,
         of,
+        qualified,
         ranked,
         rate,
+        regret,
         rounds,
         strongholds,
         trained_models,
@@ -174,11 +179,12 @@ winners_models = Figure(
 )
 def ranking(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """All methods, from the best."""
-    found = ranked(rows)
+    found, over = ranked(rows), carried(rows)
     compared, most = rounds(rows)
     made = {
         "method": found["method"],
         "group": found["group"],
+        "carried fastest by": [over.get(label, "") for label in found["method"]],
         "cells": found["cells"],
         "score (%)": [round(100 * one, 1) for one in found["score"]],
         "fastest alone": found["wins alone"],
@@ -407,6 +413,93 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
         }
         for one in found.itertuples()
     )
+
+
+@table(
+    title="What always picking one thing costs",
+    shows="Regret: the round of a named system in times of the fastest of the cell, in the "
+    "geometric mean over all cells in which it can run, and at worst. The fastest is taken "
+    + _QUALIFIED[0].lower()
+    + _QUALIFIED[1:],
+    of=[condensed],
+)
+def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a named system, from the least regret."""
+    groups, needed = info(rows)["group"], arrived(rows, "rounds_to_target")
+    found = regret(rows, list(groups.index[groups == "system"]))
+    return pd.DataFrame(
+        {
+            "always": found["method"],
+            "times the best (mean)": found["mean"].map(_rounded),
+            "at worst": found["worst"].map(_rounded),
+            "where": [_cell(*key) for key in found["where"]],
+            "cells that cannot run it": found["cannot"],
+            "reaches the target": [_reaches(needed.get(label)) for label in found["method"]],
+        }
+    )
+
+
+def _reaches(one: Estimate | None) -> str:
+    if one is None:
+        return "not trained"
+    return f"not with {one.never} of {one.seeds} seeds" if one.never else "yes"
+
+
+@table(
+    title="What never has the shortest round",
+    shows="Methods that are in no cell within 2 % of the fastest, by how near they come. "
+    + _QUALIFIED,
+    of=[condensed],
+)
+def never(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a method that never wins."""
+    found = regret(rows, qualified(rows))
+    found = found[found["least"] > 1 + TIE].sort_values("least", ignore_index=True)
+    return pd.DataFrame(
+        {
+            "method": found["method"],
+            "nearest to the best (times)": found["least"].map(_rounded),
+            "where": [_cell(*key) for key in found["nearest"]],
+        }
+    )
+
+
+@table(
+    title="The fastest, and what carries it",
+    shows="The shortest round in the cells that are shown from near, by which exchange, and the "
+    "runners-up: those within 2 %, and the next. " + _QUALIFIED,
+    of=[condensed],
+)
+def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell shown from near."""
+    times, made = metric(rows, "round_time")[qualified(rows)], []
+    over = of(rows, "round_times").set_index([*CELL, "method"])["exchange"]
+    near = closeups(of(rows, "round_times"), of(rows, "arrived"))
+    places = {(one["model"], one["variant"], one["bandwidth"]) for one in near}
+    for key, row in times.iterrows():
+        ahead = row.dropna().sort_values(kind="stable")
+        if (key[0], key[1], key[3]) not in places or ahead.empty:
+            continue
+        tied = list(ahead.index[(ahead <= (1 + TIE) * ahead.iloc[0])])
+        rest = ahead.index.difference(tied, sort=False)
+        label, longer = ahead.index[0], ahead / ahead.iloc[0]
+        made.append(
+            {
+                "cell": _cell(*key),
+                "fastest": label,
+                "carried by": over.loc[(*key, label)],
+                "round (s)": _rounded(ahead.iloc[0]),
+                "within 2 %": ", ".join(tied[1:]),
+                "next": "; ".join(f"{name}: {longer[name]:.3g} times" for name in rest[:1]),
+            }
+        )
+    return pd.DataFrame(made)
+
+
+def _cell(model: str, where: str, workers: int, bandwidth: float) -> str:
+    """A cell in words."""
+    place = f"{model_name(model)}, {workers} workers"
+    return f"{place}, {WHERE.get(where, where)}, {rate(bandwidth)}"
 
 
 # All cells, and one of them -----------------------------------------------------------------------

@@ -447,6 +447,39 @@ def ranked(results: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(order, ascending=False, kind="stable", ignore_index=True)
 
 
+def carried(results: pd.DataFrame) -> dict[str, str]:
+    """By method, the exchange that most often carried it fastest, and in how many of its cells."""
+    found = of(results, "round_times").groupby("method", sort=False)["exchange"]
+    made = {}
+    for label, names in found:
+        counts = names.value_counts()
+        made[label] = counts.index[0]
+        if len(counts) > 1:
+            made[label] += f" in {counts.iloc[0]} of {len(names)} cells"
+    return made
+
+
+def regret(results: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """What one loses who always picks one of these methods: a row a method, from the least.
+
+    Its round over that of the best :func:`qualified` method of the cell, in the geometric mean and
+    at ``worst``, over the cells in which it runs, and ``where`` that is, a key of the cell.
+    """
+    times = metric(results, "round_time")
+    best_there = times[qualified(results)].min(axis=1)
+    rows = []
+    for label in labels:
+        over = (times[label] / best_there).dropna() if label in times else pd.Series(dtype=float)
+        if over.empty:
+            continue
+        mean, worst, where = float(np.exp(np.log(over).mean())), float(over.max()), over.idxmax()
+        cannot = int(best_there.notna().sum() - len(over))
+        line = dict(method=label, mean=mean, worst=worst, where=where, cannot=cannot)
+        rows.append(line | dict(least=float(over.min()), nearest=over.idxmin()))
+    columns = ["method", "mean", "worst", "where", "cannot", "least", "nearest"]
+    return pd.DataFrame(rows, columns=columns).sort_values("mean", ignore_index=True)
+
+
 def strongholds(results: pd.DataFrame) -> dict[str, str]:
     """Where each method that is ever first, alone or tied, most often is: network and bandwidth,
     with how many of the cells there."""
