@@ -213,6 +213,28 @@ def test_the_headline_follows_the_rows(whole, short):
     assert "one is fastest everywhere" in ranking.headline(condensed(faster))
 
 
+def test_rounds_are_interpolated_between_ratios_and_never_beyond(whole):
+    """loose, which looks at the clock, trained at 10 Mbit/s and 100 Gbit/s besides."""
+    mine = whole[(whole["case"] == "loose") & (whole["experiment"] == "training")]
+    rounds = mine["metric"] == "rounds_to_target"
+    slow = mine.assign(bandwidth=1e8, value=mine["value"].where(~rounds, mine["value"] + 10))
+    fast = mine.assign(bandwidth=1e11, value=mine["value"].where(~rounds, mine["value"] - 4))
+    table = condensed(pd.concat([whole, slow, fast], ignore_index=True))
+    assert ranking.arrived(table, "rounds_to_target")["loose"].by_seed.tolist() == [11, 12, 13]
+    at = {b: ranking.rounds_at(table, "loose", b).by_seed.tolist() for b in (1e8, 1e9, 1e10, 1e11)}
+    assert at[1e8] == [21, 22, 23] and at[1e9] == [11, 12, 13] and at[1e11] == [7, 8, 9]
+    assert at[1e10] == pytest.approx([9, 10, 11])  # half way, of the logarithm
+    for bandwidth, there in ((1e7, False), (1e8, True), (5e9, True), (1e11, True), (2e11, False)):
+        assert ("loose" in ranking.holding(table, "flat/even", bandwidth)) == there
+        assert "loose" not in ranking.holding(table, "sites/even", bandwidth)
+    assert ranking.guesses(table, "flat/even", 5e9, "lenet5") == {"loose"}
+    assert ranking.guesses(table, "flat/even", 1e9, "lenet5") == set()
+    times = ranking.times_to_target(table)
+    assert "loose" not in times["flat/even", 1e7]
+    expected = 8 * round_s("loose", 1e11)
+    assert times["flat/even", 1e11]["loose"].mean == pytest.approx(expected)
+
+
 def test_regret_is_the_round_over_the_best_there_by_hand(short):
     found = ranking.regret(short, ["sites only", "hasty", "dense"]).set_index("method")
     known = ["dense", "twin", "sparse", "sites only", "loose"]

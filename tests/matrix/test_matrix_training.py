@@ -6,6 +6,7 @@ import math
 import pytest
 
 from slowlink.testbed.results import Row, frame
+from slowlink.testbed.training.pipeline import layers
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.matrix import advice, experiments
 from slowlink.workflow.matrix.experiments import arrivals, until_target
@@ -185,3 +186,17 @@ def test_what_is_recorded_is_held_against_a_share_of_plain_values(planned):
     assert [(row.at["rung"], row.at["lr"], row.value) for row in tried][:2] == [
         (60, 0.003, 60), (60, 0.01, 60)
     ]  # fmt: skip
+
+
+def test_policies_that_look_at_the_clock_are_trained_at_the_ratios_that_are_stated():
+    """Both ways of the model on a link of its own, in times of an iteration of the fastest."""
+    recipe = advice.recipe()
+    bench, how = Bench("matrix", "training", recipe, "desk"), recipe.training
+    for ratio in how.ratios:
+        made = experiments.run(bench, how, "ssp", 0.1, 1, 100, "training", ratio=ratio)
+        link = made.networks["ssp"]
+        values = sum(math.prod(t.shape) for t in layers(how.model).tensors)
+        seconds = 2 * 32 * values / (link.lan * link.efficiency)
+        assert seconds == pytest.approx(ratio * made.compute_s) and link.lan == link.wan
+        assert made.at == {"method": "ssp", "ratio": ratio}
+    assert len(how.ratios) == 3

@@ -111,8 +111,14 @@ class Taught(Section):
 
 class Training(Taught):
     """Rates are tried for ``tuning_rounds``. What has not reached ``target`` (%) after ``rounds``
-    goes on, for ``most_rounds`` at most."""
+    goes on, for ``most_rounds`` at most.
 
+    ``ratios``: how many times as long as the fastest worker computes an iteration both ways of the
+    model take on a link of its own, where policies that look at the clock are trained; their rates
+    are tried at the middle one.
+    """
+
+    ratios: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
     tuning_rounds: PositiveInt
     most_rounds: PositiveInt
     target: PositiveFloat
@@ -331,8 +337,10 @@ def run(
     rounds: int,
     experiment: str,
     system: System | None = None,
+    ratio: float | None = None,
 ) -> Recipe:
-    """One training run of a method, of the settings if no ``system`` is given."""
+    """One training run of a method, of the settings if no ``system`` is given; at the training's
+    bandwidth if no ``ratio`` is."""
     settings = bench.settings
     system, links = system or settings.found()[label], settings.networks
     part = system.synchronization
@@ -350,9 +358,10 @@ def run(
     fused = lockstep and system.codec_scope == "group"
     grouping = system.fusion if fused else Part(name="layer_wise")
     overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
+    bandwidth = training.bandwidth if ratio is None else bandwidth_at(ratio, settings, training)
     link = Link(
-        lan=links.lan if several else training.bandwidth,
-        wan=training.bandwidth,
+        lan=links.lan if several else bandwidth,
+        wan=bandwidth,
         lan_latency=links.latency,
         wan_latency=links.wan_latency if several else links.latency,
         efficiency=links.efficiency,
@@ -361,10 +370,9 @@ def run(
     if overlap:
         options = dict(overlap=True, overhead_s=links.overhead_s)
     if not lockstep:
-        machine, tensors = device.profile(settings.device), pipeline.layers(training.model)
         options = dict(
             uneven=Uneven(highest=settings.speeds[training.speeds]),
-            compute_s=pipeline.single_gpu_s(machine, tensors, batch),
+            compute_s=computing_s(settings, training),
         )
     if policy.asynchronous and policy.travels == "gradient":
         options["optimizer_at"] = "server"
@@ -372,7 +380,7 @@ def run(
         document=bench.document,
         experiment=experiment,
         system=label,
-        at=dict(method=label),
+        at=dict(method=label) | ({} if ratio is None else dict(ratio=ratio)),
         exchange=carrier,
         levels=tuple(Level(**level) for level in levels),
         synchronization=system.synchronization,
@@ -411,8 +419,11 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
     load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
     tried: dict[float, float] = {}
     one = partial(run, bench, training, part)
+    lockstep = in_lockstep(bench.settings.found()[part].synchronization)
+    ratios = [None] if lockstep else sorted(training.ratios)
+    middle = ratios[len(ratios) // 2]
     for lr in training.grid:
-        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning")
+        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=middle)
         curve = list(train(recipe, bench.say, load))
         (final,) = (
             row
@@ -423,16 +434,16 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
         yield final.model_copy(update=dict(at=final.at | dict(lr=lr)))
     best = max(tried, key=tried.__getitem__)
     bench.say(f"{part}: learning rate {best:g}")
-    curves: list[Row] = []
-    for seed in training.seeds:
-        recipe = one(best, seed, training.most_rounds, bench.experiment)
-        curves += until_target(
-            train(recipe, bench.say, load), training.target, training.rounds, training.window
-        )
-    yield from curves
-    chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
-    yield _summary(curves[0], **chosen, status="ok", reason="")
-    yield from arrivals(curves, training.target, training.rounds, training.window)
+    for ratio in ratios:
+        curves: list[Row] = []
+        for seed in training.seeds:
+            recipe = one(best, seed, training.most_rounds, bench.experiment, ratio=ratio)
+            run_of = train(recipe, bench.say, load)
+            curves += until_target(run_of, training.target, training.rounds, training.window)
+        yield from curves
+        chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
+        yield _summary(curves[0], **chosen, status="ok", reason="")
+        yield from arrivals(curves, training.target, training.rounds, training.window)
 
 
 def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
@@ -490,6 +501,19 @@ def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> 
 
 def _summary(point: Row, **fields) -> Row:
     return point.model_copy(update=dict(round=-1, time_s=math.nan) | fields)
+
+
+def computing_s(settings: Matrix, training: Taught) -> float:
+    """Seconds of an iteration of the fastest worker."""
+    batch = max(1, settings.models[training.model.name] // training.workers)
+    machine, tensors = device.profile(settings.device), pipeline.layers(training.model)
+    return pipeline.single_gpu_s(machine, tensors, batch)
+
+
+def bandwidth_at(ratio: float, settings: Matrix, training: Taught) -> float:
+    """bit/s of a link on which plain values take so many times an iteration, there and back."""
+    nbytes = 2 * 4 * sum(pipeline.layers(training.model).sizes)
+    return 8 * nbytes / (settings.networks.efficiency * ratio * computing_s(settings, training))
 
 
 # A residual network, whose training is recorded ---------------------------------------------------

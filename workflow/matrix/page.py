@@ -49,6 +49,7 @@ if not PLANNING or TYPE_CHECKING:
         dense,
         first,
         guessed,
+        guesses,
         info,
         met,
         metric,
@@ -116,10 +117,11 @@ _TRAINED = (
     "the same number of rounds, or at the first evaluation after it; methods that have not reached "
     "the target by then train on, up to a most, and may reach it later (both numbers head the "
     "table of all methods). Where all workers meet, whatever the clock says, the rounds that are "
-    "needed are the same on any network. Those of policies that look at the clock are not, so that "
-    "they are compared only where they were trained. Codecs of local steps and between sites are "
-    "trained where the recipe says so; of the others, only rounds are known, and they are not "
-    "ranked. Intervals are 95 % of the mean over seeds. "
+    "needed are the same on any network. Those of policies that look at the clock are not: they "
+    "were trained with uneven speeds at three ratios of communication to computing, and are "
+    "compared there and in between, where their rounds are interpolated, a guess; never beyond. "
+    "Codecs of local steps and between sites are trained where the recipe says so; of the others, "
+    "only rounds are known, and they are not ranked. Intervals are 95 % of the mean over seeds. "
 )
 
 
@@ -295,8 +297,8 @@ winners_target = Figure(
     title="Time to the target accuracy",
     shows="Rounds that training needs times the seconds of a round on that network. "
     + _TRAINED
-    + "Next is the first that is surely later. Methods that did not get there with every seed "
-    "are counted, and come last in the list of all.",
+    + "Next is the first that is surely later; ≈ marks rounds that are interpolated. Methods that "
+    "did not get there with every seed are counted, and come last in the list of all.",
     of=[condensed],
 )
 def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -304,6 +306,8 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     plain = set(dense(rows))
     lines = []
     for (model, where, bandwidth), times in places(rows).items():
+        guess = dict.fromkeys(guesses(rows, where, bandwidth, model), " ≈")
+        times = {label + guess.get(label, ""): one for label, one in times.items()}
         ahead = first(times)
         ordered = sorted(times, key=lambda label: times[label].mean)
         later = [name for name in ordered if name not in ahead and not times[name].never]

@@ -29,6 +29,7 @@ if not PLANNING or TYPE_CHECKING:
         holding,
         info,
         metric,
+        middle,
         model_name,
         of,
         profile,
@@ -153,12 +154,12 @@ def _points(rows: pd.DataFrame, model: str) -> Iterator[pd.DataFrame]:
     for cell in closeups(of(rows, "round_times"), trained):
         there, where, bandwidth = cell.values()
         key = (model, where, trained["workers"].iloc[0], bandwidth)
-        named = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
+        holds = holding(rows, where, bandwidth, model)
+        named = trained["method"].isin(holds) & (trained["variant"] == where)
         if there != model or key not in times.index:
             continue
         if not where.endswith("/even") and not named.any():
             continue
-        holds = holding(rows, where, bandwidth, model)
         row = times.loc[key].dropna()
         labels = [label for label in accuracy if label in row and label in holds]
         if not labels:
@@ -172,6 +173,7 @@ def _points(rows: pd.DataFrame, model: str) -> Iterator[pd.DataFrame]:
         who = "between sites" if sites else "of a worker"
         at["sent"] = f"{model_name(model)}, {kind}: {who}"
         ends = trainings(rows, model, "final_accuracy")
+        ends = pd.concat(middle(some) for _, some in ends.groupby("method", sort=False))
         yield ends.merge(at, left_on="method", right_index=True)
 
 

@@ -329,9 +329,46 @@ def arrived(results: pd.DataFrame, name: str, model: str | None = None) -> dict[
     as in :func:`trainings`. Runs that diverged have no accuracy, those that never reached the
     target no rounds: infinite."""
     return {
-        label: Estimate.of(some.set_index("seed")["value"].fillna(math.inf))
+        label: Estimate.of(middle(some).set_index("seed")["value"].fillna(math.inf))
         for label, some in trainings(results, model, name).groupby("method", sort=False)
     }
+
+
+def middle(some: pd.DataFrame) -> pd.DataFrame:
+    """Of what was trained at several bandwidths, the rows of the middle one."""
+    trained = sorted(some["bandwidth"].unique())
+    return some[some["bandwidth"] == trained[len(trained) // 2]] if len(trained) > 1 else some
+
+
+def rounds_at(
+    results: pd.DataFrame, label: str, bandwidth: float, model: str | None = None
+) -> Estimate:
+    """Rounds to the target at a bandwidth. Of methods whose training holds only at those where it
+    was made, interpolated seed by seed over their logarithm, which is a guess; infinite where a
+    neighbour never arrives."""
+    rows = trainings(results, model, "rounds_to_target")
+    rows = rows[rows["method"] == label]
+    found = rows.assign(value=rows["value"].fillna(math.inf)).pivot(
+        index="seed", columns="bandwidth", values="value"
+    )
+    known = np.array(found.columns, dtype=float)
+    if len(known) == 1 or not (rows["variant"] != "").any():
+        return Estimate.of(middle(rows).set_index("seed")["value"].fillna(math.inf))
+    right = min(max(int(np.searchsorted(known, bandwidth)), 1), len(known) - 1)
+    low, high = known[right - 1 : right + 1]
+    share = math.log(bandwidth / low) / math.log(high / low)
+    before, after = found[low], found[high]
+    if share in (0.0, 1.0):
+        return Estimate.of(before if share == 0 else after)
+    return Estimate.of((1 - share) * before + share * after)
+
+
+def guesses(results: pd.DataFrame, where: str, bandwidth: float, model: str) -> set[str]:
+    """Methods that hold on a network only by :func:`rounds_at` between where they were trained."""
+    rows = trainings(results, model, "rounds_to_target")
+    there = rows[(rows["variant"] == where) & (rows["variant"] != "")]
+    exact = set(there.loc[there["bandwidth"] == bandwidth, "method"])
+    return (holding(results, where, bandwidth, model) & set(there["method"])) - exact
 
 
 def target(results: pd.DataFrame, model: str | None = None) -> float:
@@ -366,10 +403,12 @@ def holding(
     results: pd.DataFrame, where: str, bandwidth: float, model: str | None = None
 ) -> set[str]:
     """Methods whose training holds on a network. Training that names its network as variant, as of
-    policies that send changes or look at the clock, holds there and at that bandwidth alone."""
-    trained = trainings(results, model).drop_duplicates("method")
-    there = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
-    return set(trained.loc[there | (trained["variant"] == ""), "method"])
+    policies that look at the clock, holds there alone, and from the least to the highest bandwidth
+    at which it was made."""
+    known = trainings(results, model).groupby("method", sort=False)
+    variant, made_at = known["variant"].first(), known["bandwidth"]
+    there = (variant == where) & (made_at.min() <= bandwidth) & (bandwidth <= made_at.max())
+    return set(variant.index[there | (variant == "")])
 
 
 def times_to_target(
@@ -382,21 +421,24 @@ def times_to_target(
     ----------
     workers: as many as were trained if None; with others, rounds are taken to be the same.
     """
-    rounds = arrived(results, "rounds_to_target", model)
     trained = trainings(results, model)
     if trained.empty:
         return {}
+    rounds = arrived(results, "rounds_to_target", model)
+    clock = set(trained.loc[trained["variant"] != "", "method"])
     model, there = trained[["model", "workers"]].iloc[0]
     workers = there if workers is None else workers
     times = metric(results, "round_time").query("model == @model and workers == @workers")
     made = {}
     for (_, where, _, bandwidth), row in times.iterrows():
         holds = holding(results, where if workers == there else "", bandwidth, model)
-        made[where, bandwidth] = {
-            label: Estimate.of(rounds[label].by_seed * row[label])
-            for label in times
-            if label in holds and label in rounds and math.isfinite(row[label])
-        }
+        made[where, bandwidth] = {}
+        for label in times:
+            if label in holds and label in rounds and math.isfinite(row[label]):
+                needed = rounds[label]
+                if label in clock:
+                    needed = rounds_at(results, label, bandwidth, model)
+                made[where, bandwidth][label] = Estimate.of(needed.by_seed * row[label])
     return made
 
 
