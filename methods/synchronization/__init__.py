@@ -23,15 +23,6 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """What ``worker`` sent after ``iteration`` arrived at time ``t``."""
-
-    worker: int
-    iteration: int
-    t: float
-
-
-@dataclass(frozen=True)
 class Synced:
     """``members`` hold the new model since ``t``; answers an earlier :class:`Sync`.
 
@@ -60,7 +51,7 @@ class Timer:
     t: float
 
 
-Event = Finished | Uploaded | Synced | Joined | Left | Timer
+Event = Finished | Synced | Joined | Left | Timer
 
 
 @dataclass(frozen=True)

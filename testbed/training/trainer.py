@@ -481,7 +481,7 @@ class _Server:
 
     def __init__(self, session: _Session, policy: Policy) -> None:
         self.session, self.learner = session, session.learner
-        self.changes = policy.travels == "delta"
+        self.policy, self.changes = policy, policy.travels == "delta"
         self.begun: list[int] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
         # Each worker's model as it was after its last meeting, and after its last global one.
@@ -528,6 +528,11 @@ class _Server:
         """Encode what the members bring."""
         sync = meeting.sync
         self.met[meeting.number] = {rank: self.learner.replicas[rank] for rank in sync.members}
+        if sync.level != GLOBAL and not self.policy.averages_inside:
+            raise RuntimeError(
+                f"{self.session.recipe.synchronization.name}: {sync}, but its averages_inside says "
+                "that all meetings reach the server's model"
+            )
         if not sync.bringing:
             return Traffic(rounds=[{}])
         brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
@@ -545,7 +550,7 @@ class _Server:
     def answer(self, meeting: Meeting) -> list[Sizes]:
         """Apply what arrived; what goes back to the members, by round of communication."""
         sync, learner = meeting.sync, self.learner
-        model = learner.server if sync.level == GLOBAL else self.last[sync.members[0]]
+        model = learner.server if sync.level == GLOBAL else self._base(sync)
         rounds: list[Sizes] = [{}]
         if sync.bringing:
             total, traffic = self.brought.pop(meeting.number)
@@ -563,6 +568,20 @@ class _Server:
         listening = len(sync.members) - len(sync.bringing)
         self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
         return [pulled]
+
+    def _base(self, sync: Sync) -> Replica:
+        """What the members of an inner meeting began with, in their mean: with their mean change it
+        is the mean of their models, whoever they met before."""
+        first = self.last[sync.members[0]]
+        begun = [self.last[worker].parameters for worker in sync.bringing]
+        if all(own is first.parameters for own in begun):
+            return first
+        weights = [weight for weight in sync.weights or () if weight] or [1 / len(begun)] * len(
+            begun
+        )
+        parts = zip(*begun, strict=True)
+        mean = [sum(w * own for w, own in zip(weights, part, strict=True)) for part in parts]
+        return replace(first, parameters=mean)
 
     def _moved(self, model: Replica, sync: Sync, total: list[torch.Tensor]) -> Replica:
         learner = self.learner
