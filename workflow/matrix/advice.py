@@ -37,7 +37,15 @@ from slowlink.workflow import matrix, settings
 from slowlink.workflow.matrix import own, systems
 from slowlink.workflow.matrix.curves import SHOWN
 from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
-from slowlink.workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
+from slowlink.workflow.matrix.ranking import (
+    TIE,
+    arrived,
+    guessed,
+    holding,
+    of,
+    target,
+    trained_models,
+)
 from slowlink.workflow.matrix.rounds import methods_of, said
 from slowlink.workflow.matrix.systems import System
 from slowlink.workflow.matrix.worth import Choice, choices, slower
@@ -308,7 +316,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     given = recipe(rows["scale"].iloc[0])
     rounds = arrived(results, "rounds_to_target")
     anywhere = holding(results, "", 0.0)
-    trained = ", ".join(dict.fromkeys(of(results, "arrived")["model"]))
+    trained = next(iter(trained_models(results)), "")
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
     data = {
         "models": models_there,
