@@ -103,20 +103,22 @@ def check_pair(exchanger: Exchange, codec: Compressor) -> None:
         )
 
 
-def check_meetings(exchanger: Exchange, policy: Policy) -> None:
-    """Refuse an exchange whose nodes keep no model for those who are not there."""
-    if exchanger.whole and not policy.together:
-        raise ValueError(
-            f"{_name(exchanger)} cannot carry {_name(policy)}: some of the workers meet without "
-            "the others, and no node keeps a model for these; use an exchange with a server"
-        )
-
-
 @cache
 def default_down(level: Level) -> Part:
     """The codec in which an inner level answers where its recipe names none."""
     # A codec whose payloads add can answer in kind; a sparsifier's aggregate comes back dense.
     return level.up if load_codec(level.up).combine == "sum" else DENSE
+
+
+def passes(up: Sequence[Compressor], down: Sequence[Compressor]) -> bool:
+    """Whether payloads add all the way to the last server and their sum comes all the way back, in
+    one codec, so that only workers code.
+
+    Parameters
+    ----------
+    up: codecs of all levels. down: those in which the inner ones answer.
+    """
+    return up[-1].combine == "sum" and all(codec == up[-1] for codec in (*up, *down))
 
 
 def load_system(
@@ -231,10 +233,39 @@ class System:
         self.down = list(self.up[:-1] if down is None else down)
         self.model_down = [load_codec(DENSE)] * len(self.up) if model_down is None else model_down
         check_pair(exchanger, self.up[-1])
-        self.passes = self.up[-1].combine == "sum" and all(c == self.up[-1] for c in self.up)
-        """Whether payloads add all the way, in one codec."""
+        self.passes = passes(self.up, self.down)
         if not self.passes and not all(codec.one_shot for codec in self.up[:-1]):
             raise ValueError(f"{self.up[0].name} needs several rounds: outermost level only")
+
+    def check_meetings(self, policy: Policy) -> None:
+        """Refuse a policy whose meetings this exchange or these codecs cannot serve, with the
+        reason."""
+        name, outer, when = _name(self.exchange), self.up[-1].name, _name(policy)
+        apart = f"{name} cannot carry {when}: some of the workers meet without the others, and "
+        if not policy.together and self.exchange.whole:
+            raise ValueError(
+                apart + "no node keeps a model for these; use an exchange with a server"
+            )
+        if not policy.together and set(self.holders) & set(self.topology.workers.tolist()):
+            raise ValueError(
+                apart + "the sum is with one of these, not with a server that keeps a model"
+            )
+        keeps = policy.travels == "delta" or policy.asynchronous
+        if keeps and not self.exchange.whole and not all(one.one_shot for one in self.up):
+            raise ValueError(
+                f"{name} cannot carry {outer} with {when}: it sends in several rounds, and between "
+                "them a server that keeps the model answers nobody; use an exchange without one"
+            )
+        if policy.averages_inside and any(one.name != DENSE.name for one in self.up):
+            raise ValueError(
+                f"{when} averages at several levels, and {outer} would keep one memory for all of "
+                "them: only identity"
+            )
+
+    @cached_property
+    def holders(self) -> list[int]:
+        """Who has the sum after the push of an exchange that is not ``whole``."""
+        return self.transfers_of("push").plan.receivers.tolist()
 
     @cached_property
     def transfers(self) -> Transfers:

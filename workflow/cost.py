@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from slowlink.testbed.matrix import in_lockstep
 from slowlink.testbed.training import device, models
 from slowlink.testbed.training.recipe import Part, Recipe
 from slowlink.workflow import settings
@@ -171,7 +172,8 @@ def searched(recipe: Any, scale: str, labels: Iterable[str]) -> Iterator[Recipe]
     for label in labels:
         for lr in how.grid:
             yield matrix.run(bench, how, label, lr, how.tuning_seed, how.tuning_rounds, "tuning")
-        for seed in how.seeds:
+        places = 1 if in_lockstep(recipe.found()[label].synchronization) else len(how.ratios)
+        for seed in how.seeds * places:
             yield matrix.run(bench, how, label, how.grid[0], seed, how.most_rounds, "training")
 
 

@@ -165,10 +165,13 @@ class Training(Experiment):
     """An experiment whose function returns the runs to train, and how their curves are summarised.
 
     ``summarise`` gets the curves and the document's recipe. What is ``recorded`` takes hours: runs
-    of the workflow read what ``workflow.recorded`` kept of it, at every scale the same.
+    of the workflow read what ``workflow.recorded`` kept of it, at every scale the same. ``apart``:
+    who only plans lets another process name its runs, since that takes imports which planning
+    spares.
     """
 
     recorded: bool = False
+    apart: bool = False
     summarise: Callable[[pd.DataFrame, Any], Iterator[Row]] | None = None
     minutes: int = 120
     memory_mb: int = 3000

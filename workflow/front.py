@@ -20,7 +20,7 @@ from slowlink.reports.evidence import Estimate
 from slowlink.reports.html import SCORE, score
 from slowlink.testbed.results import coordinates, read
 from slowlink.workflow import documents
-from slowlink.workflow.matrix.ranking import arrived, of
+from slowlink.workflow.matrix.ranking import arrived, trained_models, trainings
 
 ROOT = Path(__file__).parents[1]
 README, MAP = ROOT / "README.md", "docs/winners.svg"
@@ -47,21 +47,22 @@ def table(verdicts: pd.DataFrame) -> str:
 def taught(results: pd.DataFrame) -> pd.DataFrame:
     """What each class of the matrix that was trained needs and reaches, in words."""
     rows = coordinates(results)
-    rounds, accuracy = (arrived(rows, name) for name in ("rounds_to_target", "final_accuracy"))
-    trained = of(rows, "arrived").drop_duplicates("method").set_index("method")["trained_as"]
-    labels = [label for label, under in trained.items() if label == under]
 
     def told(one: Estimate, digits: int, unit: str, lost: str) -> str:
         if one.never:
             return f"{lost} with {one.never} of {one.seeds} seeds"
         return f"{one.mean:.{digits}f} {unit}"
 
-    made = {
-        "method": labels,
-        "rounds": [told(rounds[label], 0, "rounds", "never") for label in labels],
-        "accuracy": [told(accuracy[label], 1, "%", "diverges") for label in labels],
-    }
-    return pd.DataFrame(made)
+    made = []
+    for model in trained_models(rows):
+        rounds = arrived(rows, "rounds_to_target", model)
+        accuracy = arrived(rows, "final_accuracy", model)
+        for label in dict.fromkeys(trainings(rows, model)["trained_as"]):
+            # Whoever shares the class has what it arrived at.
+            shares = trainings(rows, model).query("trained_as == @label")["method"].iloc[0]
+            line = told(rounds[shares], 0, "rounds", "never")
+            made.append((model, label, line, told(accuracy[shares], 1, "%", "diverges")))
+    return pd.DataFrame(made, columns=["model", "method", "rounds", "accuracy"])
 
 
 def main(results: Path) -> None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from slowlink.testbed.training.recipe import Recipe, slug
-from slowlink.workflow import closure
+from slowlink.workflow import closure, experiment
 from slowlink.workflow.closure import ROOMS, ROOT
 from slowlink.workflow.experiment import Bench, Experiment, Training
 from slowlink.workflow.named import named
@@ -179,7 +179,13 @@ class Jobs:
         bench = Bench(wing.name, one.name, recipe, self.settings.scale)
         sections = {key: getattr(recipe, key) for key in one.sections}
         jobs: dict[str, list[Recipe]] = {}
-        for name, run in one.runs(bench, sections).items():
+        if one.apart and experiment.PLANNING:
+            from slowlink.workflow.recorded import named_apart
+
+            runs = {run.id: run for run in named_apart(wing.name, one.name, bench.scale)}
+        else:
+            runs = one.runs(bench, sections)
+        for name, run in runs.items():
             of_seeds = name.removesuffix(f"-seed{run.seed}")
             group = dict(paper=name, desk=of_seeds, smoke="all")[self.settings.scale]
             group = "recorded" if one.recorded else group

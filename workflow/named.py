@@ -135,7 +135,9 @@ def constant(room: str, name: str, attribute: str, default: Any) -> Any:
     """A constant of a method's class, as its file gives it; ``default`` where it does not."""
     for one in _classes(ROOT / "methods" / room / f"{name}.py").values():
         for line in one.body:
-            if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == attribute:
+            targets = line.targets if isinstance(line, ast.Assign) else []
+            targets = [line.target] if isinstance(line, ast.AnnAssign) else targets
+            if attribute in map(ast.unparse, targets):
                 call = isinstance(line.value, ast.Call)  # frozenset({…})
                 return ast.literal_eval(line.value.args[0] if call else line.value)
     return default

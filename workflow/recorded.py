@@ -4,7 +4,8 @@
 
 trains what is not there yet of the training ``residual`` of GeoMX's recipe, run by run. Whatever
 ends it, it goes on where it was: a run that ended is kept, and one that did not has its checkpoint,
-if its policy does not look at the clock.
+if its policy does not look at the clock. Which runs there are may depend on how earlier ones ended,
+as in a search for the learning rate, so that it asks anew after each.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import math
 import multiprocessing
 import os
 import platform
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from slowlink.testbed import files, results
-from slowlink.testbed.results import Row, row_of
+from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.results import Row, Scale, row_of
 from slowlink.testbed.training.recipe import Recipe
 from slowlink.workflow.closure import ROOT
 from slowlink.workflow.jobs import recorded_in
@@ -72,15 +76,33 @@ def _unfit(wing: str, experiment: str, run: Recipe) -> str:
     return f"recorded with another {', '.join(other)}" if other else ""
 
 
-def record(wing: str, experiment: str, runs: Sequence[Recipe], jobs: int) -> None:
-    """Train and keep those of ``runs`` that are not there, ``jobs`` at a time."""
-    todo = [run for run in runs if _unfit(wing, experiment, run)]
-    print(f"{len(todo)} of {len(runs)} runs to record", flush=True)
+def ended(wing: str, experiment: str, run: Recipe) -> float | None:
+    """The test accuracy (%) with which a recorded run ended; minus infinity if it diverged, None if
+    it is not there or has other settings."""
+    if _unfit(wing, experiment, run):
+        return None
+    found = json.loads(_paths(wing, experiment, run)[1].read_text())["ended"]
+    return -math.inf if found is None else found
+
+
+def record(wing: str, experiment: str, runs: Callable[[], Sequence[Recipe]], jobs: int) -> None:
+    """Train and keep those of ``runs()`` that are not there, in their order, ``jobs`` at a time."""
     context = multiprocessing.get_context("spawn")
+    begun: set[str] = set()
     with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        made = [pool.submit(_record, wing, experiment, run.model_dump_json()) for run in todo]
-        for done in as_completed(made):
-            print(done.result(), flush=True)
+        busy: set[Future[str]] = set()
+        while True:
+            every = runs()
+            todo = [one for one in every if one.id not in begun and _unfit(wing, experiment, one)]
+            print(f"{len(todo)} of {len(every)} runs to record", flush=True)
+            for run in todo[: jobs - len(busy)]:
+                begun.add(run.id)
+                busy.add(pool.submit(_record, wing, experiment, run.model_dump_json()))
+            if not busy:
+                return
+            done, busy = wait(busy, return_when=FIRST_COMPLETED)
+            for one in done:
+                print(one.result(), flush=True)
 
 
 def _record(wing: str, experiment: str, told: str) -> str:
@@ -102,10 +124,14 @@ def _record(wing: str, experiment: str, told: str) -> str:
             part.write_text(json.dumps(seconds()))
         print(message, flush=True)
 
-    results.write(train(run, say, checkpoint=checkpoint), file)
+    rows = list(train(run, say, checkpoint=checkpoint))
+    results.write(rows, file)
+    broken = any(row.status == "failed" for row in rows)
+    accuracies = [row.value for row in rows if row.metric == "test_accuracy"]
     about = dict(
         command=_command(wing, experiment),
         sha256=_digest(file),
+        ended=None if broken else round(accuracies[-1], 4),
         seconds=round(seconds()),
         machine=f"{processor()}, {run.torch_threads} thread",
         versions={"python": platform.python_version()}
@@ -146,11 +172,42 @@ def runs_of(wing_name: str, name: str, config: Mapping[str, Any]) -> list[Recipe
     return list(one.runs(bench, {key: getattr(recipe, key) for key in one.sections}).values())
 
 
+def named_apart(wing: str, experiment: str, scale: Scale) -> list[Recipe]:
+    """The runs of a training that is recorded, named by a process of its own; not again until code,
+    a recipe or what is recorded changes.
+
+    Raises
+    ------
+    RuntimeError
+        The process failed; says how.
+    """
+    code = [
+        file for room in ("methods", "testbed", "workflow") for file in (ROOT / room).rglob("*")
+    ]
+    kept = (ROOT / recorded_in(wing, experiment)).glob("*.json")
+    files = [file for file in code if file.suffix in (".py", ".yaml")]
+    command = ["-m", "slowlink.workflow.recorded", wing, experiment, "--named", scale]
+
+    def name() -> list[str]:
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().rpartition(chr(10))[2]}")
+        return done.stdout.splitlines()
+
+    known = cached(f"{' '.join(command)} {sources(*sorted(files), *sorted(kept))}", name)
+    return [Recipe.model_validate_json(line) for line in known]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train what is not recorded yet, and keep it.")
     parser.add_argument("wing", help="a document, or the matrix")
     parser.add_argument("experiment", help="a training that its Python files declare as recorded")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--named", metavar="SCALE", help="only name the runs of a scale, as JSON")
     given = parser.parse_args()
-    asked = runs_of(given.wing, given.experiment, {"scale": "desk"})
-    record(given.wing, given.experiment, asked, given.jobs)
+    names = given.wing, given.experiment
+    if given.named:
+        for run in runs_of(*names, {"scale": given.named}):
+            print(run.model_dump_json())
+        raise SystemExit
+    record(*names, lambda: runs_of(*names, {"scale": "desk"}), given.jobs)

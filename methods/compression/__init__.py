@@ -329,6 +329,7 @@ def aggregate(
     key: Key,
     at: Compressor | None = None,
     everyone: bool = True,
+    inside: Sequence[Sequence[Sequence[int]]] = (),
 ) -> tuple[list[torch.Tensor], list[list[int]], list[int]]:
     """Drive the generators of all parties through one aggregation in this process.
 
@@ -336,6 +337,8 @@ def aggregate(
     ----------
     at: the aggregator's own instance (the first party's if None).
     everyone: decodes what comes back; else, of codecs that keep nothing of it, one party for all.
+    inside: of payloads that add, level by level, the positions of those that a server adds before
+        their sum goes on as one payload.
 
     Returns
     -------
@@ -352,6 +355,8 @@ def aggregate(
         payloads = [payload for payload, _ in asked]
         for sent, payload in zip(up, payloads, strict=True):
             sent.append(payload.nbytes)
+        for groups in inside:
+            payloads = [add_payloads([payloads[one] for one in group]) for group in groups]
         combined = combine_payloads(at or codecs[0], payloads, asked[0][1], key)
         answer = combined if isinstance(combined, list) else [combined]
         down.append(sum(payload.nbytes for payload in answer))

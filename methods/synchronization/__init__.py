@@ -23,15 +23,6 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """What ``worker`` sent after ``iteration`` arrived at time ``t``."""
-
-    worker: int
-    iteration: int
-    t: float
-
-
-@dataclass(frozen=True)
 class Synced:
     """``members`` hold the new model since ``t``; answers an earlier :class:`Sync`.
 
@@ -60,7 +51,7 @@ class Timer:
     t: float
 
 
-Event = Finished | Uploaded | Synced | Joined | Left | Timer
+Event = Finished | Synced | Joined | Left | Timer
 
 
 @dataclass(frozen=True)
@@ -140,6 +131,13 @@ class Policy:
     """Whether every meeting has all workers as members, and each has brought ``local_iterations``:
     rounds then follow each other. One instance may answer other than its class, by its
     parameters."""
+
+    alone: ClassVar[bool] = False
+    """Whether every meeting has one member, who meets the server."""
+
+    averages_inside: ClassVar[bool] = False
+    """Whether some meetings average a part of the workers without reaching the server's model
+    (:attr:`Sync.level` 0). One instance may answer other than its class, by its parameters."""
 
     groups: tuple[int, ...] = field(default=(), init=False)
 

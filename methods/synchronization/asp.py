@@ -20,6 +20,7 @@ class ASP(Local):
     source = "LPSP §1 (ASP [8], [@dean2012large])"
     travels = "delta"
     asynchronous = True
+    alone = True
 
     def arrived(self, worker, t):
         return [Sync((worker,))]

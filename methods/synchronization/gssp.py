@@ -31,6 +31,7 @@ class GSSP(Bounded):
     source = "LPSP §4.1 (GSSP [13])"
     travels = "delta"
     asynchronous = True
+    alone = True
 
     group_size: int | None = 4
     grouping: Literal["natural_breaks", "by_time", "static"] = "natural_breaks"

@@ -75,6 +75,10 @@ class MLLSGD(Local):
         return self.rounds == "slots"
 
     @property
+    def averages_inside(self):
+        return self.hub_rounds > 1
+
+    @property
     def together(self):
         return self.hub_rounds == 1 and self.rounds == "barrier" and self.step_probability == 1
 

@@ -21,6 +21,7 @@ class SSP(Bounded):
     source = "LPSP §1 (SSP [10], [@ho2013more])"
     travels = "delta"
     asynchronous = True
+    alone = True
 
     def pace(self, worker):
         return list(self._clock)

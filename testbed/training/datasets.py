@@ -133,6 +133,36 @@ def balanced_subset(labels: Tensor, limit: int, seed: int = 0) -> Tensor:
     return grouped[torch.argsort(rank, stable=True)[:limit]].sort().values
 
 
+def held_out(dataset: Dataset, count: int, seed: int = 0) -> tuple[Dataset, Dataset]:
+    """The data set without ``count`` of its training images, and the same with these to test on.
+
+    They are drawn from every class as evenly as possible, the same ones for the same seed. Images
+    are standardised by all training images as before.
+
+    Raises
+    ------
+    ValueError
+        The data set is text, or no image would be left to train on.
+    """
+    if dataset.train_y.ndim > 1:
+        raise ValueError(f"validation: {dataset.name} is text, only images are held out")
+    if count >= len(dataset.train_y):
+        raise ValueError(
+            f"validation: {count} images of {dataset.name} held out leave none of "
+            f"{len(dataset.train_y)} to train on"
+        )
+    out = balanced_subset(dataset.train_y, count, seed)
+    kept = torch.ones(len(dataset.train_y), dtype=torch.bool).index_fill(0, out, False)
+
+    def images(which: Tensor) -> Tensor | ImageFiles:
+        one = dataset.train_x
+        return one.subset(which) if isinstance(one, ImageFiles) else one[which]
+
+    left = kept.nonzero().flatten()
+    train = replace(dataset, train_x=images(left), train_y=dataset.train_y[left])
+    return train, replace(train, test_x=images(out), test_y=dataset.train_y[out])
+
+
 # --- images --------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from slowlink.methods.compression import Compressor
 from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.fusion import Costs
-from slowlink.testbed.prices import Groups, check_pair, default_down
+from slowlink.testbed.prices import Groups, check_pair, default_down, load_codec, passes
 from slowlink.testbed.training import batching, models
 from slowlink.testbed.training.augmentation import augment
 from slowlink.testbed.training.datasets import Dataset
@@ -187,12 +187,18 @@ class Learner:
                 f"levels: {self.recipe.exchange.name} has {depth} levels, "
                 f"the recipe gives codecs for {len(self.recipe.levels)}"
             )
-        outer = self.codec.up(depth - 1, -1)
-        check_pair(self.exchange, outer)
-        for level in range(depth - 1):
-            inner = self.codec.up(level, -1)
-            if not inner.one_shot:
+        check_pair(self.exchange, load_codec(self.recipe.levels[-1].up))
+        for level in self.recipe.levels[:-1]:
+            inner = load_codec(level.up)
+            if not (inner.one_shot or self.passes):
                 raise ValueError(f"{inner.name} needs several rounds: outermost level only")
+
+    @cached_property
+    def passes(self) -> bool:
+        """Whether servers add payloads and pass on their sum, see :func:`testbed.prices.passes`."""
+        levels = self.recipe.levels
+        up = [load_codec(level.up) for level in levels]
+        return passes(up, [load_codec(one.down or default_down(one)) for one in levels[:-1]])
 
     def _make_streams(self):
         shards = split(len(self.data.train_y), len(self.nodes), self._generator("split"))
@@ -388,6 +394,8 @@ class Learner:
 
     def _aggregate_group(self, levels, above: int, tensors, key, traffic: Traffic) -> torch.Tensor:
         outermost = len(levels) - 1
+        if self.passes and not above:
+            return self._added(levels, tensors, key, traffic)
         for level in range(above, outermost):
             parents = [node for group in levels[level + 1] for node in group]
             sums = {}
@@ -422,6 +430,26 @@ class Learner:
             traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
             total = codec.decompress(payload, self.device)
         return total.view_as(results[0])
+
+    def _added(self, levels: Groups, tensors, key, traffic: Traffic) -> torch.Tensor:
+        """What workers alone code: servers add payloads on their way, and pass on the sum."""
+        outermost, places = len(levels) - 1, list(tensors)
+        codecs = [self.codec.up(outermost, node) for node in tensors]
+        centre, inside = self.codec.up(outermost, -1), []
+        for level in range(outermost):
+            inside.append([[places.index(node) for node in group] for group in levels[level]])
+            places = [node for group in levels[level + 1] for node in group]
+        results, up, down = compression.aggregate(
+            codecs, list(tensors.values()), key, centre, everyone=False, inside=inside
+        )
+        # A sum has the bytes of each of its payloads, whoever sends it.
+        for level, groups in enumerate(levels):
+            for node in (node for group in groups for node in group):
+                for number, nbytes in enumerate(up[0]):
+                    traffic.add(number, f"push/{level}", node, nbytes)
+            for number, nbytes in enumerate(down):
+                traffic.add(number, f"pull/{level}", None, nbytes)
+        return results[0]
 
     def broadcast(self, replica: Replica) -> tuple[Replica, Sizes]:
         """Parameters as they arrive from a server that keeps the model, and their pull bytes."""

@@ -100,6 +100,8 @@ class Recipe(BaseModel):
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
+    validation: so many training images are held out of training.
+    judged_on: the ``test`` images, or those held out for ``validation``.
     words, steps: of text: the vocabulary that is kept, and tokens a window.
     augment: whether training images are flipped and cropped at random.
     colour: augmented images change their brightness and contrast by at most this share.
@@ -140,6 +142,8 @@ class Recipe(BaseModel):
     dataset: Dataset
     limit: PositiveInt | None = None
     test_limit: PositiveInt | None = None
+    validation: PositiveInt | None = None
+    judged_on: Literal["test", "validation"] = "test"
     words: PositiveInt | None = None
     steps: PositiveInt = 35
     workers: tuple[PositiveInt, ...]
@@ -184,6 +188,8 @@ class Recipe(BaseModel):
             raise ValueError("give either rounds or seconds")
         if self.uneven and self.uneven.sites and len(self.uneven.sites) != len(self.workers):
             raise ValueError(f"uneven: sites needs a factor for each of {len(self.workers)} sites")
+        if self.judged_on == "validation" and not self.validation:
+            raise ValueError("judged_on: validation needs validation, how many images")
         if self.colour and not self.augment:
             raise ValueError("colour needs augment: true")
         if self.cluster == "star" and len(self.workers) != 1:

@@ -24,11 +24,11 @@ from slowlink.methods.fusion import Costs
 from slowlink.methods.synchronization import Continue, Finished, Policy, Sync, Synced
 from slowlink.testbed import files
 from slowlink.testbed.network import Network, geo_sites, star
-from slowlink.testbed.prices import Step, check_meetings, coding_s, exchange_s, load_system
+from slowlink.testbed.prices import Step, coding_s, exchange_s, load_system
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import models, pipeline
 from slowlink.testbed.training.allocator import keep_freed_memory
-from slowlink.testbed.training.datasets import Dataset, load_dataset
+from slowlink.testbed.training.datasets import Dataset, held_out, load_dataset
 from slowlink.testbed.training.device import Device, profile
 from slowlink.testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
 from slowlink.testbed.training.recipe import Link, Part, Recipe
@@ -102,7 +102,7 @@ def train(
             "uneven workers and runs of so many seconds take one network a run, "
             f"not {len(recipe.networks)}, and no overlap"
         )
-    check_meetings(session.exchange, policy)
+    session.system.check_meetings(policy)
     try:
         if lockstep:
             yield from _lockstep(session, policy, checkpoint)
@@ -146,6 +146,9 @@ class _Session:
             steps=recipe.steps,
             words=recipe.words,
         )
+        if recipe.validation:
+            apart = held_out(dataset, recipe.validation)
+            dataset = apart[recipe.judged_on == "validation"]
         part = fitting(recipe.model, dataset)
         model = models.make(part.name, recipe.seed, **part.parameters)
         stood = recipe.stands_for or part
@@ -478,7 +481,7 @@ class _Server:
 
     def __init__(self, session: _Session, policy: Policy) -> None:
         self.session, self.learner = session, session.learner
-        self.changes = policy.travels == "delta"
+        self.policy, self.changes = policy, policy.travels == "delta"
         self.begun: list[int] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
         # Each worker's model as it was after its last meeting, and after its last global one.
@@ -525,13 +528,13 @@ class _Server:
         """Encode what the members bring."""
         sync = meeting.sync
         self.met[meeting.number] = {rank: self.learner.replicas[rank] for rank in sync.members}
+        if sync.level != GLOBAL and not self.policy.averages_inside:
+            raise RuntimeError(
+                f"{self.session.recipe.synchronization.name}: {sync}, but its averages_inside says "
+                "that all meetings reach the server's model"
+            )
         if not sync.bringing:
             return Traffic(rounds=[{}])
-        if sync.level != GLOBAL and self.session.recipe.levels[-1].up.name != "identity":
-            raise ValueError(
-                f"{self.session.recipe.synchronization.name} averages at several levels, and a "
-                "codec would keep one memory for all of them: only identity"
-            )
         brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
         weights = sync.weights and [weight for weight in sync.weights if weight]
         self.brought[meeting.number] = self.learner.aggregate(sync.bringing, brought, weights)
@@ -547,7 +550,7 @@ class _Server:
     def answer(self, meeting: Meeting) -> list[Sizes]:
         """Apply what arrived; what goes back to the members, by round of communication."""
         sync, learner = meeting.sync, self.learner
-        model = learner.server if sync.level == GLOBAL else self.last[sync.members[0]]
+        model = learner.server if sync.level == GLOBAL else self._base(sync)
         rounds: list[Sizes] = [{}]
         if sync.bringing:
             total, traffic = self.brought.pop(meeting.number)
@@ -565,6 +568,20 @@ class _Server:
         listening = len(sync.members) - len(sync.bringing)
         self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
         return [pulled]
+
+    def _base(self, sync: Sync) -> Replica:
+        """What the members of an inner meeting began with, in their mean: with their mean change it
+        is the mean of their models, whoever they met before."""
+        first = self.last[sync.members[0]]
+        begun = [self.last[worker].parameters for worker in sync.bringing]
+        if all(own is first.parameters for own in begun):
+            return first
+        weights = [weight for weight in sync.weights or () if weight] or [1 / len(begun)] * len(
+            begun
+        )
+        parts = zip(*begun, strict=True)
+        mean = [sum(w * own for w, own in zip(weights, part, strict=True)) for part in parts]
+        return replace(first, parameters=mean)
 
     def _moved(self, model: Replica, sync: Sync, total: list[torch.Tensor]) -> Replica:
         learner = self.learner

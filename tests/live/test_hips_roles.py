@@ -447,6 +447,7 @@ def test_mixed_mode_counts_no_push_twice_when_a_round_is_repeated(data, tmp_path
         (dict(levels=(Level(up=IDENTITY),)), "levels: must be a list of 2 for hips"),
         (dict(synchronization=part("ssp")), "synchronization: must be bsp or mixed"),
         (dict(synchronization=part("mixed")), "optimizer_at: must be server for mixed"),
+        (dict(levels=(Level(up=part("random_k")),) * 2), "levels: must be in different codecs, or"),
         (dict(rounds=None, seconds=5.0), "rounds: must be a number"),
         (
             dict(HIPS["power_sgd"], optimizer_at="server"),

@@ -88,6 +88,27 @@ def test_every_figure_is_drawn_and_the_same_each_time(name, tmp_path, short):
     assert not plt.get_fignums()
 
 
+def test_figures_and_tables_show_a_second_trained_model(tmp_path):
+    both = condensed(residual=True)
+    place = pictures.first_there(both)["panel"]
+    assert {one.partition(",")[0] for one in place} == {"LeNet-5", "ResNet-50"}
+    told = page.trained.make(both, None).set_index("method")
+    name = "ResNet-50: rounds to 58 %"
+    assert (
+        told.at["sparse", name].startswith("100002.0 [") and told.at["hasty", name] == "not trained"
+    )
+    assert told.at["dense", "ResNet-50: p of target met"] == "0.01"
+    rates = page.learning_rates.make(both, None).set_index(["model", "method"])
+    # 0.05 went on to the second rung, which counts; 0.01 did not.
+    assert rates.loc[("ResNet-50", "sparse"), "lr 0.05: accuracy (%)"] == "18.05"
+    assert rates.loc[("ResNet-50", "sparse"), "lr 0.01: accuracy (%)"] == "6.01"
+    assert rates.loc[("ResNet-50", "sparse"), "chosen"] == "0.05"
+    target = page.target.make(both, None)
+    assert set(target["model"]) == {"LeNet-5", "ResNet-50"}
+    panels = set(pictures.points(both)["panel"])
+    assert any(one.startswith("ResNet-50, ") for one in panels)
+
+
 def test_all_is_made_without_anyone_at_the_target(nobody):
     for table in TABLES.values():
         assert len(table.make(nobody, None))
@@ -159,7 +180,7 @@ def points(rows):
 
 
 def test_the_front_is_marked(short):
-    table = points(short)["flat, even speeds, 1 Gbit/s"]
+    table = points(short)["LeNet-5, flat, even speeds, 1 Gbit/s"]
     # hasty is quickest, sends least and is the most accurate.
     assert list(table.index[table["front"] == pictures.ON_FRONT]) == ["hasty"]
     assert table.at["dense", "bytes"] == 1e9
@@ -173,19 +194,19 @@ def test_points_are_of_methods_whose_training_holds_there_and_between_sites_of_w
     flat, sites = points(short).values()
     assert "loose" in flat.index and "loose" not in sites.index
     assert sites["bytes"].to_dict() == {label: wan_bytes(label) for label in sites.index}
-    assert sites["sent"].iloc[0] == "sites, even: between sites"
+    assert sites["sent"].iloc[0] == "LeNet-5, sites, even: between sites"
     # Of networks with uneven speeds, only that where policies were trained is shown.
     table = made()
     cells = table[table["experiment"] == "cells"]
     uneven = cells.assign(variant=cells["variant"].str.replace("even", "uneven"))
     places = [*PLACES]
-    places[2] = places[2] | {"loose": "flat/uneven"}
+    places[3] = places[3] | {"loose": "flat/uneven"}
     both = pd.concat([table, uneven], ignore_index=True)
     found = points(told(matrix_results.results(both, *places)))
-    kinds = [panel.rpartition(", ")[0] for panel in found]
+    kinds = [panel.rpartition(", ")[0].removeprefix("LeNet-5, ") for panel in found]
     assert kinds == ["flat, even speeds", "flat, uneven speeds", "sites, even speeds"]
     there = [panel for panel, table in found.items() if "loose" in table.index]
-    assert there == ["flat, uneven speeds, 1 Gbit/s"]
+    assert there == ["LeNet-5, flat, uneven speeds, 1 Gbit/s"]
 
 
 def test_sizes_that_were_not_timed_are_said_not_a_crash():
@@ -230,12 +251,12 @@ def test_tables_say_what_the_rows_say(short):
     assert lan.pop("sites only") == ""
     assert lan.map(float).to_dict() == {label: METHODS[label][2] for label in lan.index}
     assert wan.map(float).to_dict() == {label: wan_bytes(label) for label in METHODS}
-    rates = page.learning_rates.make(short, None).set_index("method")
+    rates = page.learning_rates.make(short, None).set_index("method").drop(columns="model")
     assert rates.loc["dense"].tolist() == ["51.00", "55.00", "0.05"]
     assert rates.loc["lucky"].tolist() == ["51.00", "diverged", "0.05"]
     assert "twin" not in rates.index
     untried = short[(short["method"] != "dense") | (short["lr"] != 0.01)]
-    rates = page.learning_rates.make(untried, None).set_index("method")
+    rates = page.learning_rates.make(untried, None).set_index("method").drop(columns="model")
     assert rates.loc["dense"].tolist() == ["–", "55.00", "0.05"]
     (lost,) = page.cannot_run.make(short, None).to_dict("records")
     assert lost == dict(reason="star has no sites", methods="sites only", networks="flat", cells=12)
@@ -245,7 +266,7 @@ def test_tables_say_what_the_rows_say(short):
     assert (
         row.at["10 Mbit/s", "first"] == "sparse" and row.at["100 Gbit/s", "first"] == "dense, twin"
     )
-    assert row.at["10 Mbit/s", "not by round 30"] == 2
+    assert row.at["10 Mbit/s", "never got there"] == 2
     every = dict(one.split(": ") for one in row.at["1 Gbit/s", "seconds of all"].split("; "))
     assert set(every) == set(METHODS) - {"sites only", "elsewhere"}
     assert every["lucky"] == "1 of 3 seeds never" and every["sparse"] == "46 [35, 56]"
@@ -263,6 +284,30 @@ def test_cards_say_where_a_method_wins(short):
         "bsp",
         "layer_fusion",
     ]
+
+
+def test_regret_names_what_it_costs_and_where(short):
+    (line,) = page.regrets.make(short, None).to_dict("records")
+    assert line["always"] == "sites only" and line["cells that cannot run it"] == 12
+    assert line["reaches the target"] == "yes" and line["where"].startswith("LeNet-5, 8 workers, s")
+    lost = page.never.make(short, None).set_index("method")
+    assert list(lost.index) == ["sites only", "loose"]  # never first, the nearest first
+    fast = page.fastest.make(short, None).set_index("cell")
+    cell = "ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s"
+    assert fast.at[cell, "fastest"] == "sparse" and fast.at[cell, "carried by"] == "ring"
+    assert fast.at[cell, "next"] == "dense: 4.33 times" and fast.at[cell, "within 2 %"] == ""
+
+
+def test_what_is_no_row_stands_beside_the_fastest_row(short):
+    (line,) = page.beyond.make(short, None).to_dict("records")
+    assert line == {
+        "cell": "ResNet-50, 16 workers, flat, 1 Gbit/s",
+        "group": "policies with codecs",
+        "systems": 3,
+        "the fastest of them": "ssp with fp16 by one server",
+        "the fastest row": "sparse",
+        "times its round": 4.0,
+    }
 
 
 def test_what_answers_are_worth_and_who_stays_first(short):

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from slowlink.reports.charts import Missing
 from slowlink.reports.evidence import Estimate
@@ -17,6 +18,7 @@ from tests.matrix.matrix_results import (
     KINDS,
     METHODS,
     PLACES,
+    RESIDUAL_AS,
     TRAINED_AS,
     made,
     round_s,
@@ -209,6 +211,83 @@ def test_the_headline_follows_the_rows(whole, short):
     wins = whole["case"].eq("sparse") & whole["metric"].eq("round_time")
     faster = whole.assign(value=whole["value"].where(~wins, 1e-3))
     assert "one is fastest everywhere" in ranking.headline(condensed(faster))
+
+
+def test_rounds_are_interpolated_between_ratios_and_never_beyond(whole):
+    """loose, which looks at the clock, trained at 10 Mbit/s and 100 Gbit/s besides."""
+    mine = whole[(whole["case"] == "loose") & (whole["experiment"] == "training")]
+    rounds = mine["metric"] == "rounds_to_target"
+    slow = mine.assign(bandwidth=1e8, value=mine["value"].where(~rounds, mine["value"] + 10))
+    fast = mine.assign(bandwidth=1e11, value=mine["value"].where(~rounds, mine["value"] - 4))
+    table = condensed(pd.concat([whole, slow, fast], ignore_index=True))
+    assert ranking.arrived(table, "rounds_to_target")["loose"].by_seed.tolist() == [11, 12, 13]
+    at = {b: ranking.rounds_at(table, "loose", b).by_seed.tolist() for b in (1e8, 1e9, 1e10, 1e11)}
+    assert at[1e8] == [21, 22, 23] and at[1e9] == [11, 12, 13] and at[1e11] == [7, 8, 9]
+    assert at[1e10] == pytest.approx([9, 10, 11])  # half way, of the logarithm
+    for bandwidth, there in ((1e7, False), (1e8, True), (5e9, True), (1e11, True), (2e11, False)):
+        assert ("loose" in ranking.holding(table, "flat/even", bandwidth)) == there
+        assert "loose" not in ranking.holding(table, "sites/even", bandwidth)
+    assert ranking.guesses(table, "flat/even", 5e9, "lenet5") == {"loose"}
+    assert ranking.guesses(table, "flat/even", 1e9, "lenet5") == set()
+    times = ranking.times_to_target(table)
+    assert "loose" not in times["flat/even", 1e7]
+    expected = 8 * round_s("loose", 1e11)
+    assert times["flat/even", 1e11]["loose"].mean == pytest.approx(expected)
+
+
+def test_regret_is_the_round_over_the_best_there_by_hand(short):
+    found = ranking.regret(short, ["sites only", "hasty", "dense"]).set_index("method")
+    known = ["dense", "twin", "sparse", "sites only", "loose"]
+    for label, row in found.iterrows():
+        over = {}
+        for where, bandwidth in itertools.product(KINDS, (1e7, 1e9, 1e11)):
+            there = [k for k in known if k != "sites only" or where.startswith("sites")]
+            if label != "sites only" or where.startswith("sites"):
+                best = min(round_s(k, bandwidth) for k in there)
+                over[where, bandwidth] = round_s(label, bandwidth) / best
+        values = np.array(list(over.values()))
+        assert row["mean"] == pytest.approx(np.exp(np.log(values).mean()))
+        assert row["worst"] == pytest.approx(values.max())
+        assert row["least"] == pytest.approx(values.min())
+        assert over[row["where"][1], row["where"][3]] == pytest.approx(values.max())
+        assert row["cannot"] == (12 if label == "sites only" else 0)
+    assert (
+        found.at["hasty", "least"] < 1
+    )  # it does not reach the target, and is held against others
+    assert list(found["mean"]) == sorted(found["mean"])
+
+
+def test_a_second_trained_model_stands_beside_the_first():
+    both = condensed(made(residual=True))
+    assert ranking.trained_models(both) == ["lenet5", "resnet50"]
+    assert set(ranking.arrived(both, "rounds_to_target", "resnet50")) == set(RESIDUAL_AS)
+    assert ranking.target(both) == 90 and ranking.target(both, "resnet50") == 58
+    places = ranking.times_to_target(both, model="resnet50")
+    for (_, bandwidth), times in places.items():
+        assert times["sparse"].mean == pytest.approx(100002 * round_s("sparse", bandwidth))
+    # Nothing of the first model changes by the second one.
+    alone = condensed(made())
+    assert str(ranking.times_to_target(both)) == str(ranking.times_to_target(alone))
+    assert ranking.qualified(both) == ranking.qualified(alone)
+
+
+def test_the_headline_says_where_the_two_models_differ():
+    said = ranking.headline(condensed(made(residual=True)))
+    # With LeNet-5 sparse is first at the two slower rates, of those that both were trained with.
+    assert (
+        "Between LeNet-5 and ResNet-50, the first to their targets differ on 4 of 6 networks: with "
+        "flat, even speeds and 10 Mbit/s, sparse for LeNet-5, dense and twin for ResNet-50." in said
+    )
+    assert ranking.apart(condensed(made())) == ""
+
+
+def test_the_target_is_met_by_a_test_over_seeds():
+    both = condensed(made(residual=True))
+    values = [61, 62, 63]
+    expected = stats.ttest_1samp(values, 58, alternative="greater").pvalue
+    found = ranking.met(both, "resnet50")
+    assert found["sparse"] == found["twin"] == pytest.approx(expected)
+    assert math.isnan(ranking.met(both)["lucky"])  # a seed diverged
 
 
 def test_nothing_to_condense_is_an_error(whole):

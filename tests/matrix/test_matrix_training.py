@@ -5,7 +5,10 @@ import math
 
 import pytest
 
-from slowlink.testbed.results import Row
+from slowlink.testbed.results import Row, frame
+from slowlink.testbed.training.pipeline import layers
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix import advice, experiments
 from slowlink.workflow.matrix.experiments import arrivals, until_target
 
 TARGET, ROUNDS, WINDOW = 90.0, 40, 3
@@ -112,3 +115,88 @@ def test_what_diverges_keeps_what_it_had_reached(accuracies, final, arrived):
 def test_what_never_arrives_says_after_how_many_rounds():
     (_, _, never) = arrivals(list(run(10, 20, 30)), TARGET, ROUNDS, WINDOW)
     assert never.status == "late" and never.reason == "never reached 90 % within 20 rounds"
+
+
+# A residual network, recorded ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The runs of the recorded training that are known, of two methods, and how runs ended."""
+    recipe = advice.recipe("smoke")
+    taught = recipe.residual.model_copy(update=dict(classes=["ring", "asp"], seeds=[1, 2]))
+    bench = Bench("matrix", "residual", recipe, "smoke")
+    ends: dict[str, float] = {}
+    monkeypatch.setattr(experiments, "ended", lambda wing, name, run: ends.get(run.id))
+    return ends, lambda: list(experiments.residual.runs(bench, dict(residual=taught)).values())
+
+
+def test_the_better_half_of_the_rates_goes_on_and_the_best_one_trains(planned):
+    ends, runs = planned
+    first = runs()
+    assert [(r.at["method"], r.lr, r.rounds) for r in first] == [
+        (label, lr, 60) for label in ("ring", "asp") for lr in (0.003, 0.01, 0.03, 0.1)
+    ]
+    assert {r.judged_on for r in first} == {"validation"} and {r.seed for r in first} == {0}
+    ends |= {
+        run.id: accuracy for run, accuracy in zip(first, (20, 40, 30, -math.inf), strict=False)
+    }
+    second = [r for r in runs() if r.at["method"] == "ring" and r.rounds == 180]
+    assert [r.lr for r in second] == [0.01, 0.03]
+    ends |= {second[0].id: 41, second[1].id: 50}
+    goal, *judged = [r for r in runs() if r.rounds == 1600]
+    assert (goal.at["method"], goal.lr, goal.seed, goal.judged_on) == (
+        "ring",
+        0.03,
+        0,
+        "validation",
+    )
+    assert [(r.system, r.lr, r.seed, r.judged_on) for r in judged] == [
+        ("ring", 0.03, 1, "test"), ("ring", 0.03, 2, "test")
+    ]  # fmt: skip
+    assert {r.validation for r in runs()} == {2500}
+
+
+def test_what_is_recorded_is_held_against_a_share_of_plain_values(planned):
+    ends, runs = planned
+    first = runs()
+    ends |= dict.fromkeys((one.id for one in first), 30.0)
+    ends |= dict.fromkeys((one.id for one in runs()), 30.0)
+    rows = []
+    for one in runs():
+        seed = one.seed
+        if one.at["method"] == "ring" and seed < 2:  # the second seed is not recorded yet
+            curve = [10.0, 50.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+            for number, value in enumerate(curve):
+                point = dict(metric="test_accuracy", value=value, unit="%", round=300 * number)
+                rows.append(Row(**one.told, evidence="recorded", case="ring", **point))
+        else:
+            why = dict(value=math.nan, status="failed", reason="not recorded yet")
+            told = dict(metric="test_accuracy", unit="%", evidence="recorded", case=one.system)
+            rows.append(Row(**one.told, **told, **why))
+    made = list(experiments.residual.summarise(frame(rows), advice.recipe("smoke")))
+    mine = [row for row in made if row.experiment == "residual"]
+    assert {row.at["method"] for row in mine} == {"ring"} and {row.seed for row in mine} == {-1, 1}
+    found = {row.metric: row for row in mine}
+    assert found["target_accuracy"].value == pytest.approx(0.97 * 60)
+    assert found["chosen_lr"].value == 0.003 and found["final_accuracy"].value == 60
+    # The mean of five evaluations is 58.2 % between the fifth (58) and the sixth (60).
+    assert found["rounds_to_target"].value == pytest.approx(300 * 5.1)
+    tried = [row for row in made if row.experiment == "residual_rates"]
+    assert [(row.at["rung"], row.at["lr"], row.value) for row in tried][:2] == [
+        (60, 0.003, 60), (60, 0.01, 60)
+    ]  # fmt: skip
+
+
+def test_policies_that_look_at_the_clock_are_trained_at_the_ratios_that_are_stated():
+    """Both ways of the model on a link of its own, in times of an iteration of the fastest."""
+    recipe = advice.recipe()
+    bench, how = Bench("matrix", "training", recipe, "desk"), recipe.training
+    for ratio in how.ratios:
+        made = experiments.run(bench, how, "ssp", 0.1, 1, 100, "training", ratio=ratio)
+        link = made.networks["ssp"]
+        values = sum(math.prod(t.shape) for t in layers(how.model).tensors)
+        seconds = 2 * 32 * values / (link.lan * link.efficiency)
+        assert seconds == pytest.approx(ratio * made.compute_s) and link.lan == link.wan
+        assert made.at == {"method": "ssp", "ratio": ratio}
+    assert len(how.ratios) == 3

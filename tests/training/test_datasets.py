@@ -11,10 +11,12 @@ import torch
 
 from slowlink.testbed.training import datasets
 from slowlink.testbed.training.datasets import (
+    Dataset,
     ImageFiles,
     balanced_subset,
     channel_statistics,
     fewer_words,
+    held_out,
     load_dataset,
     read_cifar10,
     read_idx,
@@ -414,3 +416,18 @@ def test_real_text():
     assert corpus.train.bincount().tolist() == sorted(corpus.train.bincount().tolist())[::-1]
     assert data.train_x.shape == ((929_589 - 1) // 35, 35)
     assert torch.equal(data.train_x[:, 1:], data.train_y[:, :-1])
+
+
+def test_validation_images_are_none_of_training_and_of_every_class():
+    labels = torch.arange(100) % 10
+    images = torch.arange(100, dtype=torch.uint8).view(100, 1, 1, 1)
+    whole = Dataset("made", images, labels, images[:7], labels[:7], 10, (1, 1, 1))
+    train, judged = held_out(whole, 30)
+    assert train.test_x is whole.test_x and judged.train_x is train.train_x
+    kept, out = (one.flatten().tolist() for one in (train.train_x, judged.test_x))
+    assert sorted(kept + out) == list(range(100)) and len(out) == 30
+    assert torch.equal(judged.test_y, labels[out])
+    assert torch.bincount(judged.test_y).tolist() == [3] * 10
+    assert torch.equal(held_out(whole, 30)[1].test_x, judged.test_x)
+    with pytest.raises(ValueError, match="100 images of made held out leave none of 100"):
+        held_out(whole, 100)

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from slowlink.methods import exchange, synchronization
+from slowlink.methods.synchronization import Continue, Policy, Sync, Synced, Wait
+from slowlink.testbed.live.driver import Server
 from slowlink.testbed.network import Network, star
 from slowlink.testbed.results import frame
 from slowlink.testbed.training import models, trainer
@@ -414,3 +416,56 @@ def test_hubs_that_never_meet_all_are_evaluated_by_their_mean(small_data):
     naive.server = sum(map(naive.flat, naive.workers)) / 4
     assert rows["round"].tolist() == [0, 12]
     assert rows.iloc[-1]["value"] == pytest.approx(naive.loss(), rel=1e-4)
+
+
+class Pairs(Policy):
+    """Gossip: after every iteration worker 0 or 2 meets its neighbour, in turns another one."""
+
+    travels = "delta"
+    asynchronous = True
+    averages_inside = True
+
+    def begin(self, groups):
+        self.turn, self.waiting = [0] * len(groups), set()
+        return super().begin(groups)
+
+    def on(self, event):
+        if isinstance(event, Synced):
+            return [Continue(worker) for worker in event.members]
+        self.turn[event.worker] += 1
+        self.waiting.add(event.worker)
+        odd = self.turn[event.worker] % 2
+        other = (event.worker + (1 if event.worker % 2 == 0 else -1) * (1 if odd else -1)) % 4
+        if other in self.waiting and self.turn[other] == self.turn[event.worker]:
+            self.waiting -= {event.worker, other}
+            return [Sync(tuple(sorted((event.worker, other))), level=0)]
+        return [Wait(event.worker)]
+
+
+def test_pairs_that_met_others_before_end_at_the_mean_of_their_models(small_data, monkeypatch):
+    """As the live server has it; the run ends, and is judged by the mean of all models."""
+    monkeypatch.setattr(trainer.synchronization, "load", lambda name, **options: Pairs())
+    spec = recipe("pairs", rounds=5, evaluate_every=5, uneven=None, momentum=0.0)
+    rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
+    naive = Naively(spec, small_data)
+    live = Server(models.make(spec.model.name, spec.seed, **spec.model.parameters), 4, "delta",
+                  "members", spec.lr, 0.0)  # fmt: skip
+    for round_ in range(1, 6):
+        for worker in range(4):
+            naive.begin(worker)
+            naive.iterate(worker)
+        for pair in ((0, 1), (2, 3)) if round_ % 2 else ((1, 2), (0, 3)):
+            held = {w: naive.flat(naive.workers[w]).detach().numpy() for w in pair}
+            mean = torch.tensor(live.apply(Sync(pair, level=0), held))
+            for w in pair:
+                nn.utils.vector_to_parameters(mean.clone(), naive.workers[w].parameters())
+    naive.server = sum(map(naive.flat, naive.workers)) / 4
+    assert rows["round"].tolist() == [0, 5]
+    assert rows.iloc[-1]["value"] == pytest.approx(naive.loss(), rel=1e-4)
+
+
+def test_a_policy_that_averages_inside_must_say_so(monkeypatch):
+    monkeypatch.setattr(Pairs, "averages_inside", False)
+    monkeypatch.setattr(trainer.synchronization, "load", lambda name, **options: Pairs())
+    with pytest.raises(RuntimeError, match="but its averages_inside says that all meetings reach"):
+        list(trainer.train(recipe("pairs", rounds=5, uneven=None)))

@@ -1,6 +1,8 @@
 """What is trained once and read ever after."""
 
 import json
+import math
+from concurrent.futures import ThreadPoolExecutor as Threads
 
 import pytest
 import torch
@@ -104,6 +106,28 @@ def test_what_is_not_there_or_is_another_run_is_told(small):
     recorded._record("geomx", "residual", run().model_dump_json())
     assert {row.reason for row in read(run(lr=0.1, batch=4))} == {"recorded with another batch, lr"}
     assert {row.status for row in read(run(accelerator="cpu"))} == {"ok"}
+
+
+def test_what_comes_next_follows_from_how_runs_ended(small, monkeypatch):
+    """A second run is known only after the first, and no run is made twice."""
+    monkeypatch.setattr(recorded, "ProcessPoolExecutor", lambda jobs, *_, **__: Threads(jobs))
+    asked = []
+
+    def runs():
+        ends = recorded.ended("geomx", "residual", run())
+        asked.append(ends)
+        return [run()] if ends is None else [run(), run(seed=2)]
+
+    recorded.record("geomx", "residual", runs, jobs=1)
+    files = {file.stem for file in small.rglob("*.parquet")}
+    assert files == {"GeoMX_BiSparse-seed1", "GeoMX_BiSparse-seed2"}
+    last = [row.value for row in trainer.train(run()) if row.metric == "test_accuracy"][-1]
+    assert asked == [None, pytest.approx(last), pytest.approx(last)]
+
+
+def test_a_run_that_diverges_ended_below_all_others(small):
+    recorded._record("geomx", "residual", run(lr=1e30).model_dump_json())
+    assert recorded.ended("geomx", "residual", run(lr=1e30)) == -math.inf
 
 
 def test_a_file_that_is_not_the_recorded_one_is_refused(small):

@@ -37,7 +37,15 @@ from slowlink.workflow import matrix, settings
 from slowlink.workflow.matrix import own, systems
 from slowlink.workflow.matrix.curves import SHOWN
 from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
-from slowlink.workflow.matrix.ranking import TIE, arrived, guessed, holding, of, target
+from slowlink.workflow.matrix.ranking import (
+    TIE,
+    arrived,
+    guessed,
+    holding,
+    of,
+    target,
+    trained_models,
+)
 from slowlink.workflow.matrix.rounds import methods_of, said
 from slowlink.workflow.matrix.systems import System
 from slowlink.workflow.matrix.worth import Choice, choices, slower
@@ -203,9 +211,11 @@ def several(places: Sequence[tuple[int, Offer]], count: int) -> list[tuple[int, 
     kinds, chosen = set(), []
     for rank, offer in places:
         method = offer.method
-        kind = str(method.levels[-1].up.name), method.synchronization
-        if len(chosen) < count and str(kind) not in kinds:
-            kinds.add(str(kind))
+        meetings = method.synchronization
+        local = "local_iterations" in meetings.parameters
+        kind = method.levels[-1].up.name, meetings.name, local
+        if len(chosen) < count and kind not in kinds:
+            kinds.add(kind)
             chosen.append((rank, offer))
     plain = [place for place in places if place[1].label == USUAL and place not in chosen]
     return [*chosen, *plain]
@@ -227,7 +237,7 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
 
 def table(
     places: Sequence[tuple[int, Offer]],
-    taught: Mapping[str, tuple[str, str]] | None = None,
+    taught: Mapping[str, dict[str, str]] | None = None,
     within_s: Mapping[str, Interval] | None = None,
     below: Mapping[str, BreakEven] | None = None,
 ) -> pd.DataFrame:
@@ -250,9 +260,11 @@ def table(
         if below:
             row["worth it"] = str(below.get(offer.label, ""))
         if taught is not None:
-            row["needs"], row["reaches"] = taught.get(offer.label, ("not trained", ""))
+            row |= taught.get(offer.label, {})
         rows.append(row)
-    return pd.DataFrame(rows)
+    made = pd.DataFrame(rows)
+    needs = [name for name in made if name.startswith("needs")]
+    return made.fillna(dict.fromkeys(needs, "not trained")).fillna("")
 
 
 # The form ---------------------------------------------------------------------------------------
@@ -304,7 +316,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     given = recipe(rows["scale"].iloc[0])
     rounds = arrived(results, "rounds_to_target")
     anywhere = holding(results, "", 0.0)
-    trained = ", ".join(dict.fromkeys(of(results, "arrived")["model"]))
+    trained = next(iter(trained_models(results)), "")
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
     data = {
         "models": models_there,
@@ -436,16 +448,23 @@ def _restriction(text: str) -> dict[str, set[str]]:
     return made
 
 
-def learned(given: Any) -> dict[str, tuple[str, str]]:
-    """Rounds to the matrix's target and the accuracy after its rounds, in words, of every method
-    whose class was trained when the front page was made, by its label."""
-    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index("method")
-    same = systems.trained_as(given.found())
-    return {
-        label: (rows.at[under, "rounds"], rows.at[under, "accuracy"])
-        for label, under in same.items()
-        if under in rows.index
+def learned(given: Any) -> dict[str, dict[str, str]]:
+    """By label of every method whose class was trained when the front page was made, what it needs
+    to the target of each model that was trained, and what it reaches, in words."""
+    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index(["model", "method"])
+    found, residual = given.found(), given.residual
+    sharing = {
+        given.training.model.name: systems.trained_as(found),
+        residual.model.name: systems.recorded_as(found, given.every(), residual.classes),
     }
+    made: dict[str, dict[str, str]] = {}
+    for model, same in sharing.items():
+        for label, under in same.items():
+            if (model, under) in rows.index:
+                needs, reaches = rows.loc[(model, under), ["rounds", "accuracy"]]
+                told = {f"needs, {model}": needs, f"reaches, {model}": reaches}
+                made[label] = made.get(label, {}) | told
+    return made
 
 
 def restricted(found: Mapping[str, System], only: Mapping[str, set[str]]) -> dict[str, System]:
@@ -530,10 +549,12 @@ def _counted(
 def answer(options: argparse.Namespace, given: Any) -> str:
     """The answer as text."""
     asked = own.asked(options, given, cluster)
-    found = restricted(given.found(), options.only)
+    # What nobody trained is not among the first: it is timed for who wants all, or names it.
+    space = given.found() | (systems.beyond(given) if options.all or options.only else {})
+    found = restricted(space, options.only)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
-    training = given.training
+    training, residual = given.training, given.residual
     if options.target is not None and asked.model != training.model.name:
         raise ValueError(
             f"--target: rounds were counted with {training.model.name} alone, and those of "
@@ -564,9 +585,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             Offer(label, made, counted.get(label), method)
             for label, (method, made) in rounds.items()
         ]
-        places = ranked(offers)
+        taught = learned(given)
+        arrives = [offer for offer in offers if _arrives(taught.get(offer.label, {}))]
+        every, places = ranked(offers), ranked(arrives or offers)
         first = places[0][1]
-        shown = places if options.all else several(places, SHORT)
+        shown = every if options.all else several(places, SHORT)
         told = {offer.label: rounds[offer.label] for _, offer in shown}
         show("timing what each answer is worth")
         found_worth = list(choices(given, first.method, first.round, asked.timed))
@@ -577,16 +600,17 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         below = dict(own.break_evens(asked, methods, given))
         show("")
         if options.json:
-            return _json(text[0], places, found_worth, reasons, within_s, corners, below)
+            return _json(text[0], every, found_worth, reasons, within_s, corners, below)
         text += [reason(places)]
         if corners:
             text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
-        text.append(table(shown, learned(given), within_s, below).to_string(index=False))
+        text.append(table(shown, taught, within_s, below).to_string(index=False))
         text.append(
-            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to "
-            f"{training.target:g} %, and reaches: accuracy after {training.rounds} rounds, of "
-            f"{training.model.name} on {training.dataset} with {training.workers} workers; another "
-            "model has others."
+            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
+            f"{training.target:g} % of {training.model.name} on {training.dataset}, "
+            f"{100 * residual.share:g} % of what plain values reach of {residual.model.name} on "
+            f"{residual.dataset}; reaches: accuracy after {training.rounds} and {residual.rounds} "
+            f"rounds. {_on(training, residual, asked.cluster.workers)} Another model has others."
         )
         if below:
             text[-1] += (
@@ -601,8 +625,14 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         if not options.all:
             text[-1] += (
                 f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
-                f"{len(places)} methods, and why {len(reasons)} others cannot run."
+                f"{len(every)} methods, and why {len(reasons)} others cannot run."
             )
+            short = [offer.label for _, offer in every if offer.seconds < first.seconds]
+            if short:
+                text[-1] += (
+                    f" {len(short)} have shorter rounds and were not trained to a target, or never "
+                    f"reach it: {', '.join(short[:SHORT])}{', …' * (len(short) > SHORT)}."
+                )
         text.append(f"What each answer of {first.label} is worth, the other three as they are:")
         text.append(worth(found_worth).to_string(index=False))
     if options.target is not None:
@@ -616,7 +646,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
                 "rounds count, which all methods were trained for."
             )
     else:
-        text[1:1] = ["By round time alone; methods that lose information may need more rounds."]
+        text[1:1] = [
+            "By the time of a round, among methods that reached a target when they were trained; "
+            "those that lose information may need more rounds, as told."
+        ]
     if reasons and (options.all or not rounds):
         by_reason: dict[str, list[str]] = {}
         for label, why in reasons.items():
@@ -633,6 +666,19 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
         return "It stays first, or ties with the first, at both quartiles of all that was measured."
     ends = "; ".join(f"{label} is first with {where}" for where, label in others.items())
     return f"What was measured varies, and may change that: {ends}."
+
+
+def _arrives(taught: Mapping[str, str]) -> bool:
+    """Whether a method reached the target of each model that it was trained with."""
+    needs = [told for name, told in taught.items() if name.startswith("needs")]
+    return bool(needs) and not any(told.startswith("never") for told in needs)
+
+
+def _on(training: Any, residual: Any, workers: int) -> str:
+    """On how many workers rounds were counted."""
+    there = sorted({training.workers, residual.workers})
+    told = f"Trained on {' and '.join(map(str, there))} workers"
+    return f"{told}." if there == [workers] else f"{told}, not on {workers}: a guess."
 
 
 def _json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from slowlink.testbed.results import Row
+from slowlink.testbed.results import Row, row_of
 from slowlink.testbed.training.recipe import (
     Dataset,
     Device,
@@ -35,6 +35,7 @@ from slowlink.workflow.experiment import PLANNING, Experiment, Section, distinct
 from slowlink.workflow.matrix import systems
 from slowlink.workflow.matrix.systems import BetweenSites, LocalSteps, System
 from slowlink.workflow.named import kept_momentum, known
+from slowlink.workflow.recorded import ended
 
 if TYPE_CHECKING:
     from slowlink.workflow.settings import Check
@@ -82,14 +83,13 @@ class Networks(Section):
     per_site: dict[PositiveInt, PositiveInt]
 
 
-class Training(Section):
-    """Curves that say how many rounds each method needs.
+class Taught(Section):
+    """What is trained, and how, to see how many rounds each method needs.
 
-    ``grid``: learning rates, tried for ``tuning_rounds`` with ``tuning_seed``; the best one trains
-    with every seed for ``rounds``, where accuracies are compared; what has not reached ``target``
-    (%) by then goes on, for ``most_rounds`` at most. ``window``: evaluations whose mean is the
-    final accuracy, and is held against the target. ``bandwidth`` (bit/s), ``speeds``: where
-    policies that look at the clock are trained, on a flat cluster.
+    ``grid``: learning rates, tried with ``tuning_seed``; the best one trains with every seed, and
+    accuracies are compared after ``rounds``. ``window``: evaluations whose mean is the final
+    accuracy, and is held against the target. ``bandwidth`` (bit/s), ``speeds``: where policies that
+    look at the clock are trained, on a flat cluster.
     """
 
     model: Model
@@ -98,24 +98,52 @@ class Training(Section):
     workers: PositiveInt
     momentum: Annotated[float, Field(ge=0, lt=1)]
     grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
-    tuning_rounds: PositiveInt
     rounds: PositiveInt
-    most_rounds: PositiveInt
     evaluate_every: PositiveInt
     test_limit: PositiveInt | None
     limit: PositiveInt | None
     seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
-    target: PositiveFloat
     window: PositiveInt
     tuning_seed: int
     bandwidth: PositiveFloat
     speeds: str
+
+
+class Training(Taught):
+    """Rates are tried for ``tuning_rounds``. What has not reached ``target`` (%) after ``rounds``
+    goes on, for ``most_rounds`` at most.
+
+    ``ratios``: how many times as long as the fastest worker computes an iteration both ways of the
+    model take on a link of its own, where policies that look at the clock are trained; their rates
+    are tried at the middle one.
+    """
+
+    ratios: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
+    tuning_rounds: PositiveInt
+    most_rounds: PositiveInt
+    target: PositiveFloat
 
     @model_validator(mode="after")
     def _long_enough(self) -> Training:
         if self.most_rounds < self.rounds:
             raise ValueError(f"most_rounds must be at least rounds, {self.rounds}")
         return self
+
+
+class Residual(Taught):
+    """What is recorded of a residual network.
+
+    Rates are tried on ``validation`` images that no run trains on, by successive halving
+    (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs`` rounds, of which the better half goes
+    on to the next. ``classes``: methods, the most informative first; all with the first seed come
+    before any with the second. The target is a ``share`` of what the first of them reaches on the
+    validation images, with the tuning seed.
+    """
+
+    rungs: Annotated[list[PositiveInt], Field(min_length=1)]
+    validation: PositiveInt
+    share: Annotated[float, Field(gt=0, le=1)]
+    classes: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)]
 
 
 class Matrix(declarations.Settings):
@@ -151,10 +179,17 @@ class Matrix(declarations.Settings):
         """By method whose class is trained, the label under which."""
         return systems.trained_as(self.found())
 
+    def recorded_as(self, residual: Residual) -> dict[str, str]:
+        """By method whose class is recorded, or may be, the label under which."""
+        return systems.recorded_as(self.found(), self.every(), residual.classes)
+
+    def every(self) -> dict[str, System]:
+        """Every method by its label, of ``labels`` or not."""
+        return self.model_copy(update={"labels": None, "only": None}).found()
+
     def needed(self) -> dict[str, set[str]]:
-        """By method, of ``labels`` or not: its own name, and those of the files that it needs."""
-        every = self.model_copy(update={"labels": None}).found()
-        return {label: {label, *(p.name for p in one.parts)} for label, one in every.items()}
+        """By method of :meth:`every`: its own name, and those of the files that it needs."""
+        return {label: {label, *(p.name for p in one.parts)} for label, one in self.every().items()}
 
     def served(self, experiment: Experiment, part: str) -> list[set[str]]:
         """Of every method that a job's rows are of, what it needs: methods that train alike share
@@ -206,9 +241,11 @@ class Matrix(declarations.Settings):
                 check.need(section, name, names)
         for name, carrier in self.carriers.items():
             check.need(f"carriers.{name}", carrier, known("exchange"))
-        for section in ("local_steps", "between_sites"):
-            for name in getattr(self, section).trained:
-                check.need(f"{section}.trained", name, known("compression"))
+        trained = {"between_sites.trained": self.between_sites.trained}
+        trained |= {f"local_steps.{every}": one for every, one in self.local_steps.items()}
+        for key, codecs in trained.items():
+            for name in codecs:
+                check.need(key, name, known("compression"))
         labels = [label for label, _ in systems.in_rooms(self)]
         labels += [*self.systems, *self.combinations]
         if len(set(labels)) < len(labels):
@@ -216,6 +253,12 @@ class Matrix(declarations.Settings):
             check.fail("systems", f"two methods are called {', '.join(twice)}")
         for label in self.labels or ():
             check.need("labels", label, labels)
+        taught: Residual = self.residual
+        check.need("residual.model.name", taught.model.name, self.models)
+        check.need("residual.workers", taught.workers, self.workers)
+        check.need("residual.bandwidth", taught.bandwidth, self.bandwidths)
+        for label in taught.classes:
+            check.need("residual.classes", label, self.every())
 
 
 Bench = declarations.Bench[Matrix]
@@ -286,11 +329,20 @@ def trained_at(found: Mapping[str, System], training: Training) -> dict[str, str
 
 
 def run(
-    bench: Bench, training: Training, label: str, lr: float, seed: int, rounds: int, experiment: str
+    bench: Bench,
+    training: Taught,
+    label: str,
+    lr: float,
+    seed: int,
+    rounds: int,
+    experiment: str,
+    system: System | None = None,
+    ratio: float | None = None,
 ) -> Recipe:
-    """One training run of a method."""
+    """One training run of a method, of the settings if no ``system`` is given; at the training's
+    bandwidth if no ``ratio`` is."""
     settings = bench.settings
-    system, links = settings.found()[label], settings.networks
+    system, links = system or settings.found()[label], settings.networks
     part = system.synchronization
     policy: Policy = synchronization.load(part.name, **part.parameters)
     lockstep = in_lockstep(part)
@@ -306,9 +358,10 @@ def run(
     fused = lockstep and system.codec_scope == "group"
     grouping = system.fusion if fused else Part(name="layer_wise")
     overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
+    bandwidth = training.bandwidth if ratio is None else bandwidth_at(ratio, settings, training)
     link = Link(
-        lan=links.lan if several else training.bandwidth,
-        wan=training.bandwidth,
+        lan=links.lan if several else bandwidth,
+        wan=bandwidth,
         lan_latency=links.latency,
         wan_latency=links.wan_latency if several else links.latency,
         efficiency=links.efficiency,
@@ -317,10 +370,9 @@ def run(
     if overlap:
         options = dict(overlap=True, overhead_s=links.overhead_s)
     if not lockstep:
-        machine, tensors = device.profile(settings.device), pipeline.layers(training.model)
         options = dict(
             uneven=Uneven(highest=settings.speeds[training.speeds]),
-            compute_s=pipeline.single_gpu_s(machine, tensors, batch),
+            compute_s=computing_s(settings, training),
         )
     if policy.asynchronous and policy.travels == "gradient":
         options["optimizer_at"] = "server"
@@ -328,7 +380,7 @@ def run(
         document=bench.document,
         experiment=experiment,
         system=label,
-        at=dict(method=label),
+        at=dict(method=label) | ({} if ratio is None else dict(ratio=ratio)),
         exchange=carrier,
         levels=tuple(Level(**level) for level in levels),
         synchronization=system.synchronization,
@@ -366,10 +418,12 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
     """Curves of the best learning rate of the grid, what they arrive at, and the whole grid."""
     load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
     tried: dict[float, float] = {}
+    one = partial(run, bench, training, part)
+    lockstep = in_lockstep(bench.settings.found()[part].synchronization)
+    ratios = [None] if lockstep else sorted(training.ratios)
+    middle = ratios[len(ratios) // 2]
     for lr in training.grid:
-        recipe = run(
-            bench, training, part, lr, training.tuning_seed, training.tuning_rounds, "tuning"
-        )
+        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=middle)
         curve = list(train(recipe, bench.say, load))
         (final,) = (
             row
@@ -380,16 +434,16 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
         yield final.model_copy(update=dict(at=final.at | dict(lr=lr)))
     best = max(tried, key=tried.__getitem__)
     bench.say(f"{part}: learning rate {best:g}")
-    curves: list[Row] = []
-    for seed in training.seeds:
-        recipe = run(bench, training, part, best, seed, training.most_rounds, bench.experiment)
-        curves += until_target(
-            train(recipe, bench.say, load), training.target, training.rounds, training.window
-        )
-    yield from curves
-    chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
-    yield _summary(curves[0], **chosen, status="ok", reason="")
-    yield from arrivals(curves, training.target, training.rounds, training.window)
+    for ratio in ratios:
+        curves: list[Row] = []
+        for seed in training.seeds:
+            recipe = one(best, seed, training.most_rounds, bench.experiment, ratio=ratio)
+            run_of = train(recipe, bench.say, load)
+            curves += until_target(run_of, training.target, training.rounds, training.window)
+        yield from curves
+        chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
+        yield _summary(curves[0], **chosen, status="ok", reason="")
+        yield from arrivals(curves, training.target, training.rounds, training.window)
 
 
 def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
@@ -449,22 +503,121 @@ def _summary(point: Row, **fields) -> Row:
     return point.model_copy(update=dict(round=-1, time_s=math.nan) | fields)
 
 
+def computing_s(settings: Matrix, training: Taught) -> float:
+    """Seconds of an iteration of the fastest worker."""
+    batch = max(1, settings.models[training.model.name] // training.workers)
+    machine, tensors = device.profile(settings.device), pipeline.layers(training.model)
+    return pipeline.single_gpu_s(machine, tensors, batch)
+
+
+def bandwidth_at(ratio: float, settings: Matrix, training: Taught) -> float:
+    """bit/s of a link on which plain values take so many times an iteration, there and back."""
+    nbytes = 2 * 4 * sum(pipeline.layers(training.model).sizes)
+    return 8 * nbytes / (settings.networks.efficiency * ratio * computing_s(settings, training))
+
+
+# A residual network, whose training is recorded ---------------------------------------------------
+
+RESIDUAL, RATES, GOAL = "residual", "residual_rates", "residual_goal"
+"""The experiments whose rows are of methods, of rates that were tried, and of the run that sets the
+target."""
+
+
+def at_residual_target(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
+    """What every recorded run arrived at, against the target; the rate, and how all rates ended."""
+    taught: Residual = recipe.residual
+    runs: dict[tuple, list[Row]] = {}
+    for record in curves[curves["metric"] == "test_accuracy"].to_dict("records"):
+        row = row_of(record)
+        runs.setdefault((row.experiment, row.seed, *row.at.values()), []).append(row)
+    # What is not recorded has no evaluation, and is no seed that failed.
+    there = [run for run in runs.values() if any(row.status == "ok" for row in run)]
+    yield from (_summary(run[-1], metric="final_accuracy") for run in _of(RATES, there))
+    goals = [row.value for run in _of(GOAL, there) for row in run[-taught.window :]]
+    if not goals or not all(map(math.isfinite, goals)):
+        return
+    target = taught.share * float(np.mean(goals))
+    by_method: dict[str, list[Row]] = {}
+    for run in _of(RESIDUAL, there):
+        by_method.setdefault(str(run[0].at["method"]), []).extend(run)
+    for made in by_method.values():
+        chosen = dict(metric="chosen_lr", value=made[0].at["lr"], unit="1", evidence="computed")
+        yield _summary(made[0], **chosen, seed=-1)
+        yield from arrivals(made, target, taught.rounds, taught.window)
+
+
+def _of(experiment: str, runs: Iterable[list[Row]]) -> Iterator[list[Row]]:
+    return (run for run in runs if run[0].experiment == experiment)
+
+
+@declarations.training(summarise=at_residual_target, recorded=True, apart=True, makes=(RATES, GOAL))
+def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
+    """Methods on a residual network with BatchNorm, at the best rate of the same search for each.
+
+    What comes next follows from how recorded runs ended, so that these are all that are known.
+    """
+    every = bench.settings.every()
+    for seed in residual.seeds:
+        for label in residual.classes:
+            lr = yield from halved(bench, residual, label, every[label])
+            if lr is None:
+                continue
+            goal = lr, residual.tuning_seed, residual.rounds, GOAL, every[label]
+            if label == residual.classes[0]:
+                yield on_validation(run(bench, residual, label, *goal), residual)
+            whole = lr, seed, residual.rounds, RESIDUAL, every[label]
+            yield held_out(run(bench, residual, label, *whole), residual)
+
+
+def halved(
+    bench: Bench, residual: Residual, label: str, system: System
+) -> Generator[Recipe, None, float | None]:
+    """The runs of the search for a method's rate that are known; returns the rate at its end."""
+    rates = list(residual.grid)
+    for rounds in residual.rungs:
+        short = residual.tuning_seed, rounds, RATES, system
+        made = {lr: run(bench, residual, label, lr, *short) for lr in rates}
+        runs = {lr: on_validation(one, residual) for lr, one in made.items()}
+        yield from runs.values()
+        ends = {lr: ended(bench.document, RESIDUAL, one) for lr, one in runs.items()}
+        if None in ends.values():
+            return None
+        rates = sorted(rates, key=lambda lr: -ends[lr])[: math.ceil(len(rates) / 2)]
+    return rates[0]
+
+
+def on_validation(one: Recipe, residual: Residual) -> Recipe:
+    """A run that is judged on the images held out of training."""
+    one = held_out(one, residual)
+    name = f"{one.system} at {one.lr:g}, {one.rounds} rounds"
+    at = one.at | dict(rung=float(one.rounds))
+    return one.model_copy(update=dict(system=name, at=at, judged_on="validation"))
+
+
+def held_out(one: Recipe, residual: Residual) -> Recipe:
+    """A run that leaves the validation images out of training, and names its rate."""
+    return one.model_copy(update=dict(validation=residual.validation, at=one.at | dict(lr=one.lr)))
+
+
 # What pages need of it ----------------------------------------------------------------------------
 
 
 @experiment(
-    after=[cells, training],
+    after=[cells, training, residual],
     makes=("round_times", "closeup", "arrived", "tried", "methods", "lengths", "cannot_run"),
     minutes=15,
     memory_mb=3000,
 )
-def condensed(bench: Bench, rows: pd.DataFrame, training: Training) -> Iterator[Row]:
+def condensed(
+    bench: Bench, rows: pd.DataFrame, training: Training, residual: Residual
+) -> Iterator[Row]:
     """The rows that pages, figures and tables are made from, a sixth of all."""
     found = bench.settings.found()
     yield from condense(
         rows,
         groups={label: system.group for label, system in found.items()},
         trained_as=bench.settings.trained_as(),
+        residual_as=bench.settings.recorded_as(residual),
         trained_at=trained_at(found, training),
         dense=[label for label, system in found.items() if system.dense],
         rounds=training.rounds,
@@ -474,7 +627,7 @@ def condensed(bench: Bench, rows: pd.DataFrame, training: Training) -> Iterator[
     )
 
 
-@experiment(after=[condensed], makes=("worth", "robust"), minutes=2, memory_mb=3000)
+@experiment(after=[condensed], makes=("worth", "beyond", "robust"), minutes=4, memory_mb=3000)
 def answers(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """What each answer of the fastest method is worth, and whether it stays the fastest if prices
     are off; in the cells that are shown from near, with even speeds."""

@@ -22,6 +22,7 @@ from slowlink.workflow.matrix.experiments import answers, condensed
 from slowlink.workflow.matrix.pictures import (
     BEHIND,
     ON_FRONT,
+    UNTRAINED,
     close_up,
     first_close,
     first_rounds,
@@ -42,17 +43,27 @@ if not PLANNING or TYPE_CHECKING:
         ROOMS,
         TIE,
         WHERE,
+        arrived,
+        carried,
+        closeups,
         dense,
         first,
         guessed,
+        guesses,
         info,
+        met,
+        metric,
         model_name,
         of,
+        qualified,
         ranked,
         rate,
+        regret,
         rounds,
         strongholds,
+        trained_models,
     )
+    from slowlink.workflow.matrix.ranking import target as target_of
     from slowlink.workflow.matrix.worth import Choice, slower
 
 STYLE = Style(
@@ -106,10 +117,11 @@ _TRAINED = (
     "the same number of rounds, or at the first evaluation after it; methods that have not reached "
     "the target by then train on, up to a most, and may reach it later (both numbers head the "
     "table of all methods). Where all workers meet, whatever the clock says, the rounds that are "
-    "needed are the same on any network. Those of policies that look at the clock are not, so that "
-    "they are compared only where they were trained. Codecs of local steps and between sites are "
-    "trained where the recipe says so; of the others, only rounds are known, and they are not "
-    "ranked. Intervals are 95 % of the mean over seeds. "
+    "needed are the same on any network. Those of policies that look at the clock are not: they "
+    "were trained with uneven speeds at three ratios of communication to computing, and are "
+    "compared there and in between, where their rounds are interpolated, a guess; never beyond. "
+    "Codecs of local steps and between sites are trained where the recipe says so; of the others, "
+    "only rounds are known, and they are not ranked. Intervals are 95 % of the mean over seeds. "
 )
 
 
@@ -169,11 +181,12 @@ winners_models = Figure(
 )
 def ranking(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """All methods, from the best."""
-    found = ranked(rows)
+    found, over = ranked(rows), carried(rows)
     compared, most = rounds(rows)
     made = {
         "method": found["method"],
         "group": found["group"],
+        "carried fastest by": [over.get(label, "") for label in found["method"]],
         "cells": found["cells"],
         "score (%)": [round(100 * one, 1) for one in found["score"]],
         "fastest alone": found["wins alone"],
@@ -227,6 +240,39 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([found, answers, most.rename("most often fastest")], axis=1)
 
 
+@table(
+    title="What training arrives at",
+    shows="Of every class that was trained, with each model: accuracy, rounds to the target, and "
+    "the p of a one-sided t-test over seeds that the accuracy lies above the target (below 0.05, "
+    "it is met surely; it takes three seeds). LeNet-5 is trained by every run. ResNet-8, with "
+    "BatchNorm on CIFAR-10, was recorded; its rates were chosen on images that no run trains on, "
+    "by successive halving, the same for each. Its target is a share, set before any run, of what "
+    "plain values reach on these images with a seed of their own. Classes that were not trained "
+    "are priced by round only.",
+    of=[condensed],
+)
+def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a class and a column a model and number."""
+    models = trained_models(rows)
+    if not models:
+        raise Missing(UNTRAINED)
+    every = of(rows, "arrived").drop_duplicates(["model", "trained_as"])
+    made = []
+    # A class has the label of one of its methods, and may have another with the other model.
+    for label in dict.fromkeys(every["method"]):
+        line: dict[str, object] = {"method": label}
+        for model in models:
+            name, wanted = model_name(model), target_of(rows, model)
+            accuracy = arrived(rows, "final_accuracy", model).get(label)
+            needed = arrived(rows, "rounds_to_target", model).get(label)
+            p = met(rows, model).get(label, math.nan)
+            line[f"{name}: accuracy (%)"] = _told(accuracy, "diverged")
+            line[f"{name}: rounds to {number(wanted)} %"] = _told(needed)
+            line[f"{name}: p of target met"] = f"{p:.2g}" if math.isfinite(p) else ""
+        made.append(line)
+    return pd.DataFrame(made)
+
+
 winners_target = Figure(
     title="Who reaches the target accuracy first",
     shows=_TRAINED
@@ -251,16 +297,17 @@ winners_target = Figure(
     title="Time to the target accuracy",
     shows="Rounds that training needs times the seconds of a round on that network. "
     + _TRAINED
-    + "Next is the first that is surely later. Methods that did not get there with every seed "
-    "are counted, and come last in the list of all.",
+    + "Next is the first that is surely later; ≈ marks rounds that are interpolated. Methods that "
+    "did not get there with every seed are counted, and come last in the list of all.",
     of=[condensed],
 )
 def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Who reaches the target first on every network, and when the others do."""
-    _, most = rounds(rows)
     plain = set(dense(rows))
     lines = []
-    for (where, bandwidth), times in places(rows).items():
+    for (model, where, bandwidth), times in places(rows).items():
+        guess = dict.fromkeys(guesses(rows, where, bandwidth, model), " ≈")
+        times = {label + guess.get(label, ""): one for label, one in times.items()}
         ahead = first(times)
         ordered = sorted(times, key=lambda label: times[label].mean)
         later = [name for name in ordered if name not in ahead and not times[name].never]
@@ -268,6 +315,7 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         least = min((times[label].mean for label in ahead), default=math.nan)
         lines.append(
             {
+                "model": model_name(model),
                 "network": WHERE.get(where, where),
                 "bandwidth": rate(bandwidth),
                 "first": ", ".join(ahead[:4]) + f" and {len(ahead) - 4} more" * (len(ahead) > 4),
@@ -276,7 +324,7 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                 "sending everything takes": f"{number(_rounded(whole / least))} times as long"
                 if math.isfinite(whole / least)
                 else "",
-                f"not by round {most}": sum(one.never > 0 for one in times.values()),
+                "never got there": sum(one.never > 0 for one in times.values()),
                 "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
             }
         )
@@ -342,6 +390,120 @@ def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
             line[one.change] = "stays" if stays else f"{one.first} ({one.value:.3g} times)"
         made.append(line)
     return pd.DataFrame(made)
+
+
+@table(
+    title="What is no row of the matrix",
+    shows="Policies with every codec, by one server and by sites, and every pair of codecs inside "
+    "of sites and between them: the fastest of them in each cell, and its round in times of that "
+    "of the fastest row that reaches the target. None of these was trained; which of them a cell "
+    "can run at all is a rule that training them in small confirms. ",
+    of=[answers],
+)
+def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell and group."""
+    found = of(rows, "beyond")
+    if found.empty:
+        raise Missing("nothing was timed besides the rows of the matrix")
+    return pd.DataFrame(
+        {
+            "cell": f"{model_name(one.model)}, {one.workers} workers, "
+            f"{one.variant.partition('/')[0]}, {rate(one.bandwidth)}",
+            "group": {"policy": "policies with codecs", "sites": "pairs of codecs"}[one.group],
+            "systems": int(one.systems),
+            "the fastest of them": one.best,
+            "the fastest row": one.method,
+            "times its round": _rounded(one.value),
+        }
+        for one in found.itertuples()
+    )
+
+
+@table(
+    title="What always picking one thing costs",
+    shows="Regret: the round of a named system in times of the fastest of the cell, in the "
+    "geometric mean over all cells in which it can run, and at worst. The fastest is taken "
+    + _QUALIFIED[0].lower()
+    + _QUALIFIED[1:],
+    of=[condensed],
+)
+def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a named system, from the least regret."""
+    groups, needed = info(rows)["group"], arrived(rows, "rounds_to_target")
+    found = regret(rows, list(groups.index[groups == "system"]))
+    return pd.DataFrame(
+        {
+            "always": found["method"],
+            "times the best (mean)": found["mean"].map(_rounded),
+            "at worst": found["worst"].map(_rounded),
+            "where": [_cell(*key) for key in found["where"]],
+            "cells that cannot run it": found["cannot"],
+            "reaches the target": [_reaches(needed.get(label)) for label in found["method"]],
+        }
+    )
+
+
+def _reaches(one: Estimate | None) -> str:
+    if one is None:
+        return "not trained"
+    return f"not with {one.never} of {one.seeds} seeds" if one.never else "yes"
+
+
+@table(
+    title="What never has the shortest round",
+    shows="Methods that are in no cell within 2 % of the fastest, by how near they come. "
+    + _QUALIFIED,
+    of=[condensed],
+)
+def never(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a method that never wins."""
+    found = regret(rows, qualified(rows))
+    found = found[found["least"] > 1 + TIE].sort_values("least", ignore_index=True)
+    return pd.DataFrame(
+        {
+            "method": found["method"],
+            "nearest to the best (times)": found["least"].map(_rounded),
+            "where": [_cell(*key) for key in found["nearest"]],
+        }
+    )
+
+
+@table(
+    title="The fastest, and what carries it",
+    shows="The shortest round in the cells that are shown from near, by which exchange, and the "
+    "runners-up: those within 2 %, and the next. " + _QUALIFIED,
+    of=[condensed],
+)
+def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell shown from near."""
+    times, made = metric(rows, "round_time")[qualified(rows)], []
+    over = of(rows, "round_times").set_index([*CELL, "method"])["exchange"]
+    near = closeups(of(rows, "round_times"), of(rows, "arrived"))
+    places = {(one["model"], one["variant"], one["bandwidth"]) for one in near}
+    for key, row in times.iterrows():
+        ahead = row.dropna().sort_values(kind="stable")
+        if (key[0], key[1], key[3]) not in places or ahead.empty:
+            continue
+        tied = list(ahead.index[(ahead <= (1 + TIE) * ahead.iloc[0])])
+        rest = ahead.index.difference(tied, sort=False)
+        label, longer = ahead.index[0], ahead / ahead.iloc[0]
+        made.append(
+            {
+                "cell": _cell(*key),
+                "fastest": label,
+                "carried by": over.loc[(*key, label)],
+                "round (s)": _rounded(ahead.iloc[0]),
+                "within 2 %": ", ".join(tied[1:]),
+                "next": "; ".join(f"{name}: {longer[name]:.3g} times" for name in rest[:1]),
+            }
+        )
+    return pd.DataFrame(made)
+
+
+def _cell(model: str, where: str, workers: int, bandwidth: float) -> str:
+    """A cell in words."""
+    place = f"{model_name(model)}, {workers} workers"
+    return f"{place}, {WHERE.get(where, where)}, {rate(bandwidth)}"
 
 
 # All cells, and one of them -----------------------------------------------------------------------
@@ -446,8 +608,9 @@ scaling = Figure(
 
 @table(
     title="Learning rates",
-    shows="Accuracy after the tuning rounds, one seed, with the rates that all methods were given; "
-    "the best one trains with every seed.",
+    shows="Accuracy after the tuning rounds, one seed, with the rates that all methods of a model "
+    "were given; the best one trains with every seed. Of ResNet-8 the better half of the rates was "
+    "tried for longer, and that counts here; on images that no run trains on.",
     of=[condensed],
 )
 def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -456,12 +619,20 @@ def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     if tried.empty:
         raise Missing("no learning rate of the matrix was tried")
     told = tried["value"].map("{:.2f}".format).where(tried["status"] == "ok", "diverged")
-    found = tried.assign(told=told).pivot(index="method", columns="lr", values="told")
-    chosen = of(rows, "arrived", "chosen_lr").set_index("method")["value"]
-    shown = found.loc[list(dict.fromkeys(tried["method"]))].fillna("–")
-    made = {"method": shown.index}
-    made |= {f"lr {lr:g}: accuracy (%)": list(shown[lr]) for lr in shown}
-    made["chosen"] = [f"{chosen[label]:g}" if label in chosen else "" for label in shown.index]
+    tried = tried.assign(told=told)
+    if "rung" in tried:  # of a rate that went on, the last rung counts
+        tried = tried.sort_values("rung", kind="stable").drop_duplicates(
+            ["model", "method", "lr"], keep="last"
+        ).sort_index()  # fmt: skip
+    found = tried.pivot(index=["model", "method"], columns="lr", values="told")
+    chosen = of(rows, "arrived", "chosen_lr").set_index(["model", "method"])["value"]
+    shown = found.loc[list(dict.fromkeys(zip(tried["model"], tried["method"], strict=True)))]
+    made = {
+        "model": [model_name(model) for model, _ in shown.index],
+        "method": [label for _, label in shown.index],
+    }
+    made |= {f"lr {lr:g}: accuracy (%)": list(shown[lr].fillna("–")) for lr in shown}
+    made["chosen"] = [f"{chosen[key]:g}" if key in chosen.index else "" for key in shown.index]
     return pd.DataFrame(made)
 
 

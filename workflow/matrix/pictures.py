@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slowlink.reports.charts import Missing
@@ -28,6 +29,7 @@ if not PLANNING or TYPE_CHECKING:
         holding,
         info,
         metric,
+        middle,
         model_name,
         of,
         profile,
@@ -35,6 +37,8 @@ if not PLANNING or TYPE_CHECKING:
         rate,
         score,
         times_to_target,
+        trained_models,
+        trainings,
     )
 
 ON_FRONT = "on the front of time, accuracy and bytes"
@@ -76,22 +80,26 @@ def first_close(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_there(rows: pd.DataFrame) -> pd.DataFrame:
-    """Who reaches the target accuracy first: a row a cell of the trained model and method."""
+    """Who reaches the target accuracy first: a row a cell of a trained model and method."""
     lines: list[dict[str, Any]] = []
     nobody = dict(method="", status="late", reason="no method reached the target with every seed")
     places(rows)
-    model = of(rows, "arrived")["model"].iloc[0]
     cells = of(rows, "round_times")
-    for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
-        for (where, bandwidth), times in times_to_target(rows, workers).items():
-            at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
-            lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
+    for model in trained_models(rows):
+        for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
+            for (where, bandwidth), times in times_to_target(rows, workers, model).items():
+                at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
+                lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
     return _computed(lines, "first")
 
 
-def places(rows: pd.DataFrame) -> dict[tuple[str, float], dict[str, Estimate]]:
-    """Times to the target by network and bandwidth."""
-    found = times_to_target(rows)
+def places(rows: pd.DataFrame) -> dict[tuple[str, str, float], dict[str, Estimate]]:
+    """Times to the target by trained model, network and bandwidth."""
+    found = {
+        (model, *place): times
+        for model in trained_models(rows)
+        for place, times in times_to_target(rows, model=model).items()
+    }
     if not found:
         raise Missing(UNTRAINED)
     return found
@@ -129,36 +137,44 @@ def points(rows: pd.DataFrame) -> pd.DataFrame:
     """Accuracies of every method whose training holds on a network, with the time and the bytes of
     a round there, and whether they are on the front: on networks of even speeds and where policies
     were trained. Between sites, bytes are what leaves them."""
-    accuracy = arrived(rows, "final_accuracy")
-    accuracy = {label: one.mean for label, one in accuracy.items() if not one.never}
-    if not accuracy:
-        raise Missing(UNTRAINED)
-    trained = of(rows, "arrived")
-    times = metric(rows, "round_time")
     made = []
+    for model in trained_models(rows):
+        made += _points(rows, model)
+    if not trained_models(rows):
+        raise Missing(UNTRAINED)
+    if not made:
+        raise Missing("no round was timed on as many workers as were trained")
+    return pd.concat(made)
+
+
+def _points(rows: pd.DataFrame, model: str) -> Iterator[pd.DataFrame]:
+    accuracy = arrived(rows, "final_accuracy", model)
+    accuracy = {label: one.mean for label, one in accuracy.items() if not one.never}
+    trained, times = trainings(rows, model), metric(rows, "round_time")
     for cell in closeups(of(rows, "round_times"), trained):
-        model, where, bandwidth = cell.values()
+        there, where, bandwidth = cell.values()
         key = (model, where, trained["workers"].iloc[0], bandwidth)
-        named = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
-        if model != trained["model"].iloc[0] or key not in times.index:
+        holds = holding(rows, where, bandwidth, model)
+        named = trained["method"].isin(holds) & (trained["variant"] == where)
+        if there != model or key not in times.index:
             continue
         if not where.endswith("/even") and not named.any():
             continue
-        holds = holding(rows, where, bandwidth)
         row = times.loc[key].dropna()
         labels = [label for label in accuracy if label in row and label in holds]
+        if not labels:
+            continue
         kind, sites = WHERE.get(where, where).removesuffix(" speeds"), where.startswith("sites")
         sent = metric(rows, "wan_bytes" if sites else "bytes_per_round").loc[key]
         at = pd.DataFrame({"time": row[labels], "bytes": sent.reindex(labels)})
         lost = at.assign(lost=[-accuracy[label] for label in labels])
         at["front"] = front(lost).map({True: ON_FRONT, False: BEHIND})
-        at["panel"] = f"{WHERE.get(where, where)}, {rate(bandwidth)}"
-        at["sent"] = f"{kind}: {'between sites' if sites else 'of a worker'}"
-        ends = of(rows, "arrived", "final_accuracy")
-        made.append(ends.merge(at, left_on="method", right_index=True))
-    if not made:
-        raise Missing("no round was timed on as many workers as were trained")
-    return pd.concat(made)
+        at["panel"] = f"{_place(model, where)}, {rate(bandwidth)}"
+        who = "between sites" if sites else "of a worker"
+        at["sent"] = f"{model_name(model)}, {kind}: {who}"
+        ends = trainings(rows, model, "final_accuracy")
+        ends = pd.concat(middle(some) for _, some in ends.groupby("method", sort=False))
+        yield ends.merge(at, left_on="method", right_index=True)
 
 
 def close_up(rows: pd.DataFrame) -> tuple[str, int]:

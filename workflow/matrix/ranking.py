@@ -44,6 +44,7 @@ GROUPS = {
 MODELS = {
     "lenet5": "LeNet-5",
     "cnn3": "3-conv CNN",
+    "resnet8": "ResNet-8",
     "resnet20": "ResNet-20",
     "resnet18_v1": "ResNet-18",
     "resnet50": "ResNet-50",
@@ -67,6 +68,7 @@ def condense(
     rows: pd.DataFrame,
     groups: Mapping[str, str],
     trained_as: Mapping[str, str],
+    residual_as: Mapping[str, str],
     trained_at: Mapping[str, str],
     dense: Collection[str],
     rounds: int,
@@ -78,16 +80,18 @@ def condense(
 
     By experiment. ``round_times``: of every cell. ``closeup``: other metrics, in :func:`closeups`.
     ``arrived``: what the training of every method arrives at, under its own name, with the network
-    where alone that holds as variant and whose training it is as ``trained_as``. ``tried``: the
+    where alone that holds as variant and whose training it is as ``trained_as``; first of the model
+    that is trained, then of the one whose training is recorded. ``tried``: the
     learning rates. ``methods``: in how many cells each method runs, with its ``group``, and which
     are dense, or code at a guessed price. ``lengths``: ``rounds`` and ``most_rounds``.
     ``cannot_run``: how many cells by method, network and reason.
 
     Parameters
     ----------
-    rows: results of the experiments ``cells``, ``training`` and ``tuning``.
+    rows: results of the experiments ``cells``, ``training``, ``tuning`` and ``residual``.
     groups: the group of every method.
-    trained_as: by method, the one whose training is its own.
+    trained_as, residual_as: by method, the one whose training is its own; and the same of what is
+        recorded of a residual network.
     trained_at: by method, the network where alone its rounds hold; empty for all.
     dense: methods that send everything, uncompressed, in every round.
     rounds, most_rounds: after how many accuracies are compared, and by when the target may come.
@@ -108,14 +112,15 @@ def condense(
     times = good[good["metric"] == "round_time"]
     if times.empty:
         raise ValueError("no cell of the matrix could run")
-    training = at[at["experiment"] == "training"]
-    near = closeups(cells[cells["metric"] == "round_time"], training)
+    learned = at[at["experiment"].isin(["training", "residual"])]
+    near = closeups(cells[cells["metric"] == "round_time"], learned)
     close = pd.concat([good[_in(good, cell)] for cell in near])
     other = ~close["metric"].isin(["round_time", "guessed_price"])
     close = close[other].drop_duplicates([*CELL, "method", "metric"])
     yield from _rows(rows.loc[times.index], experiment="round_times")
     yield from _rows(rows.loc[close.index], experiment="closeup")
-    yield from _rows(rows[rows["experiment"] == "tuning"], experiment="tried")
+    tried = rows["experiment"].isin(["tuning", "residual_rates"])
+    yield from _rows(rows[tried & (rows["metric"] == "final_accuracy")], experiment="tried")
 
     answers = times.groupby("method")[ROOMS].agg(_one)
     some = row_of(rows.loc[times.index[0]], model="", variant="", workers=0, bandwidth=math.nan)
@@ -138,11 +143,13 @@ def condense(
         told |= dict(at=dict(method=label), value=float(len(some)), reason=why)
         yield blank.model_copy(update=told)
 
-    ends = training[training["metric"].isin(ARRIVED)]
-    for label, trained in trained_as.items():
-        told = dict(experiment="arrived", case=label, variant=trained_at[label])
-        told |= dict(at=dict(method=label, trained_as=trained))
-        yield from _rows(rows.loc[ends.index[ends["method"] == trained]], **told)
+    ends = learned[learned["metric"].isin(ARRIVED)]
+    for source, shared in (("training", trained_as), ("residual", residual_as)):
+        mine = ends[ends["experiment"] == source]
+        for label, trained in shared.items():
+            told = dict(experiment="arrived", case=label, variant=trained_at[label])
+            told |= dict(at=dict(method=label, trained_as=trained))
+            yield from _rows(rows.loc[mine.index[mine["method"] == trained]], **told)
 
 
 def _one(names: pd.Series) -> str:
@@ -304,19 +311,80 @@ def rounds(results: pd.DataFrame) -> tuple[int, int]:
     return int(told["rounds"]), int(told["most_rounds"])
 
 
-def arrived(results: pd.DataFrame, name: str) -> dict[str, Estimate]:
-    """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained. Runs that
-    diverged have no accuracy, those that never reached the target no rounds: infinite."""
+def trained_models(results: pd.DataFrame) -> list[str]:
+    """Models that were trained: first the one that every run trains."""
+    return list(dict.fromkeys(of(results, "arrived")["model"]))
+
+
+def trainings(results: pd.DataFrame, model: str | None = None, name: str = "") -> pd.DataFrame:
+    """What training a model arrived at, the first of :func:`trained_models` if None; of all metrics
+    or of one."""
+    rows = of(results, "arrived", name)
+    model = model or next(iter(trained_models(results)), "")
+    return rows[rows["model"] == model]
+
+
+def arrived(results: pd.DataFrame, name: str, model: str | None = None) -> dict[str, Estimate]:
+    """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained, of a model
+    as in :func:`trainings`. Runs that diverged have no accuracy, those that never reached the
+    target no rounds: infinite."""
     return {
-        label: Estimate.of(some.set_index("seed")["value"].fillna(math.inf))
-        for label, some in of(results, "arrived", name).groupby("method", sort=False)
+        label: Estimate.of(middle(some).set_index("seed")["value"].fillna(math.inf))
+        for label, some in trainings(results, model, name).groupby("method", sort=False)
     }
 
 
-def target(results: pd.DataFrame) -> float:
+def middle(some: pd.DataFrame) -> pd.DataFrame:
+    """Of what was trained at several bandwidths, the rows of the middle one."""
+    trained = sorted(some["bandwidth"].unique())
+    return some[some["bandwidth"] == trained[len(trained) // 2]] if len(trained) > 1 else some
+
+
+def rounds_at(
+    results: pd.DataFrame, label: str, bandwidth: float, model: str | None = None
+) -> Estimate:
+    """Rounds to the target at a bandwidth. Of methods whose training holds only at those where it
+    was made, interpolated seed by seed over their logarithm, which is a guess; infinite where a
+    neighbour never arrives."""
+    rows = trainings(results, model, "rounds_to_target")
+    rows = rows[rows["method"] == label]
+    found = rows.assign(value=rows["value"].fillna(math.inf)).pivot(
+        index="seed", columns="bandwidth", values="value"
+    )
+    known = np.array(found.columns, dtype=float)
+    if len(known) == 1 or not (rows["variant"] != "").any():
+        return Estimate.of(middle(rows).set_index("seed")["value"].fillna(math.inf))
+    right = min(max(int(np.searchsorted(known, bandwidth)), 1), len(known) - 1)
+    low, high = known[right - 1 : right + 1]
+    share = math.log(bandwidth / low) / math.log(high / low)
+    before, after = found[low], found[high]
+    if share in (0.0, 1.0):
+        return Estimate.of(before if share == 0 else after)
+    return Estimate.of((1 - share) * before + share * after)
+
+
+def guesses(results: pd.DataFrame, where: str, bandwidth: float, model: str) -> set[str]:
+    """Methods that hold on a network only by :func:`rounds_at` between where they were trained."""
+    rows = trainings(results, model, "rounds_to_target")
+    there = rows[(rows["variant"] == where) & (rows["variant"] != "")]
+    exact = set(there.loc[there["bandwidth"] == bandwidth, "method"])
+    return (holding(results, where, bandwidth, model) & set(there["method"])) - exact
+
+
+def target(results: pd.DataFrame, model: str | None = None) -> float:
     """Accuracy (%) that counts as trained; NaN without training."""
-    rows = of(results, "arrived", "target_accuracy")
+    rows = trainings(results, model, "target_accuracy")
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
+
+
+def met(results: pd.DataFrame, model: str | None = None) -> dict[str, float]:
+    """By method, the p of a one-sided t-test over seeds that its final accuracy lies above the
+    target; NaN of fewer than three seeds, and where one diverged."""
+    wanted = target(results, model)
+    return {
+        label: Estimate.of(pd.Series(wanted, one.by_seed.index)).chance(one)
+        for label, one in arrived(results, "final_accuracy", model).items()
+    }
 
 
 def qualified(results: pd.DataFrame) -> list[str]:
@@ -331,39 +399,46 @@ def qualified(results: pd.DataFrame) -> list[str]:
     return [label for label in run if label in made] or run
 
 
-def holding(results: pd.DataFrame, where: str, bandwidth: float) -> set[str]:
+def holding(
+    results: pd.DataFrame, where: str, bandwidth: float, model: str | None = None
+) -> set[str]:
     """Methods whose training holds on a network. Training that names its network as variant, as of
-    policies that send changes or look at the clock, holds there and at that bandwidth alone."""
-    trained = of(results, "arrived").drop_duplicates("method")
-    there = (trained["variant"] == where) & (trained["bandwidth"] == bandwidth)
-    return set(trained.loc[there | (trained["variant"] == ""), "method"])
+    policies that look at the clock, holds there alone, and from the least to the highest bandwidth
+    at which it was made."""
+    known = trainings(results, model).groupby("method", sort=False)
+    variant, made_at = known["variant"].first(), known["bandwidth"]
+    there = (variant == where) & (made_at.min() <= bandwidth) & (bandwidth <= made_at.max())
+    return set(variant.index[there | (variant == "")])
 
 
 def times_to_target(
-    results: pd.DataFrame, workers: int | None = None
+    results: pd.DataFrame, workers: int | None = None, model: str | None = None
 ) -> dict[tuple[str, float], dict[str, Estimate]]:
-    """By network and bandwidth, the seconds of the trained model, with every method whose training
+    """By network and bandwidth, the seconds of a trained model, with every method whose training
     holds there and that can run there; infinite for seeds that never reached the target.
 
     Parameters
     ----------
     workers: as many as were trained if None; with others, rounds are taken to be the same.
     """
-    rounds = arrived(results, "rounds_to_target")
-    trained = of(results, "arrived")
+    trained = trainings(results, model)
     if trained.empty:
         return {}
+    rounds = arrived(results, "rounds_to_target", model)
+    clock = set(trained.loc[trained["variant"] != "", "method"])
     model, there = trained[["model", "workers"]].iloc[0]
     workers = there if workers is None else workers
     times = metric(results, "round_time").query("model == @model and workers == @workers")
     made = {}
     for (_, where, _, bandwidth), row in times.iterrows():
-        holds = holding(results, where if workers == there else "", bandwidth)
-        made[where, bandwidth] = {
-            label: Estimate.of(rounds[label].by_seed * row[label])
-            for label in times
-            if label in holds and label in rounds and math.isfinite(row[label])
-        }
+        holds = holding(results, where if workers == there else "", bandwidth, model)
+        made[where, bandwidth] = {}
+        for label in times:
+            if label in holds and label in rounds and math.isfinite(row[label]):
+                needed = rounds[label]
+                if label in clock:
+                    needed = rounds_at(results, label, bandwidth, model)
+                made[where, bandwidth][label] = Estimate.of(needed.by_seed * row[label])
     return made
 
 
@@ -414,6 +489,39 @@ def ranked(results: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(order, ascending=False, kind="stable", ignore_index=True)
 
 
+def carried(results: pd.DataFrame) -> dict[str, str]:
+    """By method, the exchange that most often carried it fastest, and in how many of its cells."""
+    found = of(results, "round_times").groupby("method", sort=False)["exchange"]
+    made = {}
+    for label, names in found:
+        counts = names.value_counts()
+        made[label] = counts.index[0]
+        if len(counts) > 1:
+            made[label] += f" in {counts.iloc[0]} of {len(names)} cells"
+    return made
+
+
+def regret(results: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """What one loses who always picks one of these methods: a row a method, from the least.
+
+    Its round over that of the best :func:`qualified` method of the cell, in the geometric mean and
+    at ``worst``, over the cells in which it runs, and ``where`` that is, a key of the cell.
+    """
+    times = metric(results, "round_time")
+    best_there = times[qualified(results)].min(axis=1)
+    rows = []
+    for label in labels:
+        over = (times[label] / best_there).dropna() if label in times else pd.Series(dtype=float)
+        if over.empty:
+            continue
+        mean, worst, where = float(np.exp(np.log(over).mean())), float(over.max()), over.idxmax()
+        cannot = int(best_there.notna().sum() - len(over))
+        line = dict(method=label, mean=mean, worst=worst, where=where, cannot=cannot)
+        rows.append(line | dict(least=float(over.min()), nearest=over.idxmin()))
+    columns = ["method", "mean", "worst", "where", "cannot", "least", "nearest"]
+    return pd.DataFrame(rows, columns=columns).sort_values("mean", ignore_index=True)
+
+
 def strongholds(results: pd.DataFrame) -> dict[str, str]:
     """Where each method that is ever first, alone or tied, most often is: network and bandwidth,
     with how many of the cells there."""
@@ -446,7 +554,7 @@ def headline(results: pd.DataFrame) -> str:
     compared, most = rounds(results)
     aim = ""
     if reached:
-        trained = of(results, "arrived")["model"].iloc[0]
+        trained = trained_models(results)[0]
         aim = f" that bring {model_name(trained)} to {target(results):g} % with every seed"
         aim += f" within {most} rounds"
     always = best(times)[times.notna().any(axis=1)].all().any()
@@ -479,7 +587,37 @@ def headline(results: pd.DataFrame) -> str:
         )
     if reached:
         text += f" Accuracies are compared after {compared} rounds."
-    return text
+    return text + apart(results)
+
+
+def apart(results: pd.DataFrame) -> str:
+    """In a sentence, on how many networks the first on the way to the target differ between the two
+    models that were trained, among methods trained with both; empty without a second one."""
+    one, *others = trained_models(results)[:2] or [""]
+    if not others or not times_to_target(results, model=others[0]):
+        return ""
+    other = others[0]
+    mine, theirs = (times_to_target(results, model=model) for model in (one, other))
+    differ, seen = [], 0
+    for place in mine.keys() & theirs.keys():
+        shared = mine[place].keys() & theirs[place].keys()
+        pair = [first({k: v for k, v in made[place].items() if k in shared}) for made in
+                (mine, theirs)]  # fmt: skip
+        seen += bool(pair[0] and pair[1])
+        if pair[0] and pair[1] and not set(pair[0]) & set(pair[1]):
+            differ.append((place, *pair))
+    names = f"{model_name(one)} and {model_name(other)}"
+    if not differ:
+        return (
+            f" Between {names}, the first to their targets differ surely on none of {seen} "
+            "networks, among the methods that were trained with both."
+        )
+    (where, bandwidth), here, there = min(differ)
+    return (
+        f" Between {names}, the first to their targets differ on {len(differ)} of {seen} networks: "
+        f"with {WHERE.get(where, where)} and {rate(bandwidth)}, {_listed(here)} for "
+        f"{model_name(one)}, {_listed(there)} for {model_name(other)}."
+    )
 
 
 def _leaders(counts: pd.Series) -> tuple[list[str], int]:

@@ -8,7 +8,8 @@ know of one stands in the method's file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -82,11 +83,8 @@ class System(Section):
         return self.synchronization == BSP and not self.coded
 
 
-class LocalSteps(Section):
-    """Everybody meets after so many ``iterations``; ``trained``: with these codecs."""
-
-    iterations: PositiveInt
-    trained: list[str]
+LocalSteps = dict[PositiveInt, list[str]]
+"""Everybody meets after so many iterations; with which codecs that is trained."""
 
 
 class BetweenSites(Section):
@@ -121,7 +119,7 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
     """Exchanges and fusions with plain values; codecs on every exchange that can carry them, in
     every round, between sites alone, and of what several iterations have changed; and policies
     whose workers meet in parts, with plain values."""
-    options, every = matrix.options, f"every {matrix.local_steps.iterations}"
+    options = matrix.options
 
     def part(name: str) -> Part:
         return Part(name=name, **options.get(name, {}))
@@ -152,10 +150,12 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
             f"{name} between sites",
             system("sites", [part(SITES)], DENSE, part(name), trained=told),
         )
-    meeting = Part(name="bsp", local_iterations=matrix.local_steps.iterations)
-    for name in known("compression"):
-        told = dict(synchronization=meeting, trained=name in matrix.local_steps.trained)
-        yield f"{name} {every}", system("local", carrying(name), of_changes(part(name)), **told)
+    for iterations, trained in matrix.local_steps.items():
+        meeting = Part(name="bsp", local_iterations=iterations)
+        for name in known("compression"):
+            told = dict(synchronization=meeting, trained=name in trained)
+            label = f"{name} every {iterations}"
+            yield label, system("local", carrying(name), of_changes(part(name)), **told)
     for name in known("synchronization"):
         if name != BSP.name:
             carrier = part(matrix.carriers.get(name, SERVER))
@@ -163,6 +163,52 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
             yield name, system("policy", [carrier], *[DENSE] * depth, synchronization=part(name))
     for name in known("fusion"):
         yield name, system("fusion", [part("ring")], DENSE, fusion=part(name))
+
+
+def beyond(matrix: Matrix) -> dict[str, System]:
+    """What the space has besides the rows of the matrix, and nobody has trained: policies with
+    every codec, by one server and by sites; and every pair of codecs inside of sites and between
+    them. Some of it cannot run, and says why when it is timed. Where only some rows are asked for,
+    what is made of their methods.
+
+    Where a meeting has one member, sites have nothing to add up, and only one server is taken.
+    """
+    options, made = matrix.options, {}
+
+    def part(name: str) -> Part:
+        return Part(name=name, **options.get(name, {}))
+
+    codecs = [name for name in known("compression") if name != DENSE.name]
+    for policy in known("synchronization"):
+        if policy == BSP.name:
+            continue
+        meeting, named = part(policy), matrix.carriers.get(policy)
+        changes = constant("synchronization", policy, "travels", "gradient") == "delta"
+        told = dict(group="policy", synchronization=meeting, fusion=WHOLE, trained=False)
+        for name in (DENSE.name, *codecs):
+            codec = of_changes(part(name)) if changes else part(name)
+            ways = {"by one server": (SERVER, [codec])}
+            if not constant("synchronization", policy, "alone", False):
+                ways["by sites"] = SITES, [DENSE, codec]
+            for way, (carrier, parts) in ways.items():
+                levels = [Level(up=one) for one in parts]
+                if named in (None, carrier):
+                    label = f"{policy} with {name} {way}"
+                    made[label] = System(exchange=[part(carrier)], levels=levels, **told)
+    pairs = dict(group="sites", fusion=matrix.fusion, trained=False)
+    for inner, outer in itertools.product(codecs, (DENSE.name, *codecs)):
+        levels = [Level(up=part(inner)), Level(up=part(outer))]
+        label = f"{inner} in sites, {outer} between"
+        made[label] = System(exchange=[part(SITES)], levels=levels, **pairs)
+    rows = found(matrix)
+    known_there = {class_of(one) + str(one.exchange) for one in rows.values()}
+    used = {p.name for label in matrix.labels or rows for p in rows[label].parts}
+    return {
+        label: one
+        for label, one in made.items()
+        if class_of(one) + str(one.exchange) not in known_there
+        and (matrix.labels is None or {p.name for p in one.parts} <= used)
+    }
 
 
 def of_changes(codec: Part) -> Part:
@@ -190,6 +236,15 @@ def trained_as(systems: Mapping[str, System]) -> dict[str, str]:
             named.setdefault(class_of(system), label)
     classes = {label: class_of(system) for label, system in systems.items()}
     return {label: named[one] for label, one in classes.items() if one in named}
+
+
+def recorded_as(
+    systems: Mapping[str, System], every: Mapping[str, System], classes: Iterable[str]
+) -> dict[str, str]:
+    """By system whose class is that of one of ``classes``, labels of ``every``: which one."""
+    named = {class_of(every[label]): label for label in classes}
+    made = {label: class_of(system) for label, system in systems.items()}
+    return {label: named[one] for label, one in made.items() if one in named}
 
 
 def class_of(system: System) -> str:

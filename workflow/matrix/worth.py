@@ -18,7 +18,16 @@ from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import layers
 from slowlink.testbed.training.recipe import Level, Part
 from slowlink.workflow.experiment import Bench
-from slowlink.workflow.matrix.ranking import close_workers, closeups, metric, of, qualified
+from slowlink.workflow.matrix import systems
+from slowlink.workflow.matrix.ranking import (
+    close_workers,
+    closeups,
+    metric,
+    of,
+    qualified,
+    trained_models,
+    trainings,
+)
 from slowlink.workflow.matrix.rounds import clusters, methods_of, said
 from slowlink.workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, of_changes
 from slowlink.workflow.named import known
@@ -26,9 +35,9 @@ from slowlink.workflow.named import known
 if TYPE_CHECKING:
     from slowlink.workflow.matrix.experiments import Matrix
 
-PLAIN = {"exchange": "ring", "codec": DENSE.name, "fusion": "layer_wise", "meetings": "every round"}
+EVERY = "every round"
+PLAIN = {"exchange": "ring", "codec": DENSE.name, "fusion": "layer_wise", "meetings": EVERY}
 """What people have who chose nothing."""
-
 
 OFF = 2.0
 """By so many times what coding and latency cost may be off."""
@@ -101,7 +110,6 @@ def choices(
 def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, Method]]]:
     """By question, the answer of ``method`` and the methods with another one."""
     codec, local = method.levels[-1].up, method.synchronization != BSP
-    iterations = matrix.local_steps.iterations
 
     def part(name: str) -> Part:
         return Part(name=name, **matrix.options.get(name, {}))
@@ -132,16 +140,24 @@ def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, M
         names = [name for name in known("fusion") if name != method.fusion.name]
         others = {name: replace(method, fusion=part(name)) for name in names}
         found["fusion"] = method.fusion.name, others
-    every, seldom = "every round", f"every {iterations} iterations"
-    meeting = Part(name=BSP.name, local_iterations=iterations)
+    meetings = {}
     if local:
         other = replace(method, synchronization=BSP, fusion=matrix.fusion)
-        found["meetings"] = seldom, {every: replace(other, levels=coded_again(method, part))}
-    else:
-        levels = (*method.levels[:-1], Level(up=of_changes(codec)))
-        other = replace(method, synchronization=meeting, fusion=WHOLE, levels=levels)
-        found["meetings"] = every, {seldom: other}
+        meetings[EVERY] = replace(other, levels=coded_again(method, part))
+    changes = (*method.levels[:-1], Level(up=of_changes(codec)))
+    for iterations in matrix.local_steps:
+        meeting = Part(name=BSP.name, local_iterations=iterations)
+        other = replace(method, synchronization=meeting, fusion=WHOLE, levels=changes)
+        meetings[_every(meeting)] = other
+    chosen = _every(method.synchronization)
+    found["meetings"] = chosen, {name: one for name, one in meetings.items() if name != chosen}
     return found
+
+
+def _every(meeting: Part) -> str:
+    """How often all workers meet, in words."""
+    iterations = meeting.parameters.get("local_iterations", 1)
+    return EVERY if iterations == 1 else f"every {iterations} iterations"
 
 
 def coded_again(method: Method, part: Callable[[str], Part]) -> tuple[Level, ...]:
@@ -151,13 +167,15 @@ def coded_again(method: Method, part: Callable[[str], Part]) -> tuple[Level, ...
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """The rounds of the fastest method, of those that reach the target, with each answer changed
-    (``worth``); and who is the fastest if a price is off (``robust``).
+    (``worth``); how near to it comes what is no row of the matrix (``beyond``); and who is the
+    fastest if a price is off (``robust``).
 
     Parameters
     ----------
     rows: what the matrix condenses of its results.
     """
     settings, rows = bench.settings, coordinates(rows)
+    beyond = systems.beyond(settings)
     machine, found = device.profile(settings.device), settings.found()
     times = metric(rows, "round_time")[qualified(rows)]
     networks = {(where, one.workers, one.bandwidth): one for where, one in clusters(settings)}
@@ -183,6 +201,16 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     at["chosen"] = choice.chosen
                     name = f"{choice.question}: {answer}"
                     yield row("round_time", value, "s", experiment="worth", case=name, at=at)
+            others = [m for name, one in beyond.items() for m in methods_of(name, one)]
+            for group in dict.fromkeys(one.group for one in others):
+                mine = [one for one in others if one.group == group]
+                try:
+                    best, ahead_of = best_round(mine, *given)
+                except ValueError:
+                    continue
+                at = dict(method=label, group=group, best=best.label, systems=float(len(mine)))
+                times_it = ahead_of.round_s / made.round_s
+                yield row("times_the_best", times_it, "1", experiment="beyond", case=group, at=at)
             # A price that is off by a factor changes no round by more than that.
             rivals = list(ahead.index[ahead <= OFF * ahead.iloc[0]])
             for change, (there, machine_there) in _changes(cluster, machine).items():
@@ -200,10 +228,9 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
 
 
 def _sizes(rows: pd.DataFrame, model: str) -> list[int]:
-    """The trained number of workers of the model that was trained; else that of close-ups."""
-    trained = of(rows, "arrived")
-    if len(trained) and model == trained["model"].iloc[0]:
-        return [int(trained["workers"].iloc[0])]
+    """The trained number of workers of a model that was trained; else that of close-ups."""
+    if model in trained_models(rows):
+        return [int(trainings(rows, model)["workers"].iloc[0])]
     return [close_workers(of(rows, "round_times"))]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from slowlink.methods import compression, exchange
 from slowlink.methods.compression import Combine, Compressor, Encoding, Payload
 from slowlink.methods.compression.pieces.packing import check_finite
+from slowlink.testbed.prices import load_codec, passes
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
 from slowlink.testbed.training.learner import IDENTITY, Learner, Replica, fused, unfused
@@ -48,6 +49,8 @@ def check(recipe: Recipe) -> None:
         ("exchange.shards", recipe.exchange.parameters.get("shards", "central") == "central",
          "central"),
         ("levels", len(recipe.levels) == depth, f"a list of {depth} for {recipe.exchange.name}"),
+        ("levels", not _added(recipe) or level.name in ("identity", "fp16"),
+         "in different codecs, or identity or fp16, which a server may decode and code anew"),
         ("synchronization", policy.name in ("bsp", "mixed"), "bsp or mixed"),
         ("synchronization.local_iterations", policy.parameters.get("local_iterations", 1) == 1,
          "1: gradients travel"),
@@ -66,6 +69,12 @@ def check(recipe: Recipe) -> None:
     ):  # fmt: skip
         if not holds:
             raise ValueError(f"{field}: must be {allowed}")
+
+
+def _added(recipe: Recipe) -> bool:
+    """Whether payloads would be added by several servers in a row, as the trainer does."""
+    parts = [level.up for level in recipe.levels]
+    return len(parts) > 1 and passes([load_codec(part) for part in parts], [])
 
 
 def make(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Party:
