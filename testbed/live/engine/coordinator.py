@@ -32,6 +32,7 @@ from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.live.replay import TICK_S, Record
 from slowlink.testbed.live.wire import Received, Wire
 from slowlink.testbed.results import Row
+from slowlink.testbed.training.trainer import GLOBAL
 from slowlink.testbed.training.virtual_time import Told
 
 GRACE_S = 3.0
@@ -291,11 +292,13 @@ class Coordinator:
                     self._send(name, "compute")
                 case Sync(members=members):
                     self._idle(decision, members)
-                    if decision.level != -1:
-                        raise Failed(f"{decision}: only meetings of the global model are built")
-                    brings = sum(self.since_met[rank] for rank in decision.bringing)
+                    brings = 0
+                    if decision.level == GLOBAL:  # of what inner levels have averaged, too
+                        brings = sum(self.since_met[rank] for rank in decision.bringing)
+                        for rank in members:
+                            self.since_met[rank] = 0
                     for rank in members:
-                        self.doing[rank], self.since_met[rank] = "meeting", 0
+                        self.doing[rank] = "meeting"
                     number = len(self.past)
                     self.past.append((math.nan, math.nan))
                     meeting = _Meeting(number, decision, t, brings, set(members))
@@ -321,6 +324,7 @@ class Coordinator:
         fields = dict(
             meeting=meeting.number,
             attempt=meeting.attempt,
+            level=sync.level,
             members=list(sync.members),
             weights=sync.weights and list(sync.weights),
             brings=meeting.brings,
@@ -335,10 +339,10 @@ class Coordinator:
 
     def _applied(self, number: int, attempt: int) -> None:
         meeting = self.meetings.get(number)
-        if meeting is None or attempt != meeting.attempt:
+        if meeting is None or attempt != meeting.attempt or not meeting.sync.bringing:
             return
         meeting.applied = self._now()
-        self.version += 1
+        self.version += meeting.sync.level == GLOBAL
         self._count(meeting)
         if not meeting.missing:
             self._close(meeting)
