@@ -53,11 +53,14 @@ from slowlink.testbed.live.engine.exchange import (
 from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
-from slowlink.testbed.live.wire import Received, Wire
+from slowlink.testbed.live.wire import Received, Unreadable, Wire
 from slowlink.testbed.training.learner import unfused
 from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
+
+MAX_STEPS = 16
+"""More rounds of communication than any codec has."""
 
 COMMANDS = ("compute", "meet", "drop", "evaluate", "keep", "whom")
 
@@ -83,6 +86,8 @@ class _Held:
     waiting: dict[Tag, tuple[str, int]] = field(default_factory=dict)
     results: dict[tuple[str, int], Any] = field(default_factory=dict)
     early: dict[Tag, deque] = field(default_factory=lambda: defaultdict(deque))
+    seen: set[tuple[Tag, int]] = field(default_factory=set)
+    """Transfers that have come, each of which comes once."""
     before: dict | None = None
     """The codecs as they were, to go back to."""
 
@@ -150,7 +155,11 @@ class Node:
         )
         begun = time.monotonic()
         while True:
-            received = self.wire.receive(IDLE_S)
+            try:
+                received = self.wire.receive(IDLE_S)
+            except Unreadable as error:
+                self.tell("bad", member=error.sender, why=str(error))
+                continue
             heard = self.wire.heard.get(COORDINATOR)
             limits = self.settings.limits
             allowed = limits.silence_s if self.began else limits.join_s
@@ -370,6 +379,11 @@ class Node:
         if sender != received.sender:
             culprit = self.settings.topology.node_names.index(received.sender)
             raise Refused(culprit, f"it sent what {sender} should have sent")
+        known = -1 <= tag[1] < len(self.place.shapes) and 0 <= tag[2] < MAX_STEPS
+        if not known or (tag, t) in held.seen:
+            culprit = self.settings.topology.node_names.index(received.sender)
+            raise Refused(culprit, f"{tag} is not of this meeting, or came before")
+        held.seen.add((tag, t))
         held.early[tag].append((t, head, received.body))
         which = held.waiting.get(tag)
         if which is not None:
