@@ -81,6 +81,14 @@ class Received:
         return self.head.get("kind")
 
 
+class Unreadable(ValueError):
+    """What a member sent and cannot be taken; names the sender."""
+
+    def __init__(self, sender: str, why: str) -> None:
+        super().__init__(f"message of {sender} refused: {why}")
+        self.sender = sender
+
+
 class Wire(Protocol):
     """Carries messages between named members: each whole, once, and in order.
 
@@ -103,7 +111,7 @@ class Wire(Protocol):
     def receive(self, timeout_s: float) -> Received | None:
         """The next message of anybody, None if there is none in time.
 
-        Raises ValueError, naming the sender, for what a member sent and cannot be read.
+        Raises Unreadable for what a member sent and cannot be taken.
         """
 
     def close(self) -> None:
@@ -318,9 +326,9 @@ class ZmqWire:
 
         Raises
         ------
-        ValueError
-            What came from a member cannot be taken; names it. The message will not come again, so
-            who waits for it would wait for ever.
+        Unreadable
+            What came from a member cannot be taken. The message will not come again, so who waits
+            for it would wait for ever.
         Exception
             Whatever went wrong in the wire's thread.
         """
@@ -574,7 +582,7 @@ class ZmqWire:
             self._receipt(identity, stream, coming.due - 1)
 
     def _refuse(self, sender: str, why: str) -> None:
-        self._inbox.put(ValueError(f"message of {sender} refused: {why}"))
+        self._inbox.put(Unreadable(sender, why))
 
     def _receipt(self, identity: bytes, stream: int, number: int) -> None:
         self._listener.send_multipart([identity, b"%d %d" % (stream, number)])

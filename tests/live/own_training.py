@@ -1,6 +1,7 @@
 """A user's training, as a worker process imports it by its path."""
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -21,6 +22,23 @@ def batches(site, worker):
         log.write(f"{site}/worker{worker} {site}.pt\n")
     x, y = torch.load(FOLDER / f"{site}.pt")
     return DataLoader(TensorDataset(x[worker::2], y[worker::2]), batch_size=8, shuffle=True)
+
+
+def stalls(site, worker):
+    for number, batch in enumerate(batches(site, worker)):
+        if (site, number) == ("site2", 5):
+            time.sleep(600)
+        yield batch
+
+
+class Stalling:
+    """Batches of which one at site2 never comes."""
+
+    def __init__(self, site, worker):
+        self.place = site, worker
+
+    def __iter__(self):
+        return stalls(*self.place)
 
 
 def make_optimizer(parameters):

@@ -139,10 +139,17 @@ def test_changes_of_several_iterations(server, tmp_path, monkeypatch, exchange):
 
 POLICIES = {
     "asp": ("parameter_server", "identity", "asp", {}),
-    "ssp": ("hips", dict(name="top_k", ratio=0.05), dict(name="ssp", staleness=1), {}),
+    "ssp": ("parameter_server", dict(name="top_k", ratio=0.05), dict(name="ssp", staleness=1), {}),
+    "ssp over sites": ("hips", "fp16", dict(name="ssp", staleness=0), {}),
     "lpsp": ("parameter_server", "fp16", dict(name="lpsp", decision="arrival"), {}),
     "gssp": ("parameter_server", "identity", dict(name="gssp", group_size=2), {}),
     "mixed": ("hips", BISPARSE, "mixed", dict(optimizer_at="server")),
+    "mll_sgd": (
+        "hips",
+        "identity",
+        dict(name="mll_sgd", local_iterations=2, hub_rounds=2, group_size=None),
+        {},
+    ),
     "fedavg with a time-out": (
         "parameter_server",
         "identity",

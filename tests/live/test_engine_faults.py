@@ -2,14 +2,17 @@
 
 import contextlib
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import slowlink
+from slowlink.testbed.live.engine import __main__ as command
 from slowlink.testbed.live.engine import launch, own, settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import Launched, run_all
@@ -171,6 +174,43 @@ def test_a_worker_that_hangs_is_noticed_and_named(server, tmp_path, on_loss):
             run.run(lambda line: said.append(line) or ("round 4" in line and hang(run)))
         assert any("goes on without site2/worker0: silent" in line for line in said)
     assert time.monotonic() - begun < 120
+
+
+def test_an_iteration_without_an_end_is_noticed_and_named(server, tmp_path):
+    given = parsed(
+        tmp_path,
+        own=dict(data=f"{SOURCE}:Stalling"),
+        limits=dict(compute_s=3.0),
+        on_loss="continue",
+    )
+    said = []
+    run_all(given, said.append, server=server)
+    assert any("without site2/worker0: no iteration finished within 3 s" in line for line in said)
+    assert len(rounds_in(given)) == 4
+
+
+def test_members_are_started_by_hand_on_several_hosts(server, tmp_path, capsys):
+    """From one file; addresses of two hosts, so that there must be keys."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    addresses = {"coordinator": f"tcp://127.0.0.1:{port}", "site2/worker0": "tcp://127.0.0.2:0"}
+    file = tmp_path / "run.yaml"
+    given = document(tmp_path, rounds=4, addresses=addresses, keys=str(tmp_path / "keys"))
+    file.write_text(yaml.safe_dump(given))
+    assert command.main([str(file), "--make-keys"]) == 0
+    members = settings.read(file).members[1:]
+    nodes = [
+        server.start(name, [str(file), "--node", name], tmp_path / f"{name[-1]}{name[4]}.log")
+        for name in members
+    ]
+    try:
+        assert command.main([str(file), "--node", "coordinator"]) == 0
+        assert "round 4 of 4" in capsys.readouterr().out
+        assert [node.wait(60) for node in nodes] == [0, 0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.stdin.close()
 
 
 def test_who_diverges_is_named(server, tmp_path):

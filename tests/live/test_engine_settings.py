@@ -57,8 +57,9 @@ SERVER = dict(exchange=part("parameter_server"))
             "levels: power_sgd needs several rounds, and a server that keeps the model is no party",
         ),
         (
-            SERVER | dict(synchronization=part("mll_sgd", hub_rounds=2, group_size=2)),
-            "synchronization: mll_sgd meets at level 0 without the others",
+            SERVER
+            | dict(synchronization=part("mll_sgd", hub_rounds=2, group_size=2), levels=up("fp16")),
+            "levels: mll_sgd averages at several levels, and a codec would keep one memory",
         ),
         (
             dict(exchange=part("parameter_server", shards="colocated"), levels=up("top_k")),

@@ -30,12 +30,16 @@ from slowlink.methods.synchronization import (
 from slowlink.testbed import files
 from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.live.replay import TICK_S, Record
-from slowlink.testbed.live.wire import Received, Wire
+from slowlink.testbed.live.wire import Received, Unreadable, Wire
 from slowlink.testbed.results import Row
+from slowlink.testbed.training.trainer import GLOBAL
 from slowlink.testbed.training.virtual_time import Told
 
 GRACE_S = 3.0
 """How long members may take to say whom they wait for, or that they are done."""
+
+QUIET_S = 5.0
+"""Progress is told at least so often."""
 
 Say = Callable[[str], None]
 
@@ -157,6 +161,7 @@ class Coordinator:
         self.asked: dict[str, Any] = {}
         """Whom members wait for, where they were asked because a meeting is late."""
         self.over = False
+        self.spoke = time.monotonic()
 
     def run(self) -> Ended:
         """Run it; raises Failed."""
@@ -177,7 +182,8 @@ class Coordinator:
         rounds: dict[str, set[int]] = {}
         while missing := everybody - rounds.keys():
             self.check()
-            received = self.wire.receive(0.2)
+            self._progress(f"waiting for {', '.join(sorted(missing))}")
+            received = self._receive(0.2)
             if time.monotonic() > end:
                 names = ", ".join(sorted(missing))
                 raise Failed(f"{names} did not come within {self.limits.join_s:g} s")
@@ -208,6 +214,18 @@ class Coordinator:
             self._evaluate(0)
         self.clock, self.ticks = time.monotonic(), 0
 
+    def _receive(self, timeout_s: float) -> Received | None:
+        try:
+            return self.wire.receive(timeout_s)
+        except Unreadable as error:
+            return Received(error.sender, dict(kind="failed", reason=str(error)))
+
+    def _progress(self, line: str) -> None:
+        """Say it, if nothing has been said for a while."""
+        if time.monotonic() - self.spoke > QUIET_S:
+            self.spoke = time.monotonic()
+            self.say(line)
+
     # Time ----------------------------------------------------------------------------------------
 
     def _now(self) -> float:
@@ -225,7 +243,9 @@ class Coordinator:
         self._carry_out(None, self.policy.begin(self.settings.groups), 0.0)
         while not self.over:
             self._check_alive()
-            received = self.wire.receive(self._patience())
+            recipe, t = self.settings.training, time.monotonic() - self.clock
+            self._progress(f"round {self.rounds} of {recipe.rounds} ({t:.1f} s)")
+            received = self._receive(self._patience())
             while self.timers and not self.over:
                 when, _, name = self.timers[0]
                 if when > time.monotonic() - self.clock:
@@ -291,11 +311,13 @@ class Coordinator:
                     self._send(name, "compute")
                 case Sync(members=members):
                     self._idle(decision, members)
-                    if decision.level != -1:
-                        raise Failed(f"{decision}: only meetings of the global model are built")
-                    brings = sum(self.since_met[rank] for rank in decision.bringing)
+                    brings = 0
+                    if decision.level == GLOBAL:  # of what inner levels have averaged, too
+                        brings = sum(self.since_met[rank] for rank in decision.bringing)
+                        for rank in members:
+                            self.since_met[rank] = 0
                     for rank in members:
-                        self.doing[rank], self.since_met[rank] = "meeting", 0
+                        self.doing[rank] = "meeting"
                     number = len(self.past)
                     self.past.append((math.nan, math.nan))
                     meeting = _Meeting(number, decision, t, brings, set(members))
@@ -321,6 +343,7 @@ class Coordinator:
         fields = dict(
             meeting=meeting.number,
             attempt=meeting.attempt,
+            level=sync.level,
             members=list(sync.members),
             weights=sync.weights and list(sync.weights),
             brings=meeting.brings,
@@ -335,10 +358,10 @@ class Coordinator:
 
     def _applied(self, number: int, attempt: int) -> None:
         meeting = self.meetings.get(number)
-        if meeting is None or attempt != meeting.attempt:
+        if meeting is None or attempt != meeting.attempt or not meeting.sync.bringing:
             return
         meeting.applied = self._now()
-        self.version += 1
+        self.version += meeting.sync.level == GLOBAL
         self._count(meeting)
         if not meeting.missing:
             self._close(meeting)
@@ -402,6 +425,7 @@ class Coordinator:
         if round_ > self.first and not self.over:
             rest = (self.settings.training.rounds - round_) * t / (round_ - self.first)
             left = f", about {rest:.0f} s left"
+        self.spoke = time.monotonic()
         self.say(f"{done}: {', '.join(words) or 'no metrics'} ({t:.1f} s{left})")
 
     def _keep(self) -> None:
@@ -450,7 +474,7 @@ class Coordinator:
             self._send(name, "whom")
         end = time.monotonic() + GRACE_S
         while len(self.asked) < len(asked) and time.monotonic() < end:
-            received = self.wire.receive(0.1)
+            received = self._receive(0.1)
             if received is not None and received.kind == "waiting":
                 self.asked[received.sender] = received.head["names"]
             elif received is not None and received.kind in ("left", "bad", "failed"):
@@ -518,7 +542,7 @@ class Coordinator:
         sent: dict[str, int] = {}
         until = time.monotonic() + self.limits.compute_s
         while waiting - digests.keys():
-            received = self.wire.receive(max(0.0, until - time.monotonic()))
+            received = self._receive(max(0.0, until - time.monotonic()))
             if received is None:
                 raise Failed(f"{', '.join(sorted(waiting - digests.keys()))} did not end")
             match received.kind:

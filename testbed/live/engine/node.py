@@ -5,8 +5,8 @@ What the members tell each other (``head["kind"]``)::
     node -> coordinator   hello     address, rounds it has snapshots of, samples, run
     coordinator -> node   begin     addresses of all, round to go on from (0: anew)
                           compute   a worker's next iteration
-                          meet      meeting, attempt, members and weights by rank, brings, and
-                                    the version of the server's model that was seen so far
+                          meet      meeting, attempt, level, members and weights by rank, brings,
+                                    and the version of the server's model that was seen so far
                           drop      meeting: that meeting is off, its members hold what they held
                           evaluate  round
                           keep      round: write a snapshot
@@ -53,10 +53,14 @@ from slowlink.testbed.live.engine.exchange import (
 from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
-from slowlink.testbed.live.wire import Received, Wire
+from slowlink.testbed.live.wire import Received, Unreadable, Wire
 from slowlink.testbed.training.learner import unfused
+from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
+
+MAX_STEPS = 16
+"""More rounds of communication than any codec has."""
 
 COMMANDS = ("compute", "meet", "drop", "evaluate", "keep", "whom")
 
@@ -74,12 +78,16 @@ class _Held:
     number: int
     attempt: int
     meeting: Meeting
+    members: Sequence[int]
+    level: int
     brings: int
     scale: float
     running: dict[tuple[str, int], Travel] = field(default_factory=dict)
     waiting: dict[Tag, tuple[str, int]] = field(default_factory=dict)
     results: dict[tuple[str, int], Any] = field(default_factory=dict)
     early: dict[Tag, deque] = field(default_factory=lambda: defaultdict(deque))
+    seen: set[tuple[Tag, int]] = field(default_factory=set)
+    """Transfers that have come, each of which comes once."""
     before: dict | None = None
     """The codecs as they were, to go back to."""
 
@@ -117,6 +125,10 @@ class Node:
             self.snapshots = Snapshots(settings.state, settings.run, name)
         self.base = self.task.values()
         """The global model as this worker last got it."""
+        self.met = self.base
+        """The model that its last meeting gave it, of whatever level."""
+        self.given: dict[int, list[Tensor]] = {}
+        """The model that each worker, by rank, last got from this server."""
         self.last: list[Tensor] | None = None
         """The gradient of the last iteration, where gradients travel."""
         self.held: dict[int, _Held] = {}
@@ -143,7 +155,11 @@ class Node:
         )
         begun = time.monotonic()
         while True:
-            received = self.wire.receive(IDLE_S)
+            try:
+                received = self.wire.receive(IDLE_S)
+            except Unreadable as error:
+                self.tell("bad", member=error.sender, why=str(error))
+                continue
             heard = self.wire.heard.get(COORDINATOR)
             limits = self.settings.limits
             allowed = limits.silence_s if self.began else limits.join_s
@@ -190,7 +206,8 @@ class Node:
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
         self.base = [value.clone() for value in self.task.values()]
-        self.models, self.began = {0: self.base}, True
+        self.met, self.models, self.began = self.base, {0: self.base}, True
+        self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)
 
     def _settle(self) -> None:
         """What comes next is said, so the last meeting counts."""
@@ -224,6 +241,7 @@ class Node:
         weights: list[float] | None,
         brings: int,
         seen: int,
+        level: int,
     ) -> None:
         self._settle()
         self.models = {version: its for version, its in self.models.items() if version >= seen}
@@ -231,7 +249,8 @@ class Node:
         bringing = [w for i, w in enumerate(members) if weights is None or weights[i]]
         nodes = settings.workers
         scale = 1.0
-        if not settings.stepwise and weights is None and settings.training.averaged_over == "all":
+        over_all = settings.training.averaged_over == "all" and level == GLOBAL
+        if not settings.stepwise and weights is None and over_all:
             scale = len(members) / len(nodes)
         held = self.held[meeting] = _Held(
             meeting,
@@ -242,6 +261,8 @@ class Node:
                 [nodes[rank] for rank in bringing],
                 [nodes[rank] for rank in members],
             ),
+            members,
+            level,
             brings,
             scale,
         )
@@ -253,7 +274,7 @@ class Node:
                 weight = 1 / len(bringing)
                 if weights is not None:
                     weight = weights[members.index(self.rank)]
-                held.running["push", key] = travels.bring(self._brings(), weight, key)
+                held.running["push", key] = travels.bring(self._brings(level), weight, key)
             elif self.centre and bringing:
                 held.running["push", key] = travels.serve(key)
             elif self.rank is None and bringing and self._passes_on(travels.bringing):
@@ -270,7 +291,8 @@ class Node:
         for which in list(held.running):
             self._go_on(held, which, None)
         if self.centre and settings.mode == "model" and not bringing:
-            self._hand_out(held, self.models[seen])
+            model = self.models[seen] if level == GLOBAL else self.given[members[0]]
+            self._hand_out(held, model)
         for stray in self.strays.pop((meeting, attempt), []):
             self.stray_bytes -= len(stray.body)
             self._arrived(stray)
@@ -281,10 +303,11 @@ class Node:
         levels = self.settings.exchange.groups(self.settings.topology, list(workers))
         return any(self.number in group for level in levels[1:] for group in level)
 
-    def _brings(self) -> list[Tensor]:
+    def _brings(self, level: int) -> list[Tensor]:
         if not self.changes:
             return self.last
-        return [new - old for new, old in zip(self.task.values(), self.base, strict=True)]
+        before = self.base if level == GLOBAL else self.met
+        return [new - old for new, old in zip(self.task.values(), before, strict=True)]
 
     def _drop(self, meeting: int) -> None:
         held = self.held.pop(meeting, None)
@@ -356,6 +379,11 @@ class Node:
         if sender != received.sender:
             culprit = self.settings.topology.node_names.index(received.sender)
             raise Refused(culprit, f"it sent what {sender} should have sent")
+        known = -1 <= tag[1] < len(self.place.shapes) and 0 <= tag[2] < MAX_STEPS
+        if not known or (tag, t) in held.seen:
+            culprit = self.settings.topology.node_names.index(received.sender)
+            raise Refused(culprit, f"{tag} is not of this meeting, or came before")
+        held.seen.add((tag, t))
         held.early[tag].append((t, head, received.body))
         which = held.waiting.get(tag)
         if which is not None:
@@ -407,26 +435,31 @@ class Node:
     def _apply(self, held: _Held) -> None:
         """The server's model takes what was brought, and goes out."""
         task, groups = self.task, self.place.groups
-        if not self.finished:
-            total: list[Any] = [None] * len(self.place.shapes)
-            for key, group in enumerate(groups):
-                one = held.results["push", key]
-                for i, piece in unfused(one, group, self.place.shapes).items():
-                    total[i] = piece
-            if held.scale != 1.0:
-                total = [part * held.scale for part in total]
+        if self.finished:
+            return
+        total: list[Any] = [None] * len(self.place.shapes)
+        for key, group in enumerate(groups):
+            one = held.results["push", key]
+            for i, piece in unfused(one, group, self.place.shapes).items():
+                total[i] = piece
+        if held.scale != 1.0:
+            total = [part * held.scale for part in total]
+        if held.level != GLOBAL:
+            model = list(torch._foreach_add(self.given[held.members[0]], total))
+        else:
             if self.changes:
                 task.adopt(torch._foreach_add(task.values(), total))
             else:
                 task.step(total)
             self.brought += held.brings
-        self.version += 1
-        model = self.models[self.version] = [value.clone() for value in task.values()]
+            self.version += 1
+            model = self.models[self.version] = [value.clone() for value in task.values()]
         self.tell("applied", meeting=held.number, attempt=held.attempt)
         self._hand_out(held, model)
         self._count()
 
     def _hand_out(self, held: _Held, model: Sequence[Tensor]) -> None:
+        self.given.update(dict.fromkeys(held.members, list(model)))
         for index, parameter in enumerate(model):
             which = "pull", index
             held.running[which] = held.meeting.hand_out(parameter, index)
@@ -459,7 +492,7 @@ class Node:
             values = [results["pull", i] for i in range(len(self.place.shapes))]
 
             def act() -> None:
-                self._adopt(values)
+                self._adopt(values, held.level)
         else:
             total: list[Any] = [None] * len(self.place.shapes)
             for key, group in enumerate(self.place.groups):
@@ -472,7 +505,7 @@ class Node:
                     self.task.step(total)
                     return
                 scaled = total if held.scale == 1.0 else [part * held.scale for part in total]
-                self._adopt(torch._foreach_add(self.base, scaled))
+                self._adopt(torch._foreach_add(self.base, scaled), held.level)
 
         def settle() -> None:
             act()
@@ -482,9 +515,11 @@ class Node:
         self.commit = held.number, settle, held.before
         self.tell("synced", meeting=held.number, attempt=held.attempt)
 
-    def _adopt(self, values: Sequence[Tensor]) -> None:
+    def _adopt(self, values: Sequence[Tensor], level: int) -> None:
         self.task.adopt(values)
-        self.base = [value.clone() for value in values]
+        self.met = [value.clone() for value in values]
+        if level == GLOBAL:
+            self.base = self.met
 
     def _take_mean(self, vector: Tensor) -> None:
         own = self.task.statistics()

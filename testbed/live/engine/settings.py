@@ -53,7 +53,7 @@ from slowlink.testbed.prices import check_meetings, check_pair, default_down
 from slowlink.testbed.training.learner import IDENTITY
 from slowlink.testbed.training.recipe import Link, Recipe
 from slowlink.testbed.training.stragglers import Fixed
-from slowlink.testbed.training.trainer import flat, topology
+from slowlink.testbed.training.trainer import GLOBAL, flat, topology
 from slowlink.testbed.training.virtual_time import play
 
 COORDINATOR = "coordinator"
@@ -77,7 +77,7 @@ TRIED = 2**18
 """Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
 
 PROBED = 24
-"""Meetings of a policy that are tried in virtual time before a process starts."""
+"""Iterations of each worker by which a policy is tried in virtual time before a process starts."""
 
 Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
@@ -336,7 +336,7 @@ def check(settings: LiveSettings) -> None:
         raise ValueError(
             f"state: {sync} has no moment at which all stand still, so it cannot be resumed"
         )
-    _check_meetings(settings, policy)
+    _check_levels(settings, policy)
 
 
 def _check_passes(recipe: Recipe, up: list) -> None:
@@ -352,9 +352,9 @@ def _check_passes(recipe: Recipe, up: list) -> None:
         )
 
 
-def _check_meetings(settings: LiveSettings, policy: Policy) -> None:
-    """Try the policy in virtual time: all its meetings must be of the server's model."""
-    count = len(settings.workers)
+def _check_levels(settings: LiveSettings, policy: Policy) -> None:
+    """Try the policy in virtual time: what meets inside of a level has one model, and no codec."""
+    recipe, count = settings.training, len(settings.workers)
     log = play(
         policy,
         Fixed(tuple(1 + rank / 7 for rank in range(count))),
@@ -362,11 +362,15 @@ def _check_meetings(settings: LiveSettings, policy: Policy) -> None:
         groups=settings.groups,
         iterations=PROBED * count,
     )
-    if levels := {meeting.sync.level for meeting in log.meetings} - {-1}:
+    levels = {meeting.sync.level for meeting in log.meetings}
+    coded = any(level.up.name != "identity" for level in recipe.levels)
+    if levels != {GLOBAL} and (coded or settings.mode != "model"):
         raise ValueError(
-            f"training.synchronization: {settings.training.synchronization.name} meets at level "
-            f"{min(levels)} without the others; only meetings of the global model are built"
+            f"training.levels: {recipe.synchronization.name} averages at several levels, and a "
+            "codec would keep one memory for all of them: only identity, and with a server"
         )
+    if GLOBAL not in levels:
+        raise ValueError(f"training.synchronization: {recipe.synchronization.name} never meets all")
 
 
 def parse(document: Any) -> LiveSettings:
