@@ -90,6 +90,7 @@ def train(
     overflow_at=None,
     scaled=False,
     everywhere=False,
+    views=False,
 ):
     """Train; the parameters at the end, the dtypes of gradients, the hook's report and state."""
     rank = dist.get_rank()
@@ -99,7 +100,9 @@ def train(
         options["scaler"] = scaler
 
     def wrapped(network):
-        model = DistributedDataParallel(network, bucket_cap_mb=bucket_mb)
+        model = DistributedDataParallel(
+            network, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=views
+        )
         return model, register(model, method, parameters or {}, options)
 
     model, hook = wrapped(network(dtype))
@@ -199,6 +202,24 @@ def local(policy, options=None, steps=12, resume_at=None):
         "meetings": optimizer.meetings,
         "bytes": optimizer.payload_bytes,
     }
+
+
+def of_a_part(method):
+    """Train in the group of the first two ranks; the third looks on."""
+    part = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        model = DistributedDataParallel(network(), process_group=part)
+        slowlink.torch.comm_hook(model, method)
+        optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.5)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, dist.get_rank()).backward()
+            optimizer.step()
+        result = vector(model)
+    else:
+        result = None
+    dist.barrier()
+    return result
 
 
 def averaged(every, steps=12):

@@ -87,6 +87,7 @@ TWO |= {
         f"fused {name}": training("top_k", options={"fusion": name})
         for name in ("whole_model", "layer_wise", "optimal")
     },
+    **{f"{name} views": training(name, views=True) for name in ("fp16", "top_k")},
     "sharded": ("sharded", {}),
     "sharded identity": ("sharded", dict(method="identity")),
     "sharded lossless": ("sharded", dict(method="top_k", parameters={"ratio": 1.0})),
@@ -101,6 +102,7 @@ THREE = {f"{name} codec 3": training(name, 3) for name in CODECS}
 THREE |= {
     "plain 3": training("plain"),
     "halves": ("halves", dict(shapes=[(7,), (3, 4), (1,)])),
+    "of a part": ("of_a_part", dict(method="random_k")),
     "averaged": ("averaged", dict(every=4)),
     "bsp": ("local", dict(policy="bsp", options=dict(every=4))),
     "bsp coded": ("local", dict(policy="bsp", options=dict(every=4, codec="top_k"))),
@@ -240,6 +242,18 @@ def test_gradients_come_back_in_their_dtype(ran):
             assert answer["dtypes"] == {torch.bfloat16}
             assert answer["vector"].dtype == torch.bfloat16
         alike(ran[name])
+
+
+@pytest.mark.parametrize("name", ["fp16", "top_k"])
+def test_gradients_may_be_views_of_buckets(ran, name):
+    assert torch.equal(alike(ran[f"{name} views"]), alike(ran[f"{name} codec"]))
+
+
+def test_a_part_of_the_ranks_may_train_alone(ran):
+    first, second, third = ran["of a part"]
+    assert third is None
+    wanted = hook_peers.in_one_process("random_k", {}, 2)
+    assert torch.equal(first, second) and torch.equal(first, wanted)
 
 
 def test_first_steps_are_plain_if_so_wished(ran):
