@@ -29,6 +29,7 @@ from slowlink.testbed.live.engine.flow import (
     ANSWER,
     Algebra,
     Bundles,
+    Due,
     Part,
     Refused,
     Sent,
@@ -191,7 +192,7 @@ class Meeting:
         that brings none gives None, and who gets none back returns None."""
         place, own = self.place, None
         part = place.part(self.bringing, self.phase, None)
-        algebra = Sums(part, DENSE.name, place.limit)
+        algebra = Sums(part, Due(DENSE.name, place.limit))
         if vector is not None:
             own = algebra.own(DENSE.compress(vector / len(self.bringing), STATISTICS))
         tag = (self.phase, STATISTICS, 0)
@@ -201,7 +202,7 @@ class Meeting:
             tag = ("pull", STATISTICS, 0)
             # The server answers with what it has summed, everybody else passes it on.
             gives = algebra.payload(value) if part.leaving and not part.arriving else None
-            algebra = Sums(part, DENSE.name, place.limit)
+            algebra = Sums(part, Due(DENSE.name, place.limit))
             value = yield from _along(tag, part, algebra, gives and algebra.own(gives))
         if not value:
             return None
@@ -257,7 +258,7 @@ class Meeting:
 
     def _push(self, slots, key: int, codec: Compressor, payload: Payload) -> Travel:
         part = self.place.part(self.bringing, self.phase, slots)
-        algebra = self._algebra(part, codec)
+        algebra = self._algebra(part, codec, key, 0)
         tag = (_fragment(self.phase, slots), key, 0)
         yield from _along(tag, part, algebra, self._own(algebra, payload))
 
@@ -273,7 +274,7 @@ class Meeting:
     ) -> Travel:
         """What the payloads of ``parties`` combine to, as this node ends with it."""
         part = self.place.part(self.bringing, self.phase, slots)
-        algebra = self._algebra(part, codec)
+        algebra = self._algebra(part, codec, key, step)
         own = None if payload is None else self._own(algebra, payload)
         turn = None
         if codec.combine == "merge" and own is None:
@@ -304,11 +305,14 @@ class Meeting:
             ordered,
         )
 
-    def _algebra(self, part: Part, codec: Compressor) -> Algebra:
-        place = self.place
-        if codec.combine == "sum" and not self.side_by_side:
-            return Sums(part, codec.name, place.limit)
-        return Bundles(part, codec.name, place.limit)
+    def _algebra(self, part: Part, codec: Compressor, key: int, step: int) -> Algebra:
+        shape = self.place.shape(key)
+        rounds = codec.payload_bytes(shape)
+        if step >= len(rounds):
+            raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
+        due = Due(codec.name, self.place.limit, tuple(shape), rounds[step])
+        adds = codec.combine == "sum" and not self.side_by_side
+        return Sums(part, due) if adds else Bundles(part, due)
 
     @property
     def side_by_side(self) -> bool:
@@ -354,14 +358,15 @@ class Meeting:
         self, slots: tuple[str, ...] | None, phase: str, key: int, payload: Payload
     ) -> Travel:
         part = self.place.part(self.members, phase, slots)
-        algebra = Bundles(part, payload.codec, self.place.limit)
+        algebra = Bundles(part, Due(payload.codec, self.place.limit))
         own = algebra.own(payload, ANSWER)
         yield from _along((_fragment(phase, slots), key, 0), part, algebra, own)
 
     def _heard(self, level: int, phase: str, key: int, codec: Compressor) -> Travel:
         slots = self._pull_slots(level)
         part = self.place.part(self.members, phase, slots)
-        algebra = Bundles(part, codec.name, self.place.limit)
+        shape = self.place.shapes[key] if phase == "pull" else self.place.shape(key)
+        algebra = Bundles(part, Due(codec.name, self.place.limit, tuple(shape)))
         value = yield from _along((_fragment(phase, slots), key, 0), part, algebra, None)
         (sender,) = {part.src[t] for t in part.arriving}
         payload = algebra.payloads(value)[ANSWER]
