@@ -29,6 +29,7 @@ CODECS = dict(
     power_sgd=dict(rank=2),
     count_sketch={},
     qsgd={},
+    random_k=dict(ratio=0.1),
 )
 WHOLE = ("ring", "halving_doubling", "double_tree", "allgather", "butterfly")
 SERVED = ("parameter_server", "hips")
@@ -189,10 +190,11 @@ def test_sums_of_two_are_the_trainers_in_the_order_of_the_plan(learn, name, code
     compare(recipe(name, codec, (2,)), learn, "plan")
 
 
-@pytest.mark.parametrize("codec", ["identity", "fp16"])
+@pytest.mark.parametrize("codec", ["identity", "fp16", "power_sgd", "count_sketch", "random_k"])
 @pytest.mark.parametrize("workers", [(2, 2), (3, 2)])
-def test_trees_of_regions_add_level_by_level(learn, workers, codec):
-    given = recipe("rat", codec, workers)
+@pytest.mark.parametrize("name", ["rat", "hips"])
+def test_one_codec_that_adds_goes_through_all_levels(learn, name, workers, codec):
+    given = recipe(name, codec, workers)
     given = given.model_copy(update=dict(levels=given.levels[-1:] * 2))
     compare(given, learn, "rank")
 

@@ -3,7 +3,8 @@
 What is added where and through which codec is as in :meth:`Learner.aggregate`, cut where payloads
 travel. Of an exchange with servers every level is a fragment of the plan of its own: what a site's
 server gets, it decodes, and encodes anew for the next level. An exchange without servers
-(``whole``) is one fragment, in which payloads add on the way or lie side by side.
+(``whole``), or one whose levels all have one codec that adds, is one fragment, in which payloads
+add on the way or lie side by side.
 
 Everything here is a generator that yields ``(tag, Sent)`` for what leaves, and ``(tag, None)`` to
 be sent the next arrival with this tag; so that a node does all tensors at once.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from slowlink.testbed.live.engine.flow import (
     Value,
     flow,
 )
+from slowlink.testbed.prices import default_down, load_codec, passes
 from slowlink.testbed.training.learner import Codecs, fused
 
 Mode = Literal["sum", "model"]
@@ -82,6 +84,13 @@ class Place:
     _plans: dict[tuple, Plan] = field(default_factory=dict)
     _parts: dict[tuple, Part] = field(default_factory=dict)
 
+    @cached_property
+    def passes(self) -> bool:
+        """Whether servers add payloads and pass on their sum, see :func:`testbed.prices.passes`."""
+        levels = self.codecs.levels
+        down = [load_codec(level.down or default_down(level)) for level in levels[:-1]]
+        return passes([load_codec(level.up) for level in levels], down)
+
     @property
     def top(self) -> int:
         return len(self.codecs.levels) - 1
@@ -125,7 +134,8 @@ class Meeting:
     def __post_init__(self) -> None:
         place = self.place
         self.levels = place.exchange.groups(place.topology, list(self.bringing or self.members))
-        self.fragments = not place.exchange.whole and len(self.levels) > 1
+        self.leveled = not place.exchange.whole and len(self.levels) > 1
+        self.fragments = self.leveled and not place.passes
         self.flat = [node for group in self.levels[0] for node in group]
         self.phase = "all" if self.mode == "sum" else "push"
         self._came: dict[int, tuple[Sequence[int], Sequence[Payload]]] = {}
@@ -139,8 +149,14 @@ class Meeting:
         return (yield from self._party(0, one, key))
 
     def relay(self, level: int, key: int) -> Travel:
-        """A site server's part: decode what ``level`` sends and encode it for the next."""
+        """A site server's part: decode what ``level`` sends and encode it for the next; or only add
+        and pass on, where all levels have one codec that adds."""
         place, codec = self.place, self.place.codecs.up(level, self.place.node)
+        if not self.fragments:
+            rounds = len(codec.payload_bytes(place.shape(key))) if self.mode == "sum" else 1
+            for step in range(rounds):
+                yield from self._combined(None, key, step, codec, None, self.flat, codec)
+            return None
         group = next(
             group
             for group, party in zip(self.levels[level], self._parties(level + 1), strict=True)
@@ -224,7 +240,7 @@ class Meeting:
         return (f"push/{top}",) if self.mode == "model" else (f"push/{top}", f"pull/{top}")
 
     def _pull_slots(self, level: int) -> tuple[str, ...] | None:
-        return (f"pull/{level}",) if self.fragments else None
+        return (f"pull/{level}",) if self.leveled else None
 
     def _party(self, level: int, tensor: Tensor, key: int) -> Travel:
         """Push ``tensor`` at ``level``; in sum mode, what comes back."""
