@@ -6,11 +6,13 @@ from collections import defaultdict, deque
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slowlink.methods import compression, exchange
 from slowlink.testbed.live.engine.exchange import Meeting, Place
+from slowlink.testbed.live.engine.flow import Bundles, Due, Refused, Sums, flow
 from slowlink.testbed.live.engine.flow import Part as Share
-from slowlink.testbed.live.engine.flow import Refused, Sums, flow
 from slowlink.testbed.network.execution import execute
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.learner import Codecs, Learner
@@ -27,6 +29,7 @@ CODECS = dict(
     power_sgd=dict(rank=2),
     count_sketch={},
     qsgd={},
+    random_k=dict(ratio=0.1),
 )
 WHOLE = ("ring", "halving_doubling", "double_tree", "allgather", "butterfly")
 SERVED = ("parameter_server", "hips")
@@ -187,10 +190,11 @@ def test_sums_of_two_are_the_trainers_in_the_order_of_the_plan(learn, name, code
     compare(recipe(name, codec, (2,)), learn, "plan")
 
 
-@pytest.mark.parametrize("codec", ["identity", "fp16"])
+@pytest.mark.parametrize("codec", ["identity", "fp16", "power_sgd", "count_sketch", "random_k"])
 @pytest.mark.parametrize("workers", [(2, 2), (3, 2)])
-def test_trees_of_regions_add_level_by_level(learn, workers, codec):
-    given = recipe("rat", codec, workers)
+@pytest.mark.parametrize("name", ["rat", "hips"])
+def test_one_codec_that_adds_goes_through_all_levels(learn, name, workers, codec):
+    given = recipe(name, codec, workers)
     given = given.model_copy(update=dict(levels=given.levels[-1:] * 2))
     compare(given, learn, "rank")
 
@@ -262,7 +266,7 @@ def test_poison_names_the_node_that_sent_it(learn, name, codec):
     [
         (dict(sum=None), "does not say what it carries"),
         (dict(sum=dict(form="dense", dtype="float32", shape=[5], size=-1)), "no payload"),
-        (dict(sum=dict(form="dense", dtype="float32", shape=[2**40], size=5)), "over 4096 bytes"),
+        (dict(sum=dict(form="dense", dtype="float32", shape=[2**40], size=5)), "over the limit"),
         (dict(sum=dict(form="dense", dtype="float16", shape=[5], size=5)), "others have"),
         (dict(sum=dict(form="dense", dtype="float32", shape=[4], size=4)), "others have"),
     ],
@@ -271,7 +275,7 @@ def test_what_describes_itself_wrongly_is_refused(change, said):
     plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
     node = int(plan.contributors[0])
     share = Share(plan, node)
-    sums = Sums(share, "identity", 4096)
+    sums = Sums(share, Due("identity", 4096))
     own = sums.own(compression.load("identity").compress(torch.arange(5.0), 0))
     run = flow(share, sums, own)
     while (sent := run.send(None)) is not None:
@@ -285,9 +289,62 @@ def test_what_describes_itself_wrongly_is_refused(change, said):
 def test_too_few_or_too_many_bytes_are_refused():
     plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
     share = Share(plan, int(plan.contributors[0]))
-    sums = Sums(share, "identity", 4096)
+    sums = Sums(share, Due("identity", 4096))
     sums.own(compression.load("identity").compress(torch.arange(6.0), 0))
     head = dict(sum=dict(form="dense", dtype="float32", shape=[6], size=6))
     for length in (0, 8, 11, 16):
         with pytest.raises(Refused, match=f"it sent {length} bytes, and not 12"):
             sums.unpack(share.arriving[0], head, bytes(length))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), adds=st.booleans())
+def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds):
+    """Any field of a true head may be anything, and the body any bytes."""
+    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
+    share = Share(plan, int(plan.contributors[0]))
+    due = Due("identity", 4096, (6,), 24)
+    described = dict(form="dense", dtype="float32", shape=[6], size=6 if adds else 24)
+    if adds:
+        algebra, head, path = Sums(share, due), {"sum": described}, ["sum"]
+    else:
+        head = {"of": [1], "as": [described], "parts": [[0]]}
+        algebra, path = Bundles(share, due), ["as", 0]
+    whole = data.draw(st.booleans())
+    target = head
+    for step in [] if whole else path:
+        target = target[step]
+    target[data.draw(st.sampled_from(sorted(target)))] = data.draw(JSON)
+    body = data.draw(st.binary(max_size=40) | st.just(bytes(12)))
+    try:
+        value = algebra.unpack(share.arriving[0], head, body)
+    except Refused as refused:
+        assert refused.node == int(plan.contributors[1])
+        return
+    assert sum(len(item) if adds else len(item[1]) for item in value.values()) in (3, 12)
+
+
+def test_contributions_larger_than_their_codec_makes_are_refused(learn):
+    """A server takes no one's word for how large a tensor is, not even of who comes first."""
+    given = recipe("parameter_server", "identity", (2, 2))
+    learner = learn(given)
+    cluster = Cluster(given, learner, "plan")
+    culprit = learner.nodes[0]
+
+    def spoil(node, sent):
+        if node != culprit:
+            return sent
+        its = sent.head["sum"]
+        head = {"sum": its | {"size": its["size"] + 1}}
+        return type(sent)(sent.t, sent.to, head, sent.body + bytes(4))
+
+    with pytest.raises(Refused, match="are the most") as refused:
+        cluster.meet(drawn(learner, 0), spoil=spoil)
+    assert refused.value.node == culprit

@@ -3,7 +3,8 @@
 What is added where and through which codec is as in :meth:`Learner.aggregate`, cut where payloads
 travel. Of an exchange with servers every level is a fragment of the plan of its own: what a site's
 server gets, it decodes, and encodes anew for the next level. An exchange without servers
-(``whole``) is one fragment, in which payloads add on the way or lie side by side.
+(``whole``), or one whose levels all have one codec that adds, is one fragment, in which payloads
+add on the way or lie side by side.
 
 Everything here is a generator that yields ``(tag, Sent)`` for what leaves, and ``(tag, None)`` to
 be sent the next arrival with this tag; so that a node does all tensors at once.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from slowlink.testbed.live.engine.flow import (
     ANSWER,
     Algebra,
     Bundles,
+    Due,
     Part,
     Refused,
     Sent,
@@ -36,6 +38,7 @@ from slowlink.testbed.live.engine.flow import (
     Value,
     flow,
 )
+from slowlink.testbed.prices import default_down, load_codec, passes
 from slowlink.testbed.training.learner import Codecs, fused
 
 Mode = Literal["sum", "model"]
@@ -81,6 +84,13 @@ class Place:
     _plans: dict[tuple, Plan] = field(default_factory=dict)
     _parts: dict[tuple, Part] = field(default_factory=dict)
 
+    @cached_property
+    def passes(self) -> bool:
+        """Whether servers add payloads and pass on their sum, see :func:`testbed.prices.passes`."""
+        levels = self.codecs.levels
+        down = [load_codec(level.down or default_down(level)) for level in levels[:-1]]
+        return passes([load_codec(level.up) for level in levels], down)
+
     @property
     def top(self) -> int:
         return len(self.codecs.levels) - 1
@@ -124,7 +134,8 @@ class Meeting:
     def __post_init__(self) -> None:
         place = self.place
         self.levels = place.exchange.groups(place.topology, list(self.bringing or self.members))
-        self.fragments = not place.exchange.whole and len(self.levels) > 1
+        self.leveled = not place.exchange.whole and len(self.levels) > 1
+        self.fragments = self.leveled and not place.passes
         self.flat = [node for group in self.levels[0] for node in group]
         self.phase = "all" if self.mode == "sum" else "push"
         self._came: dict[int, tuple[Sequence[int], Sequence[Payload]]] = {}
@@ -138,8 +149,14 @@ class Meeting:
         return (yield from self._party(0, one, key))
 
     def relay(self, level: int, key: int) -> Travel:
-        """A site server's part: decode what ``level`` sends and encode it for the next."""
+        """A site server's part: decode what ``level`` sends and encode it for the next; or only add
+        and pass on, where all levels have one codec that adds."""
         place, codec = self.place, self.place.codecs.up(level, self.place.node)
+        if not self.fragments:
+            rounds = len(codec.payload_bytes(place.shape(key))) if self.mode == "sum" else 1
+            for step in range(rounds):
+                yield from self._combined(None, key, step, codec, None, self.flat, codec)
+            return None
         group = next(
             group
             for group, party in zip(self.levels[level], self._parties(level + 1), strict=True)
@@ -191,7 +208,7 @@ class Meeting:
         that brings none gives None, and who gets none back returns None."""
         place, own = self.place, None
         part = place.part(self.bringing, self.phase, None)
-        algebra = Sums(part, DENSE.name, place.limit)
+        algebra = Sums(part, Due(DENSE.name, place.limit))
         if vector is not None:
             own = algebra.own(DENSE.compress(vector / len(self.bringing), STATISTICS))
         tag = (self.phase, STATISTICS, 0)
@@ -201,7 +218,7 @@ class Meeting:
             tag = ("pull", STATISTICS, 0)
             # The server answers with what it has summed, everybody else passes it on.
             gives = algebra.payload(value) if part.leaving and not part.arriving else None
-            algebra = Sums(part, DENSE.name, place.limit)
+            algebra = Sums(part, Due(DENSE.name, place.limit))
             value = yield from _along(tag, part, algebra, gives and algebra.own(gives))
         if not value:
             return None
@@ -223,7 +240,7 @@ class Meeting:
         return (f"push/{top}",) if self.mode == "model" else (f"push/{top}", f"pull/{top}")
 
     def _pull_slots(self, level: int) -> tuple[str, ...] | None:
-        return (f"pull/{level}",) if self.fragments else None
+        return (f"pull/{level}",) if self.leveled else None
 
     def _party(self, level: int, tensor: Tensor, key: int) -> Travel:
         """Push ``tensor`` at ``level``; in sum mode, what comes back."""
@@ -257,7 +274,7 @@ class Meeting:
 
     def _push(self, slots, key: int, codec: Compressor, payload: Payload) -> Travel:
         part = self.place.part(self.bringing, self.phase, slots)
-        algebra = self._algebra(part, codec)
+        algebra = self._algebra(part, codec, key, 0)
         tag = (_fragment(self.phase, slots), key, 0)
         yield from _along(tag, part, algebra, self._own(algebra, payload))
 
@@ -273,7 +290,7 @@ class Meeting:
     ) -> Travel:
         """What the payloads of ``parties`` combine to, as this node ends with it."""
         part = self.place.part(self.bringing, self.phase, slots)
-        algebra = self._algebra(part, codec)
+        algebra = self._algebra(part, codec, key, step)
         own = None if payload is None else self._own(algebra, payload)
         turn = None
         if codec.combine == "merge" and own is None:
@@ -304,11 +321,14 @@ class Meeting:
             ordered,
         )
 
-    def _algebra(self, part: Part, codec: Compressor) -> Algebra:
-        place = self.place
-        if codec.combine == "sum" and not self.side_by_side:
-            return Sums(part, codec.name, place.limit)
-        return Bundles(part, codec.name, place.limit)
+    def _algebra(self, part: Part, codec: Compressor, key: int, step: int) -> Algebra:
+        shape = self.place.shape(key)
+        rounds = codec.payload_bytes(shape)
+        if step >= len(rounds):
+            raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
+        due = Due(codec.name, self.place.limit, tuple(shape), rounds[step])
+        adds = codec.combine == "sum" and not self.side_by_side
+        return Sums(part, due) if adds else Bundles(part, due)
 
     @property
     def side_by_side(self) -> bool:
@@ -354,14 +374,15 @@ class Meeting:
         self, slots: tuple[str, ...] | None, phase: str, key: int, payload: Payload
     ) -> Travel:
         part = self.place.part(self.members, phase, slots)
-        algebra = Bundles(part, payload.codec, self.place.limit)
+        algebra = Bundles(part, Due(payload.codec, self.place.limit))
         own = algebra.own(payload, ANSWER)
         yield from _along((_fragment(phase, slots), key, 0), part, algebra, own)
 
     def _heard(self, level: int, phase: str, key: int, codec: Compressor) -> Travel:
         slots = self._pull_slots(level)
         part = self.place.part(self.members, phase, slots)
-        algebra = Bundles(part, codec.name, self.place.limit)
+        shape = self.place.shapes[key] if phase == "pull" else self.place.shape(key)
+        algebra = Bundles(part, Due(codec.name, self.place.limit, tuple(shape)))
         value = yield from _along((_fragment(phase, slots), key, 0), part, algebra, None)
         (sender,) = {part.src[t] for t in part.arriving}
         payload = algebra.payloads(value)[ANSWER]

@@ -35,6 +35,45 @@ class Refused(ValueError):
         self.node = node
 
 
+@dataclass(frozen=True)
+class Due:
+    """What payloads that arrive may be: described otherwise, they are refused.
+
+    Attributes
+    ----------
+    codec: name of the codec whose payloads these are.
+    limit: largest tensor, in bytes of float32.
+    shape: of the tensor that they stand for; None for any.
+    most: bytes that a contribution has at most; None for any number within the limit.
+    """
+
+    codec: str
+    limit: int
+    shape: tuple[int, ...] | None = None
+    most: int | None = None
+
+    def described(self, sender: int, its: Any) -> tuple[str, str, tuple[int, ...], int]:
+        """Form, dtype, shape and size of a payload, as a message of ``sender`` says them."""
+        if not isinstance(its, Mapping):
+            raise Refused(sender, "its message does not say what it carries")
+        form, dtype, shape, size = (its.get(name) for name in ("form", "dtype", "shape", "size"))
+        names = isinstance(form, str) and isinstance(dtype, str) and isinstance(shape, list)
+        whole = names and all(type(n) is int and n >= 0 for n in (*shape, size))
+        if not whole or len(shape) > 8:
+            what = f"form {form!r}, dtype {dtype!r}, shape {shape!r}"
+            raise Refused(sender, f"no payload is of {what:.200}")
+        if 4 * prod(shape) > self.limit or size > 2 * self.limit:
+            raise Refused(sender, f"a tensor of shape {shape} and size {size} is over the limit")
+        if self.shape is not None and tuple(shape) != self.shape:
+            raise Refused(sender, f"a tensor of shape {shape}, where {list(self.shape)} is due")
+        return form, dtype, tuple(shape), size
+
+    def check_bytes(self, sender: int, nbytes: int) -> None:
+        """Refuse a contribution that is larger than its codec makes any."""
+        if self.most is not None and nbytes > self.most:
+            raise Refused(sender, f"a payload of {nbytes} bytes, where {self.most} are the most")
+
+
 class Part:
     """The transfers of ``plan`` in ``slots`` (None: all) that touch ``node``.
 
@@ -83,15 +122,10 @@ class Sums:
     """Payloads whose bodies add elementwise, as :func:`methods.compression.add_payloads` adds.
 
     Sums of half precision are rounded once a node, and saturate.
-
-    Parameters
-    ----------
-    codec: name of the codec whose payloads these are.
-    limit: largest tensor, in bytes of float32.
     """
 
-    def __init__(self, part: Part, codec: str, limit: int) -> None:
-        self.part, self.codec, self.limit = part, codec, limit
+    def __init__(self, part: Part, due: Due) -> None:
+        self.part, self.due = part, due
         self.like: tuple[str, str, tuple[int, ...]] | None = None  # form, dtype, shape
         self.size = 0
 
@@ -132,10 +166,11 @@ class Sums:
 
     def unpack(self, t: int, head: Mapping[str, Any], body: bytes) -> Value:
         sender = self.part.src[t]
-        form, dtype, shape, size = _described(sender, head.get("sum"), self.limit)
+        form, dtype, shape, size = self.due.described(sender, head.get("sum"))
         if self.like is None:
             if dtype not in ("float16", "float32", "float64", "int8", "int16", "int32", "int64"):
                 raise Refused(sender, f"elements of {dtype!r} do not add")
+            self.due.check_bytes(sender, size * np.dtype(dtype).itemsize)
             self._know(form, dtype, shape, size * np.dtype(dtype).itemsize)
         if (form, dtype, shape) != self.like or size != self.size:
             mine, its = (*self.like, self.size), (form, dtype, shape, size)
@@ -151,19 +186,14 @@ class Sums:
         """What a whole value stands for."""
         form, dtype, shape = self.like
         body = b"".join(value[i].tobytes() for i in range(len(self.part.edges) - 1))
-        return Payload(body, self.codec, shape, form, dtype)
+        return Payload(body, self.due.codec, shape, form, dtype)
 
 
 class Bundles:
-    """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes.
+    """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes."""
 
-    Parameters
-    ----------
-    codec, limit: as of :class:`Sums`.
-    """
-
-    def __init__(self, part: Part, codec: str, limit: int) -> None:
-        self.part, self.codec, self.limit = part, codec, limit
+    def __init__(self, part: Part, due: Due) -> None:
+        self.part, self.due = part, due
         self.known: dict[int, tuple[str, str, tuple[int, ...], int]] = {}
 
     def own(self, payload: Payload, contributor: int) -> Value:
@@ -196,16 +226,18 @@ class Bundles:
         if not lists or len(of) != len(described) or len(parts) != len(segments):
             raise Refused(sender, "its message does not say whose contributions it carries")
         for contributor, its in zip(of, described, strict=True):
-            known = _described(sender, its, self.limit)
-            if not isinstance(contributor, int) or contributor < ANSWER:
-                raise Refused(sender, f"no contributor is called {contributor!r}")
+            known = self.due.described(sender, its)
+            if type(contributor) is not int or contributor < ANSWER:
+                raise Refused(sender, f"no contributor is called {contributor!r:.50}")
+            if contributor != ANSWER:
+                self.due.check_bytes(sender, known[3])
             if self.known.setdefault(contributor, known) != known:
                 raise Refused(sender, f"it describes the payload of {contributor} otherwise")
         value: Value = {}
         at, view = 0, memoryview(body)
         for segment, members in zip(segments, parts, strict=True):
             if not isinstance(members, list) or not all(
-                isinstance(i, int) and 0 <= i < len(of) for i in members
+                type(i) is int and 0 <= i < len(of) for i in members
             ):
                 raise Refused(sender, "its message names contributions that it does not carry")
             value[segment] = {}
@@ -227,7 +259,7 @@ class Bundles:
             body = b"".join(pieces)
             if len(body) != size:
                 raise Refused(contributor, f"{len(body)} of its {size} bytes arrived")
-            found[contributor] = Payload(body, self.codec, shape, form, dtype)
+            found[contributor] = Payload(body, self.due.codec, shape, form, dtype)
         return found
 
 
@@ -285,20 +317,6 @@ def flow(
             missing.remove(t)
         todo = waiting
     return value(part.ending, range(len(part.edges) - 1))
-
-
-def _described(sender: int, its: Any, limit: int) -> tuple[str, str, tuple[int, ...], int]:
-    """Form, dtype, shape and size of a payload, as a message says them."""
-    if not isinstance(its, Mapping):
-        raise Refused(sender, "its message does not say what it carries")
-    form, dtype, shape, size = (its.get(name) for name in ("form", "dtype", "shape", "size"))
-    names = isinstance(form, str) and isinstance(dtype, str) and isinstance(shape, list)
-    whole = names and all(type(n) is int and n >= 0 for n in (*shape, size))
-    if not whole or len(shape) > 8:
-        raise Refused(sender, f"no payload is of form {form!r}, dtype {dtype!r}, shape {shape!r}")
-    if 4 * prod(shape) > limit or size > 2 * limit:
-        raise Refused(sender, f"a tensor of shape {shape} and size {size} is over {limit} bytes")
-    return form, dtype, tuple(shape), size
 
 
 def _array(sender: int, body: bytes, dtype: np.dtype, size: int) -> np.ndarray:

@@ -79,6 +79,7 @@ class _Held:
     attempt: int
     meeting: Meeting
     members: Sequence[int]
+    weights: Sequence[float] | None
     level: int
     brings: int
     scale: float
@@ -262,6 +263,7 @@ class Node:
                 [nodes[rank] for rank in members],
             ),
             members,
+            weights,
             level,
             brings,
             scale,
@@ -445,7 +447,7 @@ class Node:
         if held.scale != 1.0:
             total = [part * held.scale for part in total]
         if held.level != GLOBAL:
-            model = list(torch._foreach_add(self.given[held.members[0]], total))
+            model = list(torch._foreach_add(self._begun_with(held), total))
         else:
             if self.changes:
                 task.adopt(torch._foreach_add(task.values(), total))
@@ -458,8 +460,19 @@ class Node:
         self._hand_out(held, model)
         self._count()
 
-    def _hand_out(self, held: _Held, model: Sequence[Tensor]) -> None:
-        self.given.update(dict.fromkeys(held.members, list(model)))
+    def _begun_with(self, held: _Held) -> list[Tensor]:
+        """What those who meet inside began with, in their mean; as the trainer has it."""
+        weights = held.weights or [1 / len(held.members)] * len(held.members)
+        pairs = [(w, self.given[rank]) for rank, w in zip(held.members, weights, strict=True) if w]
+        first = self.given[held.members[0]]
+        if all(model is first for _, model in pairs):
+            return first
+        parts = zip(*(model for _, model in pairs), strict=True)
+        shares = [weight for weight, _ in pairs]
+        return [sum(w * own for w, own in zip(shares, part, strict=True)) for part in parts]
+
+    def _hand_out(self, held: _Held, model: list[Tensor]) -> None:
+        self.given.update(dict.fromkeys(held.members, model))
         for index, parameter in enumerate(model):
             which = "pull", index
             held.running[which] = held.meeting.hand_out(parameter, index)

@@ -49,7 +49,7 @@ from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed.live import documents
 from slowlink.testbed.live.hips.messages import ADDRESS
-from slowlink.testbed.prices import check_meetings, check_pair, default_down
+from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training.learner import IDENTITY
 from slowlink.testbed.training.recipe import Link, Recipe
 from slowlink.testbed.training.stragglers import Fixed
@@ -289,7 +289,8 @@ def check(settings: LiveSettings) -> None:
             f"training.levels: {name} has {depth} levels, the recipe codecs for "
             f"{len(recipe.levels)}"
         )
-    up = [compression.load(level.up.name, **level.up.parameters) for level in recipe.levels]
+    up = [load_codec(level.up) for level in recipe.levels]
+    down = [load_codec(level.down or default_down(level)) for level in recipe.levels[:-1]]
     for field, holds, why in (
         ("rounds", recipe.rounds is not None, "give rounds; a run by seconds is not built"),
         ("overlap", not recipe.overlap, "must be false: nothing is sent during backward"),
@@ -304,8 +305,8 @@ def check(settings: LiveSettings) -> None:
          f"{sync} lets workers compute while their upload travels; here they wait"),
         ("synchronization", not policy.asynchronous or policy.travels == "delta"
          or recipe.optimizer_at == "server", f"{sync} needs optimizer_at: server"),
-        ("levels", all(codec.one_shot for codec in up[:-1]),
-         "codecs of several rounds only at the outermost level"),
+        ("levels", not (between.whole and depth > 1) or passes(up, down),
+         f"{name} adds payloads on their way through all levels, which need one codec that adds"),
         ("levels", settings.mode == "sum" or up[-1].one_shot,
          f"{up[-1].name} needs several rounds, and a server that keeps the model is no party"),
         ("exchange", not (name == "parameter_server" and between.whole
@@ -315,8 +316,7 @@ def check(settings: LiveSettings) -> None:
         if not holds:
             raise ValueError(f"training.{field}: {why}")
     try:
-        check_meetings(between, policy)
-        check_pair(between, up[-1])
+        load_system(recipe.exchange, recipe.levels, settings.topology).check_meetings(policy)
     except ValueError as error:
         raise ValueError(f"training.exchange: {error}") from None
     parties = sum(map(len, between.groups(settings.topology)[-1]))
@@ -326,8 +326,6 @@ def check(settings: LiveSettings) -> None:
         compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     except ValueError as error:
         raise ValueError(f"training.levels: {error}") from None
-    if between.whole and depth > 1:
-        _check_passes(recipe, up)
     if settings.mode == "model":
         keeps = between(settings.topology, None, "push").receivers.tolist()
         if len(keeps) != 1 or keeps[0] in settings.workers:
@@ -339,21 +337,8 @@ def check(settings: LiveSettings) -> None:
     _check_levels(settings, policy)
 
 
-def _check_passes(recipe: Recipe, up: list) -> None:
-    """Payloads must add through all levels as if these were one: alike, stateless, idempotent."""
-    names = {level.up for level in recipe.levels} | {default_down(v) for v in recipe.levels}
-    codec, values = up[0], torch.linspace(-1, 1, 97)
-    once = codec.compress(values, 0)
-    again = codec.compress(codec.decompress(once), 0)
-    if len(names) > 1 or codec.combine != "sum" or codec.state or once.body != again.body:
-        raise ValueError(
-            f"training.levels: {recipe.exchange.name} adds payloads on their way through all "
-            f"levels; {codec.name} would have to be decoded between them"
-        )
-
-
 def _check_levels(settings: LiveSettings, policy: Policy) -> None:
-    """Try the policy in virtual time: what meets inside of a level has one model, and no codec."""
+    """Try the policy in virtual time: all of its workers must meet now and then."""
     recipe, count = settings.training, len(settings.workers)
     log = play(
         policy,
@@ -363,11 +348,10 @@ def _check_levels(settings: LiveSettings, policy: Policy) -> None:
         iterations=PROBED * count,
     )
     levels = {meeting.sync.level for meeting in log.meetings}
-    coded = any(level.up.name != "identity" for level in recipe.levels)
-    if levels != {GLOBAL} and (coded or settings.mode != "model"):
+    if levels != {GLOBAL} and settings.mode != "model":
         raise ValueError(
-            f"training.levels: {recipe.synchronization.name} averages at several levels, and a "
-            "codec would keep one memory for all of them: only identity, and with a server"
+            f"training.exchange: {recipe.synchronization.name} averages at several levels, which "
+            "needs a server that keeps the models"
         )
     if GLOBAL not in levels:
         raise ValueError(f"training.synchronization: {recipe.synchronization.name} never meets all")
