@@ -228,9 +228,9 @@ def _cifar_records(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
             )
         parts.append(content.reshape(-1, 3073))
     records = np.concatenate(parts)
-    images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
     labels = _checked(torch.from_numpy(records[:, 0].copy()), 10, paths[0].parent)
-    return torch.from_numpy(images), labels
+    # A view, for few of the images may be wanted: their labels lie between them.
+    return torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32)), labels
 
 
 def _checked(labels: Tensor, n_classes: int, directory: Path) -> Tensor:
