@@ -32,7 +32,7 @@ SPAN = 1e6, 1e12
 STRIDE = 8.0
 """By so many times rates change until a codec is worth it no more, or again."""
 
-EXACT = 0.005
+EXACT = 0.01
 """A break-even is told to this share of it."""
 
 
@@ -243,17 +243,17 @@ def break_evens(
 def crossing(difference: Callable[[float], float], start: float) -> float:
     """Where a function of the rate is 0: below it negative, above it not.
 
-    From ``start``, rates go up while it is negative and down while it is not, by :data:`STRIDE`,
-    to the ends of :data:`SPAN`; then the crossing is closed in on. 0 where it is negative nowhere
-    on the way, infinite where it is everywhere.
+    Rates go up from ``start`` while it is negative and down while it is not, by :data:`STRIDE`, and
+    then the crossing is closed in on. 0 where it is negative neither at ``start`` nor at the lower
+    end of :data:`SPAN`, infinite where it is both at ``start`` and at the upper one.
     """
-    rate, value = min(max(start, SPAN[0]), SPAN[1]), None
+    rate = min(max(start, SPAN[0]), SPAN[1])
     value = difference(rate)
     won = value < 0
+    end = SPAN[1] if won else SPAN[0]
+    if rate == end or (difference(end) < 0) == won:
+        return math.inf if won else 0.0
     while True:
-        end = SPAN[1] if won else SPAN[0]
-        if rate == end:
-            return math.inf if won else 0.0
         beyond = min(rate * STRIDE, end) if won else max(rate / STRIDE, end)
         there = difference(beyond)
         if (there < 0) != won:
