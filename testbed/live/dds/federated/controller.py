@@ -112,6 +112,7 @@ class _Controller:
 
     def _connect(self) -> None:
         settings, task = self.settings, self.task
+        keys = settings.identity(messages.NAMES[0])
         participant = connect(settings.domain, settings.network)
         most = task.make_codec().payload_bytes((task.values,))
         limit = messages.longest(task.values, *most)
@@ -124,7 +125,7 @@ class _Controller:
                 participant,
                 topic,
                 CONTROLLER,
-                settings.key(topic),
+                messages.access(settings.run, client, keys),
                 lambda message, client=client: self._put(
                     self._take, client, message, time.monotonic()
                 ),
@@ -133,7 +134,6 @@ class _Controller:
                 ),
                 lambda error: self._put(_raise, error),
                 limit=limit,
-                kept=1,
             )
             self.senders[client] = ThreadPoolExecutor(1, f"sender {client}")
             self._announce(client)

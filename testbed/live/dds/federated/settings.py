@@ -32,8 +32,9 @@ from pydantic import (
 from slowlink.methods import compression
 from slowlink.methods.compression import MAX_VALUES, Compressor
 from slowlink.testbed.live import strict_json
-from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds import identity
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
+from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.training import datasets, models, splits
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Part
@@ -201,9 +202,8 @@ class _Connection(_Settings):
     ----------
     task: see :class:`Task`.
     domain: DDS domain.
-    run: name that no other training has had; it goes into every tag.
-    secret_file: holds the shared secret; null takes ``SLOWLINK_KEY`` from the environment, and
-        without that nothing is authenticated.
+    run: name that no other training has had; it goes into every key.
+    keys: folder of identities, or "none"; see :func:`testbed.live.dds.identity.given`.
     interface, peers, lease_s: see :class:`testbed.live.dds.domain.DomainConfig`.
     wait_s: how long to wait for others when too few are there, and for a client that takes nothing
         of what is sent to it, before it counts as gone.
@@ -212,7 +212,7 @@ class _Connection(_Settings):
     task: Task
     domain: Annotated[int, Field(ge=0, le=LAST_DOMAIN)]
     run: Annotated[str, Field(min_length=1, max_length=200)]
-    secret_file: File | None = None
+    keys: File | None = None
     interface: Annotated[str, Field(min_length=1)] = LOOPBACK
     peers: tuple[str, ...] = ()
     lease_s: Finite = 5.0
@@ -222,14 +222,15 @@ class _Connection(_Settings):
     def network(self) -> DomainConfig:
         return DomainConfig(self.interface, self.peers, self.lease_s)
 
-    @property
-    def secret(self) -> bytes | None:
-        """See :func:`testbed.live.dds.segments.load_secret`, as which it raises."""
-        return segments.load_secret(self.secret_file)
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        identity.given(self.keys, self.network)
+        return self
 
-    def key(self, topic: str) -> segments.Key:
-        """One a topic, so that nothing can be replayed on another; raises as :attr:`secret`."""
-        return segments.run_key(f"{self.run}/{topic}", self.secret)
+    def identity(self, name: str) -> Keys | None:
+        """Of the member ``name``; raises as :class:`testbed.live.dds.identity.Keys`."""
+        folder = identity.given(self.keys, self.network)
+        return Keys(folder, name) if folder else None
 
 
 class ControllerSettings(_Connection):

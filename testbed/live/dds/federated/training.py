@@ -41,8 +41,7 @@ class Sent:
     samples: that it trained on.
     payload_bytes: of the codec's own format, as documents print it.
     message_bytes: with the frame around it and the head of the message.
-    frame_bytes: with the heads and tags of the segments, as long without a secret as with one;
-        without DDS and UDP.
+    frame_bytes: with the heads and tags of the segments; without DDS and UDP.
     link_bytes: with the heads of DDS, UDP, IP and Ethernet, see :func:`link_bytes`.
     train_s: training and encoding.
     communication_s: from publishing until the controller had it all, summed over packets; by the
