@@ -1,7 +1,6 @@
 """What test ranks do over DDS; a module of its own, because ranks import it by name."""
 
 import os
-import queue
 import re
 import resource
 import signal
@@ -181,6 +180,7 @@ def again(domain, times, rank, tell):
 
 
 def gather_between_hosts(domain, rank):
+    """Whether all arrived; ``SLOWLINK_KEYS`` names the identities."""
     answers, _, refused = gather_as_told(domain, 2, [0, (5 << 20) + 1, 17], rank, print)
     return all(answer[0] for answer in answers) and not refused
 

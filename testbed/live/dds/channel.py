@@ -411,14 +411,10 @@ class Channel:
             self._writer.get_matched_subscription_data,
             self._readers,
         )
-        for member, life in set(self._writers.values()) - set(writers.values()) - {None}:
-            self._sessions.part(member, life)
         if (revoked := self._sessions.revoked()) is not None:
             self._cards.clear()  # another list: who was a stranger may be none now
             for ends in (writers, readers):
-                ends.update(
-                    {end: None for end, who in ends.items() if who and who[0] in revoked}
-                )
+                ends.update({end: None for end, who in ends.items() if who and who[0] in revoked})
         with self._changed:
             self._writers, self._readers = writers, readers
         self._cards = {end: self._cards[end] for end in self._cards if end in (writers | readers)}

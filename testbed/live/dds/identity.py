@@ -99,7 +99,11 @@ def read_members(file: Path) -> dict[str, bytes]:
         text = line.partition("#")[0].split()
         if not text:
             continue
-        if len(text) != 2 or not NAME.fullmatch(text[0]) or not re.fullmatch("[0-9a-f]{64}", text[1]):
+        if (
+            len(text) != 2
+            or not NAME.fullmatch(text[0])
+            or not re.fullmatch("[0-9a-f]{64}", text[1])
+        ):
             raise ValueError(f"line {number}: needs a name and a public key, 64 hexadecimal digits")
         if text[0] in found:
             raise ValueError(f"line {number}: {text[0]} has a line already")

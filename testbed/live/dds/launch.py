@@ -147,7 +147,9 @@ def run_rank(
     job = data_parallel.prepare(case, data_parallel.load_for(case.recipe))
     say = data_parallel.ignore if rank else data_parallel.show
     tell("joining")
-    with join(settings.run, settings.domain, settings.keys, None, settings.timeout_s, rank, world) as wire:
+    with join(
+        settings.run, settings.domain, settings.keys, None, settings.timeout_s, rank, world
+    ) as wire:
         report = data_parallel.train(job, wire, tell, say)
         digests = wire.group.all_gather(report["digest"], "digest of the parameters")
         digests.wait(settings.timeout_s)

@@ -101,8 +101,9 @@ class _Granted:
 class _Pair:
     """What is known of one other member.
 
-    ``public`` is the identity that its card was signed with, ``answered`` whether it has a grant of
-    this one, ``granted`` and ``heard`` are the numbers of the latest grants there and here.
+    ``public`` is the identity that its card was signed with, ``proof`` what it has proved itself
+    with, ``answered`` whether it has a grant of this one, ``heard`` the number of the latest grant
+    of it, and ``owed`` whether it may lack one of this one's.
     """
 
     member: int
@@ -111,9 +112,9 @@ class _Pair:
     public: bytes
     sealing: AESGCM
     opening: AESGCM
-    proven: bool = False
+    proof: bytes = b""
     answered: bool = False
-    granted: int = 0
+    owed: bool = False
     heard: int = 0
     ours: _Granted | None = None
     theirs: _Granted | None = None
@@ -145,6 +146,7 @@ class Sessions:
         self._listed = access.keys.allowed() if access.keys else None
         self._lock = threading.RLock()
         self._epoch, self._sent, self._body = 1, 0, secrets.token_bytes(KEY)
+        self._grants = 0  # of all pairs, so that no number comes twice under any key
         self._many = len(access.names) > 2
         self._buffer = bytearray()
 
@@ -162,12 +164,13 @@ class Sessions:
 
     def meet(self, card: bytes) -> None:
         """Begin with who published ``card``, which :meth:`read_card` has taken, in the place of any
-        earlier process that was this member."""
+        earlier process that was this member; or go on with who was out of reach."""
         core = CARD.unpack(card)[1]
         member, life, public = CORE.unpack(core)
         with self._lock:
             before = self._pairs.get(member)
             if before is not None and before.life == life:
+                before.owed = True
                 return
             try:
                 shared = self._secret.exchange(X25519PublicKey.from_public_bytes(public))
@@ -178,12 +181,6 @@ class Sessions:
             )
             self._pairs[member] = _Pair(member, life, core, self._identity(member), one, other)
 
-    def part(self, member: int, life: int) -> None:
-        """Forget a process that is gone."""
-        with self._lock:
-            if member in self._pairs and self._pairs[member].life == life:
-                del self._pairs[member]
-
     def hears(self, member: int, life: int) -> bool:
         """Whether this process and that one hear each other."""
         with self._lock:
@@ -193,7 +190,8 @@ class Sessions:
     def waiting(self) -> list[Segment]:
         """What to say to those with whom the handshake is not over."""
         with self._lock:
-            return [self._say(pair) for pair in self._pairs.values() if not pair.done]
+            pairs = self._pairs.values()
+            return [self._say(pair) for pair in pairs if pair.owed or not pair.done]
 
     def revoked(self) -> list[int] | None:
         """Who was there and is not on the list of members any more; None if the list is the same.
@@ -238,10 +236,12 @@ class Sessions:
             if (receiver, life) != (self.member, self.life):
                 return None  # for another, or for an earlier process
             text = MEETING_MARK + self._context + pair.core + self._core
-            if not self._proven(pair.member, proof, text):
+            # A proof that was looked at is not looked at again: that takes longer than to send it.
+            if pair.proof != proof and not self._proven(pair.member, proof, text):
                 raise Refused("proof", f"member {pair.member} does not prove who it is")
-            pair.proven = True
+            pair.proof = proof
             if not sealed:
+                pair.owed = True
                 return None if pair.done else self._say(pair)
             if number <= pair.heard:
                 raise Refused("replay", f"grant {number} of member {pair.member} comes again")
@@ -256,17 +256,18 @@ class Sessions:
             return None if over else self._say(pair)
 
     def _say(self, pair: _Pair) -> Segment:
-        sealed = b""
-        if pair.proven:
+        sealed, number = b"", 0
+        pair.owed = False
+        if pair.proof:
             if pair.ours is None or pair.ours.epoch != self._epoch:
                 pair.ours = _Granted(self._epoch, self._body, secrets.token_bytes(KEY))
-            pair.granted += 1
+            number = self._grants = self._grants + 1
             ours = pair.ours
             here = pair.theirs is not None, pair.done
             grant = GRANT.pack(ours.epoch, ours.body, ours.tag, *here)
-            sealed = pair.sealing.encrypt(nonce(0, pair.granted), grant, None)
+            sealed = pair.sealing.encrypt(nonce(0, number), grant, None)
         proof = self._sign(MEETING_MARK + self._context + self._core + pair.core)
-        head = MEETING.pack(pair.member, pair.life, proof, pair.granted)
+        head = MEETING.pack(pair.member, pair.life, proof, number)
         return Segment(VERSION, self.member, self.life, 0, 0, 0, 0, b"", "", head + sealed)
 
     # Messages -----------------------------------------------------------------------------------
@@ -279,7 +280,11 @@ class Sessions:
                 self._body = secrets.token_bytes(KEY)
             self._sent += 1
             pairs = [pair for pair in self._pairs.values() if pair.done]
-            grants = [self._say(pair) for pair in pairs if pair.ours.epoch != self._epoch]
+            grants = []
+            for pair in pairs:
+                if pair.ours.epoch != self._epoch:
+                    grants.append(self._say(pair))
+                    pair.owed = True  # and once more, as this one may not find room at a reader
             signs = [(pair.member, pair.ours.sign) for pair in pairs] if self._many else []
             body = AESGCM(self._body)
             return grants, Seal(self.member, self.life, self._epoch, body, signs, self._buffer)

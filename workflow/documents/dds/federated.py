@@ -25,6 +25,7 @@ if not PLANNING:
     import torch
     from torch import Tensor
 
+    from slowlink.testbed.live.dds import identity
     from slowlink.testbed.live.dds.domain import LAST_DOMAIN
     from slowlink.testbed.live.dds.federated import (
         ControllerSettings,
@@ -32,6 +33,7 @@ if not PLANNING:
         Round,
         Sent,
         Task,
+        messages,
         run_live,
         simulate,
     )
@@ -332,11 +334,11 @@ def _all_live(bench: Bench, settings: dict[str, ControllerSettings], at_once: in
 
 
 def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
-    """On real processes that share a fresh secret; fails if no round ends for ``timeout_s``."""
+    """On real processes with fresh identities; fails if no round ends for ``timeout_s``."""
     with tempfile.TemporaryDirectory() as folder:
-        secret = Path(folder) / "secret"
-        secret.write_text(secrets.token_hex())
-        here = dict(state=Path(folder) / settings.state, secret_file=secret)
+        keys = Path(folder) / "keys"
+        identity.make(keys, messages.members(settings.task.clients))
+        here = dict(state=Path(folder) / settings.state, keys=keys)
         return run_live(settings.model_copy(update=here), timeout_s)
 
 

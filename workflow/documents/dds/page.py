@@ -77,8 +77,8 @@ _RECOVERED = (
     "the document's public repository, one run each. "
 )
 _LIVE_RUN = (
-    "Real processes of this machine over Cyclone DDS, every segment authenticated with a fresh "
-    "key, one run a row; absolute times are this machine's. "
+    "Real processes of this machine over Cyclone DDS, encrypted, each member with an identity of its "
+    "own, one run a row; absolute times are this machine's. "
 )
 _SEEDS = "each seed small, their mean large with its 95 % interval if there are three. "
 _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if there are three. "
@@ -546,9 +546,8 @@ transport = Figure(
     title="The transport beside others",
     shows="Every process sends the same payload to all others on one machine; medians. Raw DDS is "
     "Cyclone writing samples of the same size, which are counted and dropped, from Python and with "
-    "our own copying of bytes: what C would reach is not measured. Ours authenticates "
-    "every segment with a shared secret; without one it does the same work, with a key that "
-    "everybody can derive. It is to reach 70 % of raw; the table says where it does. Gloo neither "
+    "our own copying of bytes: what C would reach is not measured. Ours encrypts "
+    "everything and authenticates every segment for each receiver, with identities or without. It is to reach 70 % of raw; the table says where it does. Gloo neither "
     "authenticates nor finds its peers.",
     of=[data_parallel.transport],
     style=STYLE,
@@ -571,8 +570,8 @@ transport = Figure(
 
 @table(
     title="The transport in numbers",
-    shows="Medians; shares of raw DDS are of throughput, for ours held against the target of 70 %, "
-    "with a secret or without.",
+    shows="Medians; shares of raw DDS are of throughput, for ours, which is encrypted, held against "
+    "the target of 70 %.",
     of=[data_parallel.transport],
 )
 def transport_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -59,7 +59,7 @@ class Client:
         self.command: messages.Command | None = None
         if settings.init_path is not None:
             self.round, self.weights = checkpoint.load(settings.init_path, self.task)
-        keys = settings.identity(messages.NAMES[1].format(settings.client))
+        keys = settings.identity(messages.CLIENT_NAME.format(settings.client))
         topic = TOPIC.format(settings.client)
         most = self.task.make_codec().payload_bytes((self.task.values,))
         self.channel = Channel(

@@ -112,7 +112,7 @@ class _Controller:
 
     def _connect(self) -> None:
         settings, task = self.settings, self.task
-        keys = settings.identity(messages.NAMES[0])
+        keys = settings.identity(messages.CONTROLLER_NAME)
         participant = connect(settings.domain, settings.network)
         most = task.make_codec().payload_bytes((task.values,))
         limit = messages.longest(task.values, *most)
@@ -220,7 +220,8 @@ class _Controller:
                 raise ValueError(f"{message.label} that is not of this client")
             if isinstance(head, Hello):
                 if head.task != self.task.fingerprint:
-                    raise ValueError("its task differs from the controller's")
+                    self._announce(client)  # which tells it so
+                    return self._refuse(client, "its task differs from the controller's")
                 return self._greet(client, head)
             asked = self.asked.get(client)
             if asked is None or (head.round, head.hello) != (asked.round, self.present[client]):

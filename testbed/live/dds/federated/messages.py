@@ -27,8 +27,8 @@ TOPIC = "slowlink_client_{}"
 CONTROLLER = 0
 """The controller's number on each topic; client N is number N + 1."""
 
-NAMES = "controller", "client-{}"
-"""Of the members, see :mod:`testbed.live.dds.identity`."""
+CONTROLLER_NAME, CLIENT_NAME = "controller", "client-{}"
+"""Names of the members, see :mod:`testbed.live.dds.identity`."""
 
 LENGTH = struct.Struct("<I")
 MAX_HEAD = 1 << 16
@@ -141,9 +141,14 @@ class Model(IdlStruct, typename="slowlink.federated.Model"):
 
 
 def access(run: str, client: int, keys: Keys | None) -> Access:
-    """The two members of client's topic."""
-    names = {CONTROLLER: NAMES[0], client + 1: NAMES[1].format(client)}
+    """To the topic of a client, on which there are it and the controller."""
+    names = {CONTROLLER: CONTROLLER_NAME, client + 1: CLIENT_NAME.format(client)}
     return Access(run, names, keys)
+
+
+def members(clients: int) -> list[str]:
+    """The names of all who take part."""
+    return [CONTROLLER_NAME, *map(CLIENT_NAME.format, range(clients))]
 
 
 KINDS: dict[str, type[IdlStruct]] = {
