@@ -181,6 +181,7 @@ def _settings(
         lr=chosen.lr,
         min_clients=chosen.min_clients,
         timeout_s=chosen.timeout_s,
+        worst=None,  # as the document's controller, which looks at a model after it is out
         state=Path("model"),
     )
 
