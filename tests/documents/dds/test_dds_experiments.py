@@ -382,3 +382,18 @@ def test_transport_is_held_against_raw_writes(recipe, monkeypatch):
     assert value(table, "share_of_raw", way="gloo", **fields) == 0.25
     rate = value(table, "throughput", way="gloo", **fields)
     assert rate == pytest.approx(2 * 2**20 / 8 / 1e9)
+
+
+def test_rules_under_attack(recipe):
+    """Each rule without attackers and under each attack; who attacks has trained as all do."""
+    rules = dict(mean={"name": "mean"}, median={"name": "median"})
+    small = dict(model=MODEL, rounds=4, lr=0.1, rules=rules)
+    table = run(recipe, "attack", attack=small)
+    of = table.set_index(["rule", "attack"])["value"]
+    assert set(of.index) == {(r, a) for r in rules for a in ["none", *recipe.attack.attacks]}
+    assert of["mean", "-10 times"] < of["median", "-10 times"]
+    assert set(table["attackers"]) == {0, recipe.attack.attackers}
+    with pytest.raises(ValueError, match="attackers: must be fewer than half"):
+        run(recipe, "attack", attack=dict(attackers=3))
+    with pytest.raises(ValueError, match="attacks: 'none'"):
+        run(recipe, "attack", attack=dict(attacks={"none": {"factor": 1.0}}))
