@@ -147,7 +147,7 @@ def test_rules_stand_in_a_panel_an_attack(wing, dds_rows, dds_claims):
     none, *attacked = (marked(ax, "o") for ax in axes)
     assert none["mean"] == pytest.approx(89.2) and none["Krum"] == pytest.approx(89.2)
     assert all(one["mean"] == pytest.approx(10.2) and one["Krum"] > 80 for one in attacked)
-    rows = dds_rows[dds_rows["experiment"] == "attack"]
+    rows = coordinates(dds_rows[dds_rows["experiment"] == "attack"])
     table = wing.tables["attack_table"].make(rows, None)
     assert list(table.columns) == ["rule", "none, %", "turned around, %", "noise, %"]
     assert list(table["rule"]) == dds_results.RULES

@@ -83,8 +83,8 @@ _RECOVERED = (
     "the document's public repository, one run each. "
 )
 _LIVE_RUN = (
-    "Real processes of this machine over Cyclone DDS, encrypted, each member with an identity of its "
-    "own, one run a row; absolute times are this machine's. "
+    "Real processes of this machine over Cyclone DDS, encrypted, each member with an identity of "
+    "its own, one run a row; absolute times are this machine's. "
 )
 _SEEDS = "each seed small, their mean large with its 95 % interval if there are three. "
 _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if there are three. "
@@ -543,9 +543,9 @@ non_iid = Figure(
 
 attack = Figure(
     title="Some clients send poison",
-    shows="MNIST, a small model, all in one process. After training as all do, a few of the clients "
-    "send other changes of the model than they learned: turned around, that and ten times as long, "
-    "or noise alone, a hundred times as long. The controller takes the mean of all, as the "
+    shows="MNIST, a small model, all in one process. After training as all do, a few clients send "
+    "other changes of the model than they learned: turned around, that and ten times as long, or "
+    "noise alone, a hundred times as long. The controller takes the mean of all, as the "
     "document's does, or one of five rules that a few cannot spoil. " + _DOTS,
     says="Nothing: the document has no such rule and no trial of it.",
     of=[federated.attack],
@@ -589,9 +589,10 @@ transport = Figure(
     title="The transport beside others",
     shows="Every process sends the same payload to all others on one machine; medians. Raw DDS is "
     "Cyclone writing samples of the same size, which are counted and dropped, from Python and with "
-    "our own copying of bytes: what C would reach is not measured. Ours encrypts "
-    "everything and authenticates every segment for each receiver, with identities or without. It is to reach 70 % of raw; the table says where it does. Gloo neither "
-    "authenticates nor finds its peers.",
+    "our own copying of bytes: what C would reach is not measured. Ours encrypts everything and "
+    "authenticates every segment for each receiver, with identities or without. It is to reach "
+    "70 % of raw; the table says where it does. Gloo neither encrypts nor authenticates nor finds "
+    "its peers.",
     of=[data_parallel.transport],
     style=STYLE,
     chart=Dots(
@@ -613,8 +614,8 @@ transport = Figure(
 
 @table(
     title="The transport in numbers",
-    shows="Medians; shares of raw DDS are of throughput, for ours, which is encrypted, held against "
-    "the target of 70 %.",
+    shows="Medians; shares of raw DDS are of throughput, for ours, which is encrypted, held "
+    "against the target of 70 %.",
     of=[data_parallel.transport],
 )
 def transport_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:

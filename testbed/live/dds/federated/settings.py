@@ -244,11 +244,11 @@ class ControllerSettings(_Connection):
     epochs, lr: of a client's round.
     min_clients, timeout_s, late: see :class:`methods.synchronization.fedavg.FedAvg`. A time-out of
         null waits for all who are asked, as long as they are there: who dies is gone after
-        ``lease_s`` and who takes nothing after ``wait_s``, so only one that goes on training for
-        ever, or hangs, holds the round up, for ``late_s``. Null, because any number would on a slower machine leave clients
-        out, and so change the result, without being asked to; where clients may hang, set several
-        times what a round takes. 0 ends a round when ``min_clients`` have come, as the DDS
-        document's controller does.
+        ``lease_s``, who takes nothing after ``wait_s``, and who goes on training or hangs after
+        ``late_s``. Null, because any number would on a slower machine leave clients out, and so
+        change the result, without being asked to; where clients may hang, set several times what a
+        round takes. 0 ends a round when ``min_clients`` have come, as the DDS document's controller
+        does.
     aggregation: how the controller combines what clients bring, a rule of
         :mod:`methods.aggregation`.
     largest: values that are larger, by magnitude, are refused, and who sent them is named.
