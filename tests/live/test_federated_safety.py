@@ -476,9 +476,9 @@ def test_a_stranger_who_reflects_what_he_hears_changes_nothing(make, tmp_path, w
         keys = tmp_path / "keys"
         identity.make(keys, messages.members(2))
     settings = make(
-        task=dict(clients=2), min_clients=2, rounds=6, keys=str(keys) if keys else None, worst=None
+        task=dict(clients=2), min_clients=2, rounds=40, keys=str(keys) if keys else None, worst=None
     )
-    reflected = tmp_path / "reflected"
+    reflected, made = tmp_path / "reflected", []
     with ExitStack() as stack:
         serving = stack.enter_context(process(settings, tmp_path))
         stranger = federated_peers.SERVER.Process(
@@ -496,12 +496,16 @@ def test_a_stranger_who_reflects_what_he_hears_changes_nothing(make, tmp_path, w
         entered, data = connect(settings.domain, settings.network), settings.task.data.load()
         for client in range(2):
             its = ClientSettings(client=client, **shared)
-            made = Client(its, training.Participant(settings.task, client, data), entered)
-            stack.callback(made.close)
-            threading.Thread(target=made.serve, daemon=True).start()
+            participant = training.Participant(settings.task, client, data)
+            made.append(Client(its, participant, entered))
+            stack.callback(made[-1].close)
+            threading.Thread(target=made[-1].serve, daemon=True).start()
         assert serving.wait(90) == 0
+        refused = sum((one.channel.refused for one in made), Counter())
     rounds = read_log(settings.log)
-    assert [sorted(r.sent) for r in rounds] == [[0, 1]] * 6
+    assert [sorted(r.sent) for r in rounds] == [[0, 1]] * 40
     assert all(r.refused == () for r in rounds)
     assert int(reflected.read_text()) > 8
+    assert refused["replay"] + refused["reflection"] > 8
+    assert refused.keys() <= {"replay", "reflection"}
     assert torch.equal(checkpoint.load(settings.state, settings.task)[1], simulate(settings)[1])
