@@ -379,9 +379,8 @@ class Learner:
         made = check_finite(total * self.rule(torch.stack(vectors), share), "the aggregate")
         self._add_pulls(1, traffic, self._dense_bytes)
         out: list[torch.Tensor | None] = [None] * len(self.sizes)
-        pieces = made.split([self.sizes[index] for index in order])
-        for index, piece in zip(order, pieces, strict=True):
-            out[index] = piece.view(self.shapes[index])
+        for index, piece in unfused(made, order, self.shapes).items():
+            out[index] = piece
         return out, traffic
 
     def _add_pulls(self, above: int, traffic: Traffic, nbytes: float) -> None:
