@@ -1,9 +1,10 @@
 """What is compared: four rooms, one per question a training system must answer.
 
 ``exchange`` (who sends to whom), ``compression`` (what is sent), ``synchronization`` (when workers
-meet) and ``fusion`` (which tensors travel together). A method is one file of its room; the file's
-name is the method's name, and adding or deleting the file is all it takes to add or delete it.
-Each room offers ``names()`` and ``load(name, **parameters)``.
+meet) and ``fusion`` (which tensors travel together). A meeting at a server has an option,
+``aggregation`` (how the server combines what is brought). A method is one file of its room; the
+file's name is the method's name, and adding or deleting the file is all it takes to add or delete
+it. Each room offers ``names()`` and ``load(name, **parameters)``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PACKAGES = ("methods", "torch", "testbed", "reports", "workflow")
 BESIDE = "slowlink/"
 """Where a package lies that is no folder of the repository's own; a wheel has all of them there."""
 FRAME = "workflow/"
-ROOMS = ("exchange", "compression", "synchronization", "fusion")
+ROOMS = ("exchange", "compression", "synchronization", "fusion", "aggregation")
 
 
 def closure(files: Iterable[str]) -> set[str]:

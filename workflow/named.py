@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "testbed/training/models.py"
 DEVICES = ROOT / "data/devices.yaml"
 SOURCES = ROOT / "data/sources.yaml"
-ROOMS = ("exchange", "compression", "synchronization", "fusion")
+ROOMS = ("exchange", "compression", "synchronization", "fusion", "aggregation")
 
 
 @dataclass(frozen=True)

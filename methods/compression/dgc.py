@@ -30,8 +30,9 @@ class Dgc(Compressor):
     k = ⌈ratio·n⌉ of them. Where sent, ``v`` is zeroed and, with ``masking``, ``u`` too. Because the
     momentum is here, the optimiser that applies the sum must have none.
 
-    The threshold is the ⌈ratio·m⌉-th largest magnitude of a strided sample of at least
-    m = max(⌈sample_rate·n⌉, ⌈2/ratio⌉) values. While it keeps fewer than ``lower``·k values it is
+    The threshold is the ⌈ratio·m⌉-th largest magnitude of a sample of at least
+    m = max(⌈sample_rate·n⌉, ⌈2/ratio⌉) values, at one stride or (``strided`` false) drawn at random
+    with repetition. While it keeps fewer than ``lower``·k values it is
     multiplied by ``lower``. If it keeps more than ``upper``·k, the k largest of them are chosen
     (``resample``), or it is multiplied by ``upper``; at most ``adaptations`` times in all. What
     still exceeds k is cut in index order.
@@ -39,7 +40,8 @@ class Dgc(Compressor):
     Tensors of fewer than ``lower_bound`` values send their whole velocity ``u`` as float32.
 
     Body (``pairs``): the values as float32, then their indices as int32, ascending; 8 bytes a
-    pair. Merging adds the values of equal indices.
+    pair. With ``halves`` values are float16, those beyond its range its ends, 6 bytes a pair, and
+    what rounding loses is lost. Merging adds the values of equal indices.
 
     Parameters
     ----------
@@ -58,6 +60,8 @@ class Dgc(Compressor):
     adaptations: times the threshold is changed at most.
     resample: choose the largest exactly where the threshold keeps too many.
     lower_bound: tensors with fewer values travel dense (DDS: 0; the paper leaves it open).
+    strided: whether the sample lies at one stride.
+    halves: send the values as float16.
     seed: of the samples.
     """
 
@@ -84,6 +88,8 @@ class Dgc(Compressor):
     adaptations: int = 10
     resample: bool = True
     lower_bound: int = 1_000
+    strided: bool = True
+    halves: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +99,7 @@ class Dgc(Compressor):
         self._require("sample_rate", float, "a number in (0, 1]", lambda x: 0 < x <= 1)
         self._require("lower", float, "a number in (0, 1)", lambda x: 0 < x < 1)
         self._require("upper", float, "a number > 1", lambda x: x > 1)
-        for name in ("nesterov", "masking", "resample"):
+        for name in ("nesterov", "masking", "resample", "strided", "halves"):
             self._require(name, bool, "true or false")
         for name in ("parties", "steps_per_epoch"):
             self._require(name, int, "a whole number >= 1", lambda x: x >= 1)
@@ -120,11 +126,18 @@ class Dgc(Compressor):
         n = math.prod(shape)
         if not self.sparse(n):
             return (4 * n,)
-        return (8 * sampling.ceil_share(n, max(self.ratio, *self._warmup(), 0)),)
+        return (self._pair * sampling.ceil_share(n, max(self.ratio, *self._warmup(), 0)),)
+
+    @property
+    def _pair(self) -> int:
+        """Bytes of a value and its index."""
+        return 6 if self.halves else 8
 
     def answer_bytes(self, shape: Sequence[int], parties: int) -> tuple[int, ...]:
         n, (sent,) = math.prod(shape), self.payload_bytes(shape)
-        return (8 * sampling.union(n, sent // 8, parties),) if self.sparse(n) else (sent,)
+        if not self.sparse(n):
+            return (sent,)
+        return (self._pair * sampling.union(n, sent // self._pair, parties),)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._flat(tensor, key)
@@ -195,14 +208,19 @@ class Dgc(Compressor):
         """Positions of the sample: all of a small tensor."""
         least = math.ceil(2 / ratio)
         m = n if n <= least else max(sampling.ceil_share(n, self.sample_rate), least)
-        return sampling.strided_positions(n, m, sampling.generator(self.seed, key, step))
+        draw = sampling.strided_positions if self.strided else sampling.random_positions
+        return draw(n, m, sampling.generator(self.seed, key, step))
 
     def _sparse(self, pairs: packing.Pairs, shape: Sequence[int]) -> Payload:
+        if self.halves:
+            return self._payload(packing.write_halved_pairs(*pairs), shape, "pairs", "float16")
         return self._payload(packing.write_pairs(*pairs), shape, "pairs")
 
     def _check(self, payload: Payload) -> int:
         """The number of values, of a payload that this configuration could have made."""
-        n = self._expect(payload, {"dense": ("float32",), "pairs": ("",)})
+        n = self._expect(
+            payload, {"dense": ("float32",), "pairs": ("float16" if self.halves else "",)}
+        )
         if (payload.form == "dense") == self.sparse(n):
             raise ValueError(
                 f"dgc: a tensor of {n} values does not travel as {payload.form} with "
@@ -213,4 +231,5 @@ class Dgc(Compressor):
     def _pairs(self, payload: Payload) -> packing.Pairs:
         if not payload.body:  # an empty body must not be able to ask for a huge tensor
             raise ValueError("dgc pairs: body is empty")
-        return packing.read_pairs(payload.body, payload.numel, "dgc pairs")
+        read = packing.read_halved_pairs if self.halves else packing.read_pairs
+        return read(payload.body, payload.numel, "dgc pairs")

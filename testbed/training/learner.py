@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slowlink.methods import compression, fusion
+from slowlink.methods import aggregation, compression, fusion
 from slowlink.methods.compression import Compressor
 from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.methods.exchange import Exchange, Topology
@@ -178,6 +178,10 @@ class Learner:
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
         self.codec = Codecs(recipe.levels, recipe.seed, self.rank)
+        rule = recipe.aggregation
+        self.rule = aggregation.load(rule.name, **rule.parameters)
+        self._mean = rule.name == "mean"
+        """What sums on the way have; no other rule has."""
         self._check()
 
     def _check(self) -> None:
@@ -187,7 +191,15 @@ class Learner:
                 f"levels: {self.recipe.exchange.name} has {depth} levels, "
                 f"the recipe gives codecs for {len(self.recipe.levels)}"
             )
-        check_pair(self.exchange, load_codec(self.recipe.levels[-1].up))
+        outer = load_codec(self.recipe.levels[-1].up)
+        check_pair(self.exchange, outer)
+        whole = self.exchange.whole or depth > 1
+        if not self._mean and (whole or not outer.one_shot or not outer.adds):
+            raise ValueError(
+                f"aggregation: {self.recipe.aggregation.name} needs a server that has every "
+                f"member's values; {self.recipe.exchange.name} with {outer.name} gives it only "
+                "what they combine to"
+            )
         for level in self.recipe.levels[:-1]:
             inner = load_codec(level.up)
             if not (inner.one_shot or self.passes):
@@ -315,9 +327,12 @@ class Learner:
     ) -> tuple[list[torch.Tensor], Traffic]:
         """The weighted mean of the members' gradients as every member decodes it.
 
-        Goes level by level through the codecs of the recipe, exactly as payloads would travel.
+        Goes level by level through the codecs of the recipe, exactly as payloads would travel. If
+        the recipe has another ``aggregation`` than the mean, that of what the server decodes.
         """
         weights = weights or [1 / len(members)] * len(members)
+        if not self._mean:
+            return self._by_rule(members, gradients, weights)
         nodes = [self.nodes[rank] for rank in members]
         levels = self.exchange.groups(self.topology, nodes)
         brought = {
@@ -341,6 +356,31 @@ class Learner:
             self._add_pulls(above, traffic, 4.0 * sizes[number])
             for index, piece in unfused(total, group, self.shapes).items():
                 out[index] = piece
+        return out, traffic
+
+    def _by_rule(self, members, gradients, weights) -> tuple[list[torch.Tensor], Traffic]:
+        """What the rule makes of the members' vectors as the server decodes them; it answers with
+        float32 values."""
+        sizes = [sum(self.sizes[i] for i in group) for group in self.groups]
+        nodes = [self.nodes[rank] for rank in members]
+        traffic = Traffic(values=sizes, groups=self.exchange.groups(self.topology, nodes))
+        order = [index for group in self.groups for index in group]
+        vectors = []
+        for rank, node in zip(members, nodes, strict=True):
+            codec, decoded = self.codec.up(0, node), []
+            for number, group in enumerate(self.groups):
+                own = torch.cat([gradients[rank][index].flatten() for index in group])
+                payload = codec.compress(own, number)
+                traffic.add(0, "push/0", node, payload.nbytes)
+                decoded.append(codec.decompress(payload, self.device))
+            vectors.append(torch.cat(decoded))
+        total = sum(weights)
+        share = [weight / total for weight in weights]
+        made = check_finite(total * self.rule(torch.stack(vectors), share), "the aggregate")
+        self._add_pulls(1, traffic, self._dense_bytes)
+        out: list[torch.Tensor | None] = [None] * len(self.sizes)
+        for index, piece in unfused(made, order, self.shapes).items():
+            out[index] = piece
         return out, traffic
 
     def _add_pulls(self, above: int, traffic: Traffic, nbytes: float) -> None:

@@ -30,7 +30,16 @@ class Part(BaseModel):
         return dict(self.model_extra or {})
 
 
-Kind = Literal["exchange", "compression", "synchronization", "fusion", "model", "dataset", "device"]
+Kind = Literal[
+    "exchange",
+    "compression",
+    "synchronization",
+    "fusion",
+    "aggregation",
+    "model",
+    "dataset",
+    "device",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ Exchange = Annotated[Part, Of("exchange")]
 Codec = Annotated[Part, Of("compression")]
 Policy = Annotated[Part, Of("synchronization")]
 Fusion = Annotated[Part, Of("fusion")]
+Aggregation = Annotated[Part, Of("aggregation")]
 Model = Annotated[Part, Of("model")]
 Dataset = Annotated[str, Of("dataset")]
 Device = Annotated[str, Of("device")]
@@ -96,6 +106,7 @@ class Recipe(BaseModel):
     at: coordinates of its rows besides those that rows have a field for.
     networks: case name -> links. Policies that do not look at the clock are trained once and
         timed on every network; others take exactly one.
+    aggregation: how the server combines what the members of a meeting bring.
     codec_scope: whether codecs see the fusion's groups or layers.
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
@@ -135,6 +146,7 @@ class Recipe(BaseModel):
     levels: tuple[Level, ...]
     synchronization: Policy
     fusion: Fusion = Part(name="layer_wise")
+    aggregation: Aggregation = Part(name="mean")
     codec_scope: CodecScope = "group"
     model: Model
     stands_for: Model | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import struct
 
 import numpy as np
@@ -217,3 +219,51 @@ def test_parameters_are_checked(parameters, message):
 def test_an_empty_body_cannot_ask_for_a_huge_tensor():
     with pytest.raises(ValueError, match="dgc pairs: body is empty"):
         load("dgc").decompress(Payload(b"", "dgc", (300_000_000,), "pairs"))
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_values_may_be_halves(halves):
+    """Six bytes a pair, the same pairs; beyond the range of float16 its ends are sent."""
+    codec = load("dgc", ratio=0.1, momentum=0.0, lower_bound=0, halves=halves)
+    gradient = torch.linspace(-1, 1, 1000) ** 3
+    gradient[7] = 1e30
+    payload = codec.compress(gradient, "a")
+    sent = codec.decompress(payload)
+    kept = sent.nonzero()[:, 0]
+    assert payload.nbytes == (6 if halves else 8) * len(kept) and len(kept) <= 100
+    assert payload.dtype == ("float16" if halves else "")
+    expected = gradient[kept].clamp(-65504, 65504).half().float() if halves else gradient[kept]
+    assert torch.equal(sent[kept], expected)
+    merged = codec.merge([payload, payload])
+    assert torch.equal(codec.decompress(merged)[kept][8:], 2 * expected[8:])
+    other = load("dgc", ratio=0.1, momentum=0.0, lower_bound=0, halves=not halves)
+    with pytest.raises(ValueError):
+        other.decompress(payload)
+
+
+@pytest.mark.parametrize("body", [b"12345", b"\0\x7c" + bytes(4), b"\0\0\xff\xff\xff\x7f"])
+def test_malformed_halves_are_refused(body):
+    codec = load("dgc", lower_bound=0, halves=True)
+    good = codec.compress(torch.ones(100), "a")
+    with pytest.raises(ValueError, match="dgc pairs"):
+        codec.decompress(dataclasses.replace(good, body=body))
+
+
+def test_the_sample_may_be_drawn_at_random():
+    """Its threshold is the sample's own quantile, and it differs from that at a stride."""
+    n, ratio = 100_000, 0.01
+    values = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    common = dict(ratio=ratio, momentum=0.0, sample_rate=0.1, adaptations=0, lower_bound=0)
+    kept = {}
+    for strided in (True, False):
+        codec = load("dgc", strided=strided, **common)
+        at = codec._sampled(n, ratio, "a", 0)
+        sample = values[at].abs().sort(descending=True).values
+        threshold = sample[math.ceil(ratio * len(sample)) - 1]
+        sent = codec.decompress(codec.compress(values, "a")).nonzero()[:, 0]
+        over = (values.abs() >= threshold).nonzero()[:, 0]
+        assert torch.equal(sent, over[: math.ceil(ratio * n)])
+        kept[strided] = at
+    strides = kept[True].diff().unique()
+    assert len(strides) == 1 and len(kept[False].diff().unique()) > 1
+    assert len(kept[False]) == 10_000

@@ -7,13 +7,14 @@ import textwrap
 import pytest
 
 from slowlink import methods
-from slowlink.methods import compression, exchange, fusion, synchronization
+from slowlink.methods import aggregation, compression, exchange, fusion, synchronization
 
 ROOMS = {
     "exchange": (exchange, exchange.Exchange),
     "compression": (compression, compression.Compressor),
     "synchronization": (synchronization, synchronization.Policy),
     "fusion": (fusion, fusion.Fusion),
+    "aggregation": (aggregation, aggregation.Aggregation),
 }
 EVERY = [(room, name) for room, (module, _) in ROOMS.items() for name in module.names()]
 

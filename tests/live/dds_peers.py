@@ -1,7 +1,6 @@
 """What test ranks do over DDS; a module of its own, because ranks import it by name."""
 
 import os
-import queue
 import re
 import resource
 import signal
@@ -17,16 +16,22 @@ from cyclonedds.qos import Policy
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 
-from slowlink.testbed.live.dds import Channel, DomainConfig, Group, RankLost, connect, run_key
+from slowlink.testbed.live.dds import Access, Channel, DomainConfig, Group, Keys, RankLost, connect
 from slowlink.testbed.live.dds import domain as domain_module
-from slowlink.testbed.live.dds.channel import MEMBER
 from slowlink.testbed.live.dds.collectives import TOPIC
 from slowlink.testbed.live.dds.domain import configuration, qos
-from slowlink.testbed.live.dds.segments import Segment, cut
+from slowlink.testbed.live.dds.segments import Segment
+from slowlink.testbed.live.dds.sessions import CARD
 
 NETWORK = DomainConfig(lease_s=3.0)
 RUN = "test"
 WAIT_S = 60.0
+
+
+def access(rank, size=2, keys=None):
+    """To a topic of so many ranks."""
+    names = {other: f"rank-{other}" for other in range(size)}
+    return Access(RUN, names, Keys(keys, names[rank]) if keys else None)
 
 
 def payload(rank, number, length):
@@ -102,9 +107,10 @@ def half(domain, size, rank):
     """Joins, sends one segment of three of its second message, says so and hangs."""
     group = join(domain, size, rank)
     group.all_gather(bytes(1000), "first").wait(WAIT_S)
+    group._sender.submit(int).result()  # once it is on its way
     channel = group._channel
-    parts = cut(channel._key, rank, channel._life, channel._number, bytes(3 << 20), "second")
-    channel._write(next(parts))
+    _, seal = channel._sessions.seal()
+    channel._write(next(seal.cut(channel._number, bytes(3 << 20), "second")))
     print("ready", flush=True)
     time.sleep(600)
 
@@ -153,35 +159,14 @@ def late(domain, size, absent, rank, tell):
             return error.ranks, str(error)
 
 
-def strangers(domain, secrets, rank, tell):
-    """Ranks with different secrets wait 2 s for each other."""
+def strangers(domain, keys, rank, tell):
+    """Ranks with identities of different lists, or none, wait 2 s for each other."""
     try:
-        Group(rank, len(secrets), RUN, domain, network=NETWORK, secret=secrets[rank], timeout_s=2.0)
+        Group(rank, len(keys), RUN, domain, network=NETWORK, keys=keys[rank], timeout_s=2.0)
     except RankLost as error:
         time.sleep(0.5)  # so that the other has its say too
         return error.ranks, str(error)
     return None
-
-
-def publish(domain, rank, tell):
-    """Member 0 sends, then member 1 comes; the latest message is three segments."""
-    participant = connect(domain, NETWORK)
-    received = queue.Queue()
-    if rank:
-        time.sleep(1.0)
-    channel = Channel(participant, "model", rank, run_key(RUN), received.put, kept=3)
-    if rank == 0:
-        for number in range(3):
-            channel.send(payload(0, number, 3 << 20), f"model {number}")
-    else:
-        labels = {}
-        while "model 2" not in labels:
-            message = received.get(timeout=WAIT_S)
-            labels[message.label] = message.payload == payload(0, message.number, 3 << 20)
-        channel.send(b"", "thanks")
-    thanks = received.get(timeout=WAIT_S).label if rank == 0 else None
-    channel.close()
-    return labels if rank else thanks
 
 
 def again(domain, times, rank, tell):
@@ -195,6 +180,7 @@ def again(domain, times, rank, tell):
 
 
 def gather_between_hosts(domain, rank):
+    """Whether all arrived; ``SLOWLINK_KEYS`` names the identities."""
     answers, _, refused = gather_as_told(domain, 2, [0, (5 << 20) + 1, 17], rank, print)
     return all(answer[0] for answer in answers) and not refused
 
@@ -215,7 +201,7 @@ def talk(domain, rank):
     return []
 
 
-def overheard(domain, rank, tell):
+def overheard(domain, keys, rank, tell):
     """Ranks 0 and 1 gather; rank 2 is a stranger who sends again whatever it hears."""
     if rank == 2:
         participant = connect(domain, NETWORK)
@@ -230,7 +216,7 @@ def overheard(domain, rank, tell):
             time.sleep(0.01)
         return None
     time.sleep(1.0)
-    with join(domain, 2, rank, secret=bytes(32)) as group:
+    with join(domain, 2, rank, keys=keys) as group:
         for number in range(100):
             handle = group.all_gather(payload(rank, number, 1000), str(number))
             handle.wait(WAIT_S)
@@ -250,13 +236,12 @@ def oversize(domain, rank, tell):
         writer = DataWriter(participant, Topic(participant, "t", Segment), qos(b""))
         time.sleep(2.0)
         huge = 150 << 20
-        writer.write(Segment(1, 1, 1, 0, 0, huge, bytes(16), "", bytes(huge)))
+        writer.write(Segment(1, 1, 1, 1, 0, 0, huge, b"", "", bytes(huge)))
         time.sleep(3.0)
         del entered
         return None
-    channel = Channel(
-        connect(domain, DomainConfig()), "t", 0, run_key("r", bytes(16)), lambda m: None, limit=1000
-    )
+    entered = connect(domain, DomainConfig())
+    channel = Channel(entered, "t", 0, access(0), lambda m: None, limit=1000)
     time.sleep(1.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     time.sleep(5.0)
@@ -283,10 +268,11 @@ def unread(domain, folder, kind, rank, tell):
     Rank 0 says what it gets told and after how long, and how long it takes to close.
     """
     participant = connect(domain, NETWORK)
-    ended, key = folder / "ended", run_key(RUN, bytes(16))
+    ended = folder / "ended"
     if rank == 0:
-        channel = Channel(participant, "t", 0, key, lambda message: None)
-        wait_until(lambda: set(channel._readers.values()) == {1 if kind == "member" else None})
+        channel = Channel(participant, "t", 0, access(0), lambda message: None)
+        wait_until(lambda: channel.members() or kind == "stranger")
+        wait_until(lambda: channel._readers)
         start = time.monotonic()
         try:
             while True:
@@ -299,7 +285,7 @@ def unread(domain, folder, kind, rank, tell):
             return str(error), took, time.monotonic() - start
     small(4)
     if kind == "member":
-        hung = Channel(participant, "t", 1, key, lambda message: wait_until(ended.exists))
+        hung = Channel(participant, "t", 1, access(1), lambda message: wait_until(ended.exists))
     else:
         hung = DataReader(participant, Topic(participant, "t", Segment), qos(b""))
     wait_until(ended.exists)
@@ -331,31 +317,26 @@ def unread_group(domain, folder, rank, tell):
         return type(error), str(error), took
 
 
-def recorded(domain, folder, rank, tell):
+def recorded(domain, folder, keys, rank, tell):
     """Ranks 0 and 1 are a group twice, under one name; rank 2, a stranger, records the first and
     plays it to the second, whose rank 0 is there before its rank 1."""
-    secret = bytes(16)
     if rank == 2:
         participant = connect(domain, NETWORK)
-        topics = [Topic(participant, name, Segment) for name in (f"{TOPIC}_hello", TOPIC)]
-        both = list(zip(topics, (qos(b"", kept=9), qos(b"")), strict=True))
-        readers = [DataReader(participant, *topic_and_qos) for topic_and_qos in both]
-        taken = [[], []]
+        topic = Topic(participant, TOPIC, Segment)
+        reader, taken = DataReader(participant, topic, qos(b"")), []
         (folder / "listening").touch()
         while not all((folder / f"{r} left").exists() for r in range(2)):
-            for samples, reader in zip(taken, readers, strict=True):
-                samples += [s for s in reader.take(32) if isinstance(s, Segment)]
+            taken += [s for s in reader.take(32) if isinstance(s, Segment)]
             time.sleep(0.01)
-        writers = [DataWriter(participant, *topic_and_qos) for topic_and_qos in both]
+        writer = DataWriter(participant, topic, qos(b""))
         (folder / "playing").touch()
         while not all((folder / f"{r} done").exists() for r in range(2)):
-            for samples, writer in zip(taken, writers, strict=True):
-                for sample in samples:
-                    writer.write(sample)
+            for sample in taken:
+                writer.write(sample)
             time.sleep(0.1)
-        return [len(samples) for samples in taken]
+        return len(taken)
     wait_until((folder / "listening").exists)
-    options = dict(network=NETWORK, secret=secret, timeout_s=WAIT_S)
+    options = dict(network=NETWORK, keys=keys, timeout_s=WAIT_S)
     for turn in range(2):
         if turn:
             (folder / f"{rank} left").touch()
@@ -372,7 +353,41 @@ def recorded(domain, folder, rank, tell):
     return refused
 
 
-def forge(domain, folder, rank, tell):
+def acting(domain, keys, rank, tell):
+    """Ranks 0 and 1 gather; rank 2 is of the group, and says what it can in the name of rank 1."""
+    with join(domain, 3, rank, keys=keys) as group:
+        group.all_gather(payload(rank, 0, 1000), "first").wait(WAIT_S)
+        if rank == 2:
+            channel = group._channel
+            _, seal = channel._sessions.seal()
+            theirs = channel._sessions._pairs[1]
+            for number in range(50):
+                (segment,) = seal.cut(number, b"of rank 2")
+                segment.sender, segment.life = 1, theirs.life
+                channel._write(segment)
+        handle = group.all_gather(payload(rank, 1, 1000), "second")
+        handle.wait(WAIT_S)
+        assert handle.collect() == [payload(other, 1, 1000) for other in range(3)]
+        return dict(group.refused)
+
+
+def revoke(domain, keys, rank, tell):
+    """Three gather, until rank 2 is struck off the list."""
+    with join(domain, 3, rank, keys=keys) as group:
+        for number in range(1000):
+            handle = group.all_gather(payload(rank, number, 100), str(number))
+            if rank == 0 and number == 3:
+                file = keys / "members"
+                lines = file.read_text().splitlines(keepends=True)
+                file.write_text("".join(lines[:2]))
+            try:
+                handle.wait(WAIT_S)
+            except RankLost as error:
+                return error.ranks, str(error)
+            time.sleep(0.05)
+
+
+def forge(domain, folder, keys, rank, tell):
     """Rank 0 is a member and so is rank 1 until it leaves; rank 2, without the key, claims to be
     rank 1, also with its own words. Rank 0 says who is there and who has left: while the forger is
     there, after it left, while it is there again, and after rank 1 left."""
@@ -392,7 +407,7 @@ def forge(domain, folder, rank, tell):
             ears.get_matched_publication_data(handle).qos[Policy.Userdata].data
             for handle in ears.get_matched_publications()
         ]
-        words += [b"slowlink member 1", bytes(MEMBER.size)]
+        words += [b"slowlink member 1", bytes(CARD.size)]
         for come, go, after in (("forged", "seen", "missed"), ("forged again", "end", "end")):
             both = (DataWriter, DataReader)
             ends = [kind(participant, topic, qos(word)) for word in words for kind in both]
@@ -402,7 +417,7 @@ def forge(domain, folder, rank, tell):
             wait_for(after)
         return None
     left = []
-    channel = Channel(participant, "t", rank, run_key(RUN, bytes(16)), print, left.append)
+    channel = Channel(participant, "t", rank, access(rank, keys=keys), print, left.append)
     if rank == 1:
         wait_for("leave")
         channel.close()

@@ -11,12 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cyclonedds.pub import DataWriter
+from cyclonedds.sub import DataReader
+from cyclonedds.topic import Topic
 
+from slowlink.testbed.live.dds import connect
+from slowlink.testbed.live.dds.domain import qos
 from slowlink.testbed.live.dds.federated import __main__ as commands
 from slowlink.testbed.live.dds.federated import live, messages
 from slowlink.testbed.live.dds.federated.client import Client
 from slowlink.testbed.live.dds.federated.settings import ClientSettings
 from slowlink.testbed.live.dds.federated.training import sgd
+from slowlink.testbed.live.dds.segments import Segment
 
 GATE = "FEDERATED_TEST_GATE"
 calls = 0
@@ -194,3 +200,34 @@ def stale(head, frame):
     old = messages.pack(head, frame.to_bytes())
     head.round += 1
     return [old, messages.pack(head, frame.to_bytes())]
+
+
+def turned(model, data, index, **how):
+    """SGD whose change is turned around and ten times as large when it is done."""
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    yield from sgd(model, data, index, **how)
+    with torch.no_grad():
+        for parameter, before in zip(model.parameters(), start, strict=True):
+            parameter.copy_(before - 10 * (parameter - before))
+
+
+def reflect(domain, network, clients, told):
+    """Without a key, send again whatever goes over the topics, until killed; ``told`` says how many
+    samples that were."""
+    participant = connect(domain, network)
+    pairs = []
+    for client in range(clients):
+        topic = Topic(participant, messages.TOPIC.format(client), Segment)
+        pairs.append(
+            (DataReader(participant, topic, qos(b"")), DataWriter(participant, topic, qos(b"")))
+        )
+    count = 0
+    while True:
+        told.with_suffix(".new").write_text(str(count))
+        told.with_suffix(".new").rename(told)
+        for reader, writer in pairs:
+            for sample in reader.take(32):
+                if isinstance(sample, Segment):
+                    writer.write(sample)
+                    count += 1
+        time.sleep(0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowlink.testbed.live.dds import Delivery, DomainConfig, Group, collectives, connect
+from slowlink.testbed.live.dds import DomainConfig, Group, connect, identity
 from slowlink.testbed.live.dds.domain import configuration
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.live.processes import run_ranks
@@ -35,7 +35,7 @@ def check_gathered(results, lengths):
     for rank, (answers, total, refused) in enumerate(results):
         for number, (same, payload, sent, received, wait_s) in enumerate(answers):
             label = f"tensor {number}"
-            wire = [wire_bytes(lengths[number] + other, label) for other in range(size)]
+            wire = [wire_bytes(lengths[number] + n, label, size - 1) for n in range(size)]
             assert same
             assert payload == lengths[number] + rank
             assert sent == wire[rank]
@@ -110,17 +110,38 @@ def test_nobody_comes(domain):
     assert lost.value.ranks == [1, 2]
 
 
-@pytest.mark.parametrize("secrets", [[b"a" * 16, b"b" * 16], [b"a" * 16, None]])
-def test_strangers_are_not_heard(domain, secrets):
-    for rank, (ranks, text) in enumerate(run(dds_peers.strangers, 2, domain, secrets)):
+@pytest.fixture
+def keys(tmp_path):
+    identity.make(tmp_path / "keys", ["rank-0", "rank-1", "rank-2"])
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_strangers_are_not_heard(domain, keys, tmp_path, without):
+    identity.make(tmp_path / "theirs", ["rank-0", "rank-1"])
+    folders = [keys, "none" if without else tmp_path / "theirs"]
+    for rank, (ranks, text) in enumerate(run(dds_peers.strangers, 2, domain, folders)):
         assert ranks == [1 - rank]
-        assert "segments with another secret or run were refused" in text
+        assert text.startswith(f"rank {1 - rank}: not found in the domain within 2 s")
 
 
-def test_late_member_gets_the_latest_message(domain):
-    thanks, labels = run(dds_peers.publish, 2, domain)
-    assert thanks == "thanks"
-    assert labels == {"model 2": True}
+def test_identities_are_whose_they_are(domain, keys):
+    with pytest.raises(ValueError, match="no private key of rank-3"):
+        Group(3, 4, "run", domain, keys=keys)
+    with pytest.raises(ValueError, match="needs a folder of identities"):
+        Group(0, 2, "run", domain, network=DomainConfig("nowhere"))
+
+
+def test_no_member_speaks_for_another(domain, keys):
+    first, _, last = run(dds_peers.acting, 3, domain, keys)
+    assert first == {"tag": 50} and not last
+
+
+@pytest.mark.alone
+def test_who_is_revoked_is_lost_to_the_others(domain, keys):
+    *others, _ = run(dds_peers.revoke, 3, domain, keys)
+    for ranks, text in others:
+        assert ranks == [2] and "rank 2: died or left" in text
 
 
 def test_groups_one_after_the_other(domain):
@@ -175,11 +196,11 @@ def test_what_cannot_be_is_refused(domain):
             group.all_gather(b"", "x" * 300)
 
 
-def test_replays_of_a_stranger_are_refused(domain):
-    *refused, _ = run(dds_peers.overheard, 3, domain)
+def test_replays_of_a_stranger_are_refused(domain, keys):
+    *refused, _ = run(dds_peers.overheard, 3, domain, keys)
     for kinds in refused:
-        assert kinds["replay"] > 0
-        assert kinds.keys() <= {"replay", "rank"}
+        assert kinds["replay"] > 0 and kinds["reflection"] > 0
+        assert kinds.keys() == {"replay", "reflection"}
 
 
 @pytest.mark.parametrize(
@@ -198,15 +219,15 @@ def test_a_group_says_what_holds_it_up(domain, tmp_path):
     assert all(took < 60 for *_, took in ranks)
 
 
-def test_what_was_recorded_of_a_run_is_refused_by_the_next(domain, tmp_path):
-    *refused, played = run(dds_peers.recorded, 3, domain, tmp_path)
-    assert played[0] >= 2 and played[1] >= 2 * 20
+def test_what_was_recorded_of_a_run_is_refused_by_the_next(domain, tmp_path, keys):
+    *refused, played = run(dds_peers.recorded, 3, domain, tmp_path, keys)
+    assert played >= 2 * 20
     for kinds in refused:
-        assert kinds["tag"] > 0 and kinds.keys() == {"tag"}
+        assert kinds["stranger"] > 0 and kinds.keys() <= {"stranger", "reflection"}
 
 
-def test_who_forges_what_a_member_says_of_itself_is_a_stranger(domain, tmp_path):
-    views, *_ = run(dds_peers.forge, 3, domain, tmp_path)
+def test_who_forges_what_a_member_says_of_itself_is_a_stranger(domain, tmp_path, keys):
+    views, *_ = run(dds_peers.forge, 3, domain, tmp_path, keys)
     assert views == [({1}, []), ({1}, []), ({1}, []), (set(), [1])]
 
 
@@ -215,50 +236,3 @@ def test_an_error_on_the_receiving_thread_ends_the_rank(domain):
     assert text == later == "member 2 of slowlink_group receives no more: KeyError: 'a mistake'"
     for text, _ in others:
         assert text.startswith("rank 2: died or left")
-
-
-class Told:
-    """Stands for the channels of a rank; on the first of them, hellos come as the test says."""
-
-    def __init__(self, monkeypatch, greet):
-        self.entered, self.polls = 0, 0
-        monkeypatch.setattr(collectives, "connect", lambda domain, network: None)
-        monkeypatch.setattr(collectives, "Channel", self.channel)
-        monkeypatch.setattr(Group, "barrier", lambda self, timeout_s: None)
-        self.greet = greet
-
-    def channel(self, participant, topic, rank, key, deliver, *rest, failed=None, **limits):
-        if topic.endswith("_hello"):
-            self.deliver, self.failed = deliver, failed
-        else:
-            self.entered += 1
-        return self
-
-    def send(self, payload, timeout_s):
-        self.greet(self)
-
-    def hello(self, number):
-        self.deliver(Delivery(1, 1, 0, "", bytes([number]) * collectives.NONCE, 0))
-
-    def wait_for(self, members, timeout_s):
-        """The other is there after a while, in which its hello comes once more; or a new one."""
-        self.polls += 1
-        self.hello(2 if self.polls > 1 else 1)
-        return members if self.polls < 5 else set()
-
-    def close(self, linger_s):
-        """Nothing to close."""
-
-
-def test_only_a_new_hello_starts_anew(monkeypatch):
-    """Not the same once more: of the hellos 1, 1, 2, 2, ... the third does."""
-    told = Told(monkeypatch, lambda told: told.hello(1))
-    Group(0, 2, "run", 1, network=DomainConfig())
-    assert told.entered == 2
-
-
-def test_what_ends_the_meeting_shows_at_once(monkeypatch):
-    """And not as a rank that is missing after the time-out."""
-    Told(monkeypatch, lambda told: told.failed(ConnectionError("receives no more")))
-    with pytest.raises(ConnectionError, match="receives no more"):
-        Group(0, 2, "run", 1, network=DomainConfig(), timeout_s=3600.0)

@@ -16,7 +16,7 @@ import torch
 from slowlink.methods import compression
 from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.data_parallel import LiveRun
-from slowlink.testbed.live.dds import DomainConfig, launch
+from slowlink.testbed.live.dds import DomainConfig, identity, launch
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.torch.messenger import Aggregation
@@ -83,9 +83,10 @@ def expected():
 
 
 @pytest.fixture(scope="module")
-def runs(expected):
-    found = {}
-    options = dict(dataset=launch_peers.noise(), network=DomainConfig(), secret=bytes(16))
+def runs(expected, tmp_path_factory):
+    found, keys = {}, tmp_path_factory.mktemp("keys")
+    identity.make(keys, [f"rank-{rank}" for rank in range(4)])
+    options = dict(dataset=launch_peers.noise(), network=DomainConfig(), keys=keys)
     for named in (TWO, FOUR):
         found |= zip(named, measure_all(list(named.values()), **options), strict=True)
     return found

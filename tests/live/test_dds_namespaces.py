@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slowlink.testbed.live.dds import identity
 from slowlink.testbed.network import emulated, star
 
 pytestmark = pytest.mark.slow
@@ -30,8 +31,16 @@ def hosts():
         yield links
 
 
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """Identities, which processes on several hosts need."""
+    folder = tmp_path_factory.mktemp("keys")
+    identity.make(folder, ["rank-0", "rank-1"])
+    return folder
+
+
 @contextlib.contextmanager
-def two(hosts, interfaces, peers, task):
+def two(hosts, interfaces, peers, task, keys):
     """A process on each host that runs ``dds_peers.<task>(domain, rank)`` and prints JSON."""
     domain = random.SystemRandom().randrange(1, 233)
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
@@ -48,6 +57,7 @@ def two(hosts, interfaces, peers, task):
                         "SLOWLINK_INTERFACE": interface,
                         "SLOWLINK_PEERS": peers,
                         "SLOWLINK_LEASE_S": "3",
+                        "SLOWLINK_KEYS": str(keys),
                     },
                     stdout=subprocess.PIPE,
                 )
@@ -73,16 +83,16 @@ def answers(started):
     [("names", ""), (ADDRESSES, ""), ("names", ",".join(ADDRESSES))],
     ids=["interface", "address", "peers"],
 )
-def test_hosts_find_each_other(hosts, interfaces, peers):
+def test_hosts_find_each_other(hosts, keys, interfaces, peers):
     interfaces = cards(hosts) if interfaces == "names" else interfaces
-    with two(hosts, interfaces, peers, "gather_between_hosts") as started:
+    with two(hosts, interfaces, peers, "gather_between_hosts", keys) as started:
         assert answers(started) == [True, True]
 
 
 @pytest.mark.parametrize("heals", [True, False])
-def test_partition(hosts, heals):
+def test_partition(hosts, keys, heals):
     cable = 0, hosts.topology.node_names.index("switch")
-    with two(hosts, cards(hosts), "", "talk") as started:
+    with two(hosts, cards(hosts), "", "talk", keys) as started:
         for process in started:
             assert process.stdout.readline() == b"talking\n"
         hosts.cut(*cable)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import federated_peers  # noqa: E402
 from federated_peers import process  # noqa: E402
 
-from slowlink.testbed.live.dds import Delivery, connect, domain
+from slowlink.testbed.live.dds import Delivery, connect, domain, identity
 from slowlink.testbed.live.dds.federated import (
     Failed,
     checkpoint,
@@ -84,6 +84,12 @@ def make(images, tmp_path):
 def client_settings(settings, client, **values):
     shared = {name: getattr(settings, name) for name in SHARED} | {"wait_s": 60.0}
     return ClientSettings(client=client, **shared, **values)
+
+
+def identities(folder):
+    """A folder of keys for a controller and two clients."""
+    identity.make(folder, ["controller", "client-0", "client-1"])
+    return str(folder)
 
 
 def until(happens, why):
@@ -431,7 +437,7 @@ def test_what_was_recorded_of_a_controller_is_nothing_to_a_restarted_client(make
 
     again, wire, ends = join(settings, data)
     [anew] = wire.hear("hello")
-    assert anew.hello > hello.hello
+    assert anew.hello != hello.hello
     for number, (label, payload) in enumerate(recorded):
         wire.hand(Delivery(0, 1, number, label, payload, 0))
     wire.say(*model(1, anew.hello))
@@ -465,7 +471,7 @@ def test_who_leaves_is_looked_at(make, start, join):
     wire.gone(5)
     wire.gone(0)
     [again] = wire.hear("hello")
-    assert again.hello > hello.hello
+    assert again.hello != hello.hello
     wire.say(messages.Command(0, again.hello, 0, 0, 0.0, 0, zero=False, end=True))
     ends.result(WAIT_S)
     assert wire.sent.empty()
@@ -661,10 +667,9 @@ def test_model_is_kept_before_its_name_is(make, tmp_path, monkeypatch):
 
 
 def test_live_is_what_is_simulated(make, tmp_path):
-    (tmp_path / "secret").write_bytes(b"of at least 16 bytes")
     codec = {"name": "sparse_int8", "error_feedback": True}
     task = {"codec": codec, "first_baseline": "zero", "packets": 2}
-    settings = make(task=task, secret_file=str(tmp_path / "secret"))
+    settings = make(task=task, keys=identities(tmp_path / "keys"))
     rounds, weights = run_live(settings, WAIT_S)
     expected, simulated = simulate(settings)
     assert torch.equal(weights, simulated)
@@ -856,29 +861,28 @@ def test_a_time_out_of_0_waits_for_the_fewest(make, tmp_path):
 
 
 def test_strangers_and_other_tasks(make, tmp_path):
-    """A client with another secret is not heard; one with another task is told."""
-    secrets = {name: tmp_path / name for name in ("ours", "theirs")}
-    for name, file in secrets.items():
-        file.write_bytes(name.encode() * 4)
-    settings = make(secret_file=str(secrets["ours"]), wait_s=30.0, min_clients=1)
+    """A client of another list is not heard; one with another task is told."""
+    ours, theirs = (identities(tmp_path / name) for name in ("ours", "theirs"))
+    settings = make(keys=ours, wait_s=30.0, min_clients=1)
     data = settings.task.data.load()
     with ExitStack() as stack:
         stack.enter_context(process(settings, tmp_path))
         entered = connect(settings.domain, settings.network)
 
-        def one(client, task, secret):
+        def one(client, task, keys):
             its = client_settings(settings, client)
-            its = its.model_copy(update={"task": task, "secret_file": secret, "lease_s": 0.1})
+            its = its.model_copy(update={"task": task, "keys": Path(keys), "lease_s": 0.1})
             made = Client(its, training.Participant(task, client, data), entered)
             stack.callback(made.close)
             return made
 
-        stranger = one(0, settings.task, secrets["theirs"])
+        stranger = one(0, settings.task, theirs)
         threading.Thread(target=stranger.serve, daemon=True).start()
-        other = one(1, settings.task.model_copy(update={"batch": 8}), secrets["ours"])
+        other = one(1, settings.task.model_copy(update={"batch": 8}), ours)
         with pytest.raises(ValueError, match="task is another one"):
             other.serve()
-        until(lambda: stranger.channel.refused["tag"] and stranger.hello == 0, "a refusal")
+        until(lambda: stranger.channel._writers, "the controller")
+        assert set(stranger.channel._writers.values()) == {None} and stranger.hello == 0
     said = (tmp_path / "controller.txt").read_text()
     assert "is here" not in said
 
@@ -933,13 +937,12 @@ def test_commands_end_with_who_started_them(make, tmp_path):
     until(lambda: not entry.exists() or not entry.read_bytes(), "the end of the controller")
 
 
-def test_run_without_a_secret_says_so(make, tmp_path, capfd, monkeypatch):
-    """One line at the start; none where there is one."""
-    monkeypatch.delenv("SLOWLINK_KEY", raising=False)
+def test_run_without_identities_says_so(make, tmp_path, capfd, monkeypatch):
+    """One line at the start; none where there are some."""
+    monkeypatch.delenv("SLOWLINK_KEYS", raising=False)
     monkeypatch.setattr(controller, "run", lambda settings: None)
-    (tmp_path / "secret").write_bytes(b"of at least 16 bytes")
-    for secret, lines in ((None, 1), (str(tmp_path / "secret"), 0)):
-        (tmp_path / "file").write_text(make(secret_file=secret).model_dump_json())
+    for keys, lines in ((None, 1), (str(tmp_path), 0)):
+        (tmp_path / "file").write_text(make(keys=keys).model_dump_json())
         assert commands.main(["controller", str(tmp_path / "file")]) == 0
         said = capfd.readouterr().err
-        assert said.count("\n") == said.count("neither secret_file nor SLOWLINK_KEY") == lines
+        assert said.count("\n") == said.count("keys: none are set") == lines

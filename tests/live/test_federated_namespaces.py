@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from federated_peers import write_images  # noqa: E402
 from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
 
+from slowlink.testbed.live.dds import identity
 from slowlink.testbed.live.dds.federated import checkpoint, simulate
 from slowlink.testbed.live.dds.federated.controller import read_log
 from slowlink.testbed.live.dds.federated.live import SHARED
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
     write_images(tmp_path / "images")
+    identity.make(tmp_path / "keys", ["controller", "client-0", "client-1"])
     task = Task(
         model=Part(name="lenet5", hidden=[20, 10]),
         data=Data(name="mnist", directory=tmp_path / "images"),
@@ -40,6 +42,7 @@ def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
         task=task,
         domain=random.SystemRandom().randrange(1, 233),
         run="between hosts",
+        keys=tmp_path / "keys",
         interface=ADDRESSES[0],
         rounds=3,
         lr=0.05,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowlink.methods import compression, exchange
+from slowlink.methods import aggregation, compression, exchange
 from slowlink.testbed.network import geo_sites, simulate
 from slowlink.testbed.prices import load_system
 from slowlink.testbed.results import frame
@@ -603,3 +603,44 @@ def test_a_batch_is_augmented_by_the_workers_own_generator(small_data):
 def test_colour_without_augment_is_refused():
     with pytest.raises(ValueError, match="colour needs augment: true"):
         recipe(colour=0.1)
+
+
+@pytest.mark.parametrize("codec", ["identity", "fp16"])
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "norm_bound"])
+def test_a_server_may_have_another_rule_than_the_mean(small_data, codec, rule):
+    """It combines the members' whole vectors as it decodes them."""
+    spec = recipe(
+        exchange=Part(name="parameter_server"),
+        levels=(Level(up=Part(name=codec)),),
+        workers=(5,),
+        aggregation=Part(name=rule),
+    )
+    made = make_learner(spec, small_data)
+    gradients = {rank: made.gradient(rank) for rank in range(5)}
+    got, traffic = made.aggregate(list(range(5)), gradients)
+    one = compression.load(codec)
+    vectors = torch.stack([torch.cat([g.flatten() for g in gradients[r]]) for r in range(5)])
+    decoded = one.decompress(one.compress(vectors, "all"))
+    expected = aggregation.load(rule)(decoded, [0.2] * 5)
+    torch.testing.assert_close(torch.cat([part.flatten() for part in got]), expected)
+    mean, plain = make_learner(
+        spec.model_copy(update=dict(aggregation=Part(name="mean"))), small_data
+    ).aggregate(list(range(5)), gradients)
+    assert [r["push/0"] for r in traffic.rounds] == [r["push/0"] for r in plain.rounds]
+    assert not frame(trainer.train(spec))["value"].isna().any()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(exchange=Part(name="ring"), workers=(3,), levels=(IDENTITY,)),
+        dict(exchange=Part(name="hips")),
+        dict(
+            exchange=Part(name="parameter_server"),
+            levels=(Level(up=Part(name="power_sgd")),),
+        ),
+    ],
+)
+def test_a_rule_needs_a_server_that_has_all_values(small_data, changes):
+    with pytest.raises(ValueError, match="aggregation: median needs a server that has every"):
+        make_learner(recipe(aggregation=Part(name="median"), **changes), small_data)

@@ -409,6 +409,24 @@ Pairs = tuple[np.ndarray, np.ndarray]
 """(m,) float32 values and (m,) int64 indices, ascending without repeats."""
 
 
+def write_halved_pairs(values: np.ndarray, indices: np.ndarray) -> bytes:
+    """Pairs as bytes: all values as float16, those beyond its range as its ends, then all indices
+    as int32."""
+    most = np.finfo(np.float16).max
+    return join((np.clip(values, -most, most), "float16"), (indices, "int32"))
+
+
+def read_halved_pairs(body: bytes, n: int, what: str) -> Pairs:
+    """Pairs of a tensor of ``n`` values from :func:`write_halved_pairs`'s bytes."""
+    if len(body) % 6:
+        raise ValueError(f"{what}: body of {len(body)} bytes is not whole pairs of 6")
+    count = len(body) // 6
+    values = np.frombuffer(body, "<f2", count).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{what}: a value is NaN or infinite")
+    return values, read_indices(body[2 * count :], count, n, what)
+
+
 def write_pairs(values: np.ndarray, indices: np.ndarray, padded_to: int | None = None) -> bytes:
     """Pairs as bytes: all values as float32, then all indices.
 

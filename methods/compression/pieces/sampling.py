@@ -84,6 +84,11 @@ def strided_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
     return torch.arange(start, n, stride)
 
 
+def random_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
+    """m of n positions, each drawn by itself, so that some may come twice."""
+    return torch.randint(n, (m,), generator=random)
+
+
 def kth_largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
     """The k-th largest (from 1) of ``magnitudes``, as a 0-dimensional tensor."""
     if magnitudes.device.type != "cpu":

@@ -3,12 +3,14 @@
 From the bottom:
 
 - :mod:`~testbed.live.dds.domain`: where to look for others (:class:`DomainConfig`) and QoS;
-- :mod:`~testbed.live.dds.segments`: messages as typed, checked samples, and the shared secret;
+- :mod:`~testbed.live.dds.identity`: who may take part;
+- :mod:`~testbed.live.dds.segments`: messages as typed, checked samples;
+- :mod:`~testbed.live.dds.sessions`: the handshake of a pair, and what is sent under its keys;
 - :mod:`~testbed.live.dds.channel`: :class:`Channel`, messages of any length from each member of a
   topic to all others, who may come and go;
 - :mod:`~testbed.live.dds.collectives`: :class:`Group`, ranks that all do the same::
 
-    with Group(rank, size, run="a name of its own", domain=7, secret=load_secret()) as group:
+    with Group(rank, size, run="a name of its own", domain=7, keys="folder") as group:
         handles = [group.all_gather(payload, label) for label, payload in payloads]
         ...  # compute meanwhile
         for handle in handles:
@@ -23,26 +25,28 @@ From the bottom:
 Delivery is reliable and slow readers hold writers up, to a limit. Whoever dies is noticed after
 ``DomainConfig.lease_s``; a shorter pause or partition only delays.
 
-Where there is a shared secret, strangers can neither pass for a member, in what is sent and in what
-is discovered, nor repeat to a group what was sent to an earlier one. They can still get in the way:
-read along, hold writers up to that limit by not reading, and forge the protocol under DDS (RTPS),
-which only DDS Security would prevent.
+Everything is encrypted and authenticated for each receiver. With identities, which processes on
+several hosts need unless told otherwise, nobody can pass for a member whose private key he does not
+hold, be he another member, nor repeat, reflect or cut short what was sent. Strangers can still get
+in the way: see who talks to whom and how much, hold writers up to that limit by not reading, and
+forge the protocol under DDS (RTPS), which only DDS Security would prevent.
 """
 
 from slowlink.testbed.live.dds.channel import Channel, Delivery
 from slowlink.testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
 from slowlink.testbed.live.dds.domain import DomainConfig, connect
-from slowlink.testbed.live.dds.segments import load_secret, run_key
+from slowlink.testbed.live.dds.identity import Keys
+from slowlink.testbed.live.dds.sessions import Access
 
 __all__ = [
+    "Access",
     "Channel",
     "Group",
     "Handle",
+    "Keys",
     "Delivery",
     "DomainConfig",
     "RankLost",
     "Reduction",
     "connect",
-    "load_secret",
-    "run_key",
 ]

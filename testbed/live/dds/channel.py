@@ -7,17 +7,16 @@ its own choice and is held up when a reader is slow.
 from __future__ import annotations
 
 import contextlib
-import hmac
-import struct
 import threading
 import time
-import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 from cyclonedds.core import (
     DDSException,
     InstanceState,
@@ -34,7 +33,8 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from slowlink.testbed.live.dds import domain, segments
-from slowlink.testbed.live.dds.segments import Refused, Segment
+from slowlink.testbed.live.dds.segments import TAG, Refused, Segment
+from slowlink.testbed.live.dds.sessions import Access, Sessions
 
 TICK_S = 0.05
 """How often the receiving thread looks who is there when nothing arrives."""
@@ -46,10 +46,8 @@ IDLE = 256 << 20
 """Bytes of memory that a process keeps for the messages to come."""
 
 BATCH = 32
-MEMBER = struct.Struct("<16sIQ32s")
-"""The identity that a member publishes: a mark, its number, its life and a signature of these."""
-
-MARK = b"slowlink member\0"
+PATIENCE = 20
+"""Ticks after which a message of the handshake is said once more, at most."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Delivery:
     Attributes
     ----------
     sender: member that sent it.
-    life: when that member started, ns since 1970.
+    life: that the member drew when it started.
     number: counted by the sender within its life, from 0.
     label: what the sender calls it.
     payload: its bytes, read only; a view where it came in several segments.
@@ -76,24 +74,34 @@ class Delivery:
 
 @dataclass
 class _Partial:
-    life: int = 0
-    number: int = -1
-    complete: bool = True
-    label: str = ""
-    payload: bytes | memoryview = b""
-    ends: dict[int, int] = field(default_factory=dict)
+    life: int
+    number: int
+    label: str
+    total: int
+    payload: bytes | memoryview
+    parts: int
+    """How many the message has; 0 once it is complete."""
+    starts: set[int] = field(default_factory=set)
     frame_bytes: int = 0
 
 
 class Assembly:
-    """Whole messages from checked segments, in whatever order those of one message come.
+    """Whole messages from segments, in whatever order those of one message come.
 
-    A sender's messages come one after the other; ``(life, number)`` only ever goes up. Nothing is
-    allocated for a segment that is refused.
+    A sender's messages come one after the other; within its life ``number`` only ever goes up.
+    Nothing is kept of a segment that is refused. Of each member no more is kept than one message,
+    of at most ``limit`` bytes, and memory is touched as its parts arrive.
+
+    Parameters
+    ----------
+    sessions: whose members are listened to.
+    size: see :func:`segments.check`.
     """
 
-    def __init__(self, key: segments.Key, limit: int = segments.LIMIT) -> None:
-        self._key, self._limit = key, limit
+    def __init__(
+        self, sessions: Sessions, limit: int = segments.LIMIT, size: int = segments.CUT
+    ) -> None:
+        self._sessions, self._limit, self._size = sessions, limit, size
         self._senders: dict[int, _Partial] = {}
 
     def add(self, segment: Segment) -> Delivery | None:
@@ -102,39 +110,46 @@ class Assembly:
         Raises
         ------
         Refused
-            See :func:`segments.check`; a segment of a message that was already complete or is
-            older; parts of a message that contradict each other.
+            See :func:`segments.check` and :meth:`.Sessions.authenticate`; a segment of a message
+            that was already complete or is older; parts of a message that contradict each other.
         """
-        segments.check(segment, self._key, self._limit)
-        partial = self._senders.setdefault(segment.sender, _Partial())
-        this, latest = (segment.life, segment.number), (partial.life, partial.number)
-        if this < latest or this == latest and partial.complete:
-            raise Refused(
-                "replay",
-                f"message {segment.number} of member {segment.sender} comes after {partial.number}",
-            )
-        if this > latest:
-            whole = len(segment.body) == segment.total
-            payload = bytes(segment.body) if whole else _memory.take(segment.total)
-            partial = _Partial(*this, False, segment.label, payload)
-            self._senders[segment.sender] = partial
-        if (segment.total, segment.label) != (len(partial.payload), partial.label):
-            raise Refused("parts", f"length or label of message {segment.number} changes")
-        start, end = segment.start, segment.start + len(segment.body)
-        if partial.ends.get(start) == end:
+        segments.check(segment, self._limit, self._size)
+        key = self._sessions.authenticate(segment)
+        sender, life, number, start = segment.sender, segment.life, segment.number, segment.start
+        partial = self._senders.get(sender)
+        if partial is None or partial.life != life or number > partial.number:
+            parts = max(1, -(-segment.total // self._size))
+            payload = _memory.take(segment.total) if parts > 1 else b""
+            partial = _Partial(life, number, segment.label, segment.total, payload, parts)
+        elif number < partial.number or not partial.parts:
+            why = f"message {number} of member {sender} comes after {partial.number}"
+            raise Refused("replay", why)
+        elif (partial.label, partial.total) != (segment.label, segment.total):
+            raise Refused("parts", f"length or label of message {number} changes")
+        elif start in partial.starts:
             return None  # the same segment came before
-        if any(start < e and s < end for s, e in partial.ends.items()):
-            raise Refused("parts", f"parts of message {segment.number} overlap")
-        if isinstance(partial.payload, memoryview):
-            partial.payload[start:end] = segment.body
-        partial.ends[start] = end
+        sealed = segments.nonce(number, start), segment.body, segments.head(segment)
+        try:
+            if partial.parts == 1:
+                partial.payload = key.decrypt(*sealed)
+            else:
+                end = start + len(segment.body) - TAG
+                key.decrypt_into(*sealed, partial.payload[start:end])
+        except InvalidTag:
+            raise Refused("tag", f"of member {sender} is changed") from None
+        self._senders[sender] = partial
+        partial.starts.add(start)
         partial.frame_bytes += segment.nbytes
-        if sum(e - s for s, e in partial.ends.items()) < segment.total:
+        if len(partial.starts) < partial.parts:
             return None
-        payload, partial.payload, partial.complete = partial.payload, b"", True
+        payload, partial.payload, partial.parts = partial.payload, b"", 0
+        partial.starts.clear()
         payload = payload.toreadonly() if isinstance(payload, memoryview) else payload
-        partial.ends.clear()
-        return Delivery(segment.sender, *this, segment.label, payload, partial.frame_bytes)
+        return Delivery(sender, life, number, segment.label, payload, partial.frame_bytes)
+
+    def forget(self, member: int) -> None:
+        """Drop what is kept of a member that is gone."""
+        self._senders.pop(member, None)
 
 
 class _Memory:
@@ -184,17 +199,15 @@ class Channel:
     participant: see :func:`testbed.live.dds.domain.connect`.
     topic: its name, alike for all members.
     member: number of this one, unique on the topic.
-    key: see :func:`testbed.live.dds.segments.run_key`; the topic's own.
+    access: who else may be there, and this one's identity; nobody else is heard or told anything.
     deliver: is handed each message on the receiving thread, those of one sender in order; it
         should be quick, and may raise :class:`segments.Refused`. Bring them elsewhere with
         ``queue.Queue().put``.
-    left: is told, on the same thread, of each member that closed or died, once everything that it
-        sent and that arrived has been delivered.
-    limit: longest message taken, bytes.
-    kept: latest segments that members receive that come later than they were sent.
-
+    left: is told, on the same thread, of each member that closed, died or was revoked, once
+        everything that it sent and that arrived has been delivered.
     failed: is told, on the same thread, of what ended it: of an error of ``deliver``, for instance.
         The member is then gone for the others, and its operations raise ConnectionError.
+    limit: longest message taken, bytes.
 
     Attributes
     ----------
@@ -206,31 +219,32 @@ class Channel:
         participant: DomainParticipant,
         topic: str,
         member: int,
-        key: segments.Key,
+        access: Access,
         deliver: Callable[[Delivery], object],
         left: Callable[[int], object] = lambda member: None,
         failed: Callable[[ConnectionError], object] = lambda error: None,
         *,
         limit: int = segments.LIMIT,
-        kept: int = 0,
     ) -> None:
         self.member = member
         self.refused: Counter[str] = Counter()
-        self._key, self._limit = key, limit
+        self._limit, self._topic, self._number = limit, topic, 0
         self._deliver, self._left, self._failed = deliver, left, failed
         self._error: ConnectionError | None = None
-        self._life, self._number = time.time_ns(), 0
-        self._assembly = Assembly(key, limit)
-        # The member behind each matched endpoint; None for a stranger's.
-        self._writers: dict[int, int | None] = {}
-        self._readers: dict[int, int | None] = {}
+        self._sessions = Sessions(access, topic, member, participant.guid.bytes)
+        self._assembly = Assembly(self._sessions, limit)
+        # The member and its life behind each matched endpoint; None for a stranger's.
+        self._writers: dict[int, tuple[int, int] | None] = {}
+        self._readers: dict[int, tuple[int, int] | None] = {}
+        self._cards: dict[int, bytes] = {}
+        """What a stranger's endpoint published when it was looked at."""
+        self._present: set[tuple[int, int]] = set()
+        self._gone: set[int] = set()
+        self._wait, self._ticks = 1, 0
         self._closed = False
         self._sending = threading.Lock()
         self._changed = threading.Condition()
-        self._topic = topic
-        place = self._place(participant.guid, member, self._life)
-        card = MEMBER.pack(MARK, member, self._life, key.sign(place))
-        qos = domain.qos(card, kept)
+        qos = domain.qos(self._sessions.card)
         described = Topic(participant, topic, Segment)
         self._reader = DataReader(participant, described, qos)
         self._writer = DataWriter(participant, described, qos)
@@ -247,10 +261,11 @@ class Channel:
         label: str = "",
         timeout_s: float = SEND_S,
     ) -> None:
-        """Send a message to all who are there.
+        """Send a message to all members who are there.
 
         Blocks while a reader that is alive takes no more, be it a stranger's: DDS lets everybody
-        on the network read along, and Cyclone's Python layer offers no means to turn them away.
+        on the network take what is sent, sealed as it is, and Cyclone's Python layer offers no
+        means to turn them away.
 
         Parameters
         ----------
@@ -271,9 +286,9 @@ class Channel:
         if len(view) > self._limit:
             raise ValueError(f"message {label!r}: {len(view)} bytes, at most {self._limit} fit")
         with self._sending:  # segments of one sender's messages never mix
-            parts = segments.cut(self._key, self.member, self._life, self._number, view, label)
-            self._number += 1
-            for segment in parts:
+            first, seal = self._sessions.seal()
+            number, self._number = self._number, self._number + 1
+            for segment in chain(first, seal.cut(number, view, label)):
                 self._write(segment, timeout_s)
 
     def members(self) -> set[int]:
@@ -281,7 +296,7 @@ class Channel:
         with self._changed:
             if self._error is not None:
                 raise self._error
-            return (set(self._writers.values()) & set(self._readers.values())) - {None}
+            return {member for member, _ in self._present}
 
     def wait_for(self, members: set[int], timeout_s: float) -> set[int]:
         """Wait until ``members`` hear this one and are heard; returns those that are missing.
@@ -311,23 +326,32 @@ class Channel:
         while not self._closed:
             if self._error is not None:
                 raise self._error
-            try:
-                return self._writer.write(segment)
-            except DDSException as error:
-                if error.code != DDSException.DDS_RETCODE_TIMEOUT:
-                    raise ConnectionError(f"cannot send: {error}") from error
+            if self._tries(segment):
+                return
             if time.monotonic() > deadline:
                 why = f"nothing of message {segment.label!r} went out for {timeout_s:g} s"
                 raise TimeoutError(f"{why}, held up by {self._suspects()}")
         raise ConnectionError("cannot send: the channel is closed")
 
+    def _tries(self, segment: Segment) -> bool:
+        """Whether the segment went out, within :data:`domain.BLOCK_S`."""
+        try:
+            self._writer.write(segment)
+        except DDSException as error:
+            if error.code != DDSException.DDS_RETCODE_TIMEOUT:
+                raise ConnectionError(f"cannot send: {error}") from error
+            return False
+        return True
+
     def _suspects(self) -> str:
         with self._changed:
             readers = Counter(self._readers.values())
         strangers = readers.pop(None, 0)
-        who = [f"member {member}" for member in sorted(readers)]
+        who = [f"member {member}" for member, _ in sorted(readers)]
         who += [f"a reader that is not a member ({strangers} here)"] if strangers else []
         return " or ".join(who) or "a reader that is gone now"
+
+    # On the receiving thread --------------------------------------------------------------------
 
     def _receive(self) -> None:
         try:
@@ -343,16 +367,20 @@ class Channel:
             self._failed(self._error)
 
     def _receive_until_closed(self) -> None:
-        seen, gone = 0.0, set()
+        seen = 0.0
         while not self._closed:
             self._arrived.wait(duration(seconds=TICK_S))
             while self._take():
                 pass
             if time.monotonic() - seen > TICK_S:
-                # A tick late: what a member sent before it left must be delivered first.
+                # A tick late: what a member sent before it left must be delivered first. Who is
+                # there anew by then has not left.
+                gone, self._gone = self._gone - self.members(), set()
                 for member in gone:
+                    self._assembly.forget(member)
                     self._left(member)
-                seen, gone = time.monotonic(), self._observe()
+                seen = time.monotonic()
+                self._observe()
 
     def _take(self) -> bool:
         samples = self._reader.take(BATCH)
@@ -360,14 +388,19 @@ class Channel:
             if isinstance(sample, InvalidSample):
                 continue
             try:
-                message = self._assembly.add(sample)
-                if message is not None:
+                if sample.version == segments.VERSION and not sample.epoch:
+                    # The answer goes out first: who is told of a member may send to it at once.
+                    if (answer := self._sessions.hear(sample)) is not None:
+                        self._tries(answer)
+                    self._look()
+                elif message := self._assembly.add(sample):
                     self._deliver(message)
             except Refused as error:
                 self.refused[error.kind] += 1
         return len(samples) == BATCH
 
-    def _observe(self) -> set[int]:
+    def _observe(self) -> None:
+        """Look who is there, and go on with the handshakes."""
         writers = self._matched(
             self._reader.get_matched_publications,
             self._reader.get_matched_publication_data,
@@ -378,17 +411,36 @@ class Channel:
             self._writer.get_matched_subscription_data,
             self._readers,
         )
+        if (revoked := self._sessions.revoked()) is not None:
+            self._cards.clear()  # another list: who was a stranger may be none now
+            for ends in (writers, readers):
+                ends.update({end: None for end, who in ends.items() if who and who[0] in revoked})
         with self._changed:
-            gone = set(self._writers.values()) - set(writers.values())
-            gone |= set(self._readers.values()) - set(readers.values())
-            gone.discard(None)
-            if (writers, readers) != (self._writers, self._readers):
-                self._writers, self._readers = writers, readers
-                self._changed.notify_all()
-        return gone
+            self._writers, self._readers = writers, readers
+        self._cards = {end: self._cards[end] for end in self._cards if end in (writers | readers)}
+        self._look()
+        self._ticks += 1
+        waiting = self._sessions.waiting()
+        # At once, and then ever more seldom: a member may be there and hang.
+        if not waiting:
+            self._wait, self._ticks = 1, 0
+        elif self._ticks >= self._wait:
+            self._wait, self._ticks = min(2 * self._wait, PATIENCE), 0
+            for segment in waiting:
+                self._tries(segment)
 
-    def _matched(self, handles, describe, known: dict[int, int | None]) -> dict[int, int | None]:
-        """Member behind each endpoint; None of a stranger's."""
+    def _look(self) -> None:
+        """Note who hears whom, and who does no more."""
+        with self._changed:
+            both = (set(self._writers.values()) & set(self._readers.values())) - {None}
+            present = {who for who in both if self._sessions.hears(*who)}
+            if present != self._present:
+                self._gone |= {member for member, _ in self._present - present}
+                self._present = present
+                self._changed.notify_all()
+
+    def _matched(self, handles, describe, known: dict) -> dict[int, tuple[int, int] | None]:
+        """Member and life behind each endpoint; None of a stranger's."""
         now = domain.matched(handles)
         if now is None:
             return known
@@ -397,24 +449,23 @@ class Channel:
             found[handle] = known.get(handle)
             # It is looked at again later, for Cyclone may not know the endpoint yet.
             if found[handle] is None:
-                found[handle] = self._member(describe, handle)
+                found[handle] = self._who(describe, handle)
         return found
 
-    def _member(self, describe, handle: int) -> int | None:
-        """The member that an endpoint claims and proves to be, or None."""
+    def _who(self, describe, handle: int) -> tuple[int, int] | None:
+        """Member and life that an endpoint claims and proves to be, or None."""
         try:
             endpoint = describe(handle)
         except Exception:  # a stranger may describe itself so that Cyclone's wrapper trips
             return None
         # None says that it is gone meanwhile.
         policy = endpoint and endpoint.qos[domain.Policy.Userdata]
-        if not policy or len(policy.data) != MEMBER.size:
+        card = bytes(policy.data) if policy else b""
+        if self._cards.get(handle) == card:
             return None
-        mark, member, life, signature = MEMBER.unpack(policy.data)
-        signed = self._key.sign(self._place(endpoint.participant_key, member, life))
-        proven = mark == MARK and hmac.compare_digest(signature, signed)
-        return member if proven else None
-
-    def _place(self, participant: uuid.UUID, member: int, life: int) -> bytes:
-        """The bytes that a member signs; they name the participant, so a copy proves nothing."""
-        return participant.bytes + struct.pack("<IQ", member, life) + self._topic.encode()
+        who = self._sessions.read_card(card, endpoint.participant_key.bytes) if card else None
+        if who is None:
+            self._cards[handle] = card
+        else:
+            self._sessions.meet(card)
+        return who

@@ -3,39 +3,36 @@
 Source: DDS document, the part on data-parallel training (all-gather with handles, barrier), with
 one change: its receiver takes a payload for complete when one segment of every rank is there,
 this one when every segment of every rank is.
-
-Ranks first tell each other numbers drawn afresh, and their messages are then tagged with a key that
-all of these went into: nothing that was recorded before this rank came is taken, not even from a
-run of the same name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds import identity, segments
 from slowlink.testbed.live.dds.channel import Channel, Delivery
 from slowlink.testbed.live.dds.domain import DomainConfig, connect
+from slowlink.testbed.live.dds.sessions import Access
 
 TOPIC = "slowlink_group"
-POLL_S = 0.05
+RANK = "rank-{}"
+"""The name of a rank among the members, see :mod:`testbed.live.dds.identity`."""
 BARRIER = "barrier"
 """The label of barriers; the document keeps a round's number for them, which here cannot collide
 as messages are told apart by labels."""
-NONCE = 32
-"""Bytes that each rank brings to the key of a session."""
 
 IN_FLIGHT = 256
-"""All-gathers that one rank may have under way; what bounds the memory of the others."""
+"""All-gathers that one rank may have under way, and no more than its limit in bytes, which bounds
+the memory of the others."""
 
 
 class RankLost(ConnectionError):
@@ -64,7 +61,7 @@ class Handle:
     def __init__(self, number: int, label: str, payload: bytes, rank: int, size: int) -> None:
         self.number, self.label = number, label
         self.payload_bytes = len(payload)
-        self.sent_bytes = segments.wire_bytes(len(payload), label)
+        self.sent_bytes = segments.wire_bytes(len(payload), label, size - 1)
         self.received_bytes = 0
         self.wait_s = 0.0
         self._payloads: dict[int, bytes | memoryview] = {rank: payload}
@@ -177,7 +174,7 @@ class Group:
     run: name that no other run has meanwhile; all ranks of the run know it.
     domain: DDS domain, 0 to 232; runs in different domains never meet.
     network: where to look for the others; by default as the environment says.
-    secret: see :func:`testbed.live.dds.segments.load_secret`; ranks without it are not heard.
+    keys: folder of identities, see :func:`testbed.live.dds.identity.given`.
     limit: longest payload taken, bytes.
     timeout_s: how long to wait for the others to come, for room in :meth:`all_gather`, and, half
         of it, for readers to take anything.
@@ -185,7 +182,7 @@ class Group:
     Raises
     ------
     ValueError
-        A rank or size that cannot be.
+        A rank, size or keys that cannot be.
     RankLost
         Ranks that did not come in time.
     ConnectionError
@@ -200,7 +197,7 @@ class Group:
         domain: int,
         *,
         network: DomainConfig | None = None,
-        secret: bytes | None = None,
+        keys: str | Path | None = None,
         limit: int = segments.LIMIT,
         timeout_s: float = 30.0,
     ) -> None:
@@ -209,6 +206,9 @@ class Group:
         self.rank, self.size = rank, size
         self.limit, self.timeout_s = limit, timeout_s
         self.network = network or DomainConfig.from_environment()
+        folder = identity.given(keys, self.network)
+        own = identity.Keys(folder, RANK.format(rank)) if folder else None
+        access = Access(run, {other: RANK.format(other) for other in range(size)}, own)
         self._others = set(range(size)) - {rank}
         self._changed = threading.Condition()
         self._pending: deque[Handle] = deque()
@@ -220,7 +220,8 @@ class Group:
         self._broken: ConnectionError | None = None
         self._participant = connect(domain, self.network)
         try:
-            self._channel = self._meet(segments.run_key(run, secret))
+            told = self._deliver, self._left, self._fail
+            self._channel = Channel(self._participant, TOPIC, rank, access, *told, limit=limit)
         except BaseException:
             self._participant = None  # so that this process may enter the domain again
             raise
@@ -231,65 +232,10 @@ class Group:
             self.close(0.0)
             raise
 
-    def _meet(self, key: segments.Key) -> Channel:
-        """A channel under a key of this session's own, with every rank on it."""
-        deadline = time.monotonic() + self.timeout_s
-        nonces = {self.rank: secrets.token_bytes(NONCE)}
-        heard = threading.Event()
-        broken: list[ConnectionError] = []
-
-        def hear(message: Delivery) -> None:
-            if message.sender in self._others:
-                nonces[message.sender] = bytes(message.payload)
-                heard.set()
-
-        def fail(error: ConnectionError) -> None:
-            broken.append(error)
-            heard.set()
-
-        topic = TOPIC + "_hello"
-        told = dict(deliver=hear, failed=fail)
-        hello = Channel(self._participant, topic, self.rank, key, **told, limit=NONCE, kept=1)
-        try:
-            hello.send(nonces[self.rank], timeout_s=self.timeout_s)
-            while True:
-                heard.clear()
-                if broken:
-                    raise broken[0]
-                known = dict(nonces)
-                missing = self._others - known.keys()
-                if not missing:
-                    session = key.derive(known[rank] for rank in range(self.size))
-                    channel = self._enter(session)
-                    while missing := channel.wait_for(self._others, POLL_S):
-                        if nonces != known or broken or time.monotonic() > deadline:
-                            break
-                    else:
-                        return channel
-                    channel.close(0.0)
-                    self._lost.clear()
-                # A rank that started anew has a new number; what came before was the number of the
-                # one that died, or repeated by somebody.
-                if not heard.wait(max(0.0, deadline - time.monotonic())):
-                    raise self._not_found(missing, self.timeout_s, hello.refused)
-        finally:
-            hello.close(0.0)
-
-    def _enter(self, session: segments.Key) -> Channel:
-        return Channel(
-            self._participant,
-            TOPIC,
-            self.rank,
-            session,
-            self._deliver,
-            self._left,
-            self._fail,
-            limit=self.limit,
-        )
-
     @property
     def refused(self) -> Counter[str]:
-        """Segments that were dropped, by reason: tag, version, form, length, parts, replay."""
+        """Segments that were dropped, by reason: stranger, reflection, proof, tag, key, version,
+        form, length, parts, replay, rank."""
         return self._channel.refused
 
     def all_gather(self, payload: bytes, label: str = "") -> Handle:
@@ -404,10 +350,11 @@ class Group:
             if message.number != number or message.life != life:
                 self._lose(rank, "restarted, or a message of it was lost")
             elif number >= self._next:
-                if number < self._next + IN_FLIGHT:
+                ahead = sum(len(early.payload) for early in self._early[rank])
+                if number < self._next + IN_FLIGHT and ahead <= self.limit:
                     self._early[rank].append(message)
                 else:
-                    self._lose(rank, f"more than {IN_FLIGHT} messages ahead")
+                    self._lose(rank, f"ahead by {number - self._next} messages, {ahead} bytes")
             else:
                 first = self._pending[0].number if self._pending else self._next
                 if number >= first:
@@ -443,7 +390,8 @@ class Group:
                 handle._fail(RankLost([rank], f"{self._lost[rank]}, needed for {handle}"))
 
     def _room(self) -> bool:
-        return len(self._pending) < IN_FLIGHT
+        mine = sum(handle.payload_bytes for handle in self._pending)
+        return len(self._pending) < IN_FLIGHT and mine <= self.limit
 
     def _retire(self) -> None:
         while self._pending and self._pending[0].done:
@@ -456,5 +404,6 @@ class Group:
 
 
 def _note(refused: Counter[str]) -> str:
-    count = refused["tag"]
-    return f"; {count} segments with another secret or run were refused" if count else ""
+    count = sum(refused.values())
+    kinds = ", ".join(f"{kind} {refused[kind]}" for kind in sorted(refused))
+    return f"; {count} segments were refused ({kinds})" if count else ""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from slowlink.methods.compression import Combine, Compressor, Key, Payload
@@ -61,8 +62,9 @@ class Dds:
                 arrived.append([replace(payload, body=bytes(body)) for body in handle.collect()])
             return arrived, received
 
-        pairs = zip(payloads, labels, strict=True)
-        return Flight(sum(wire_bytes(payload.nbytes, label) for payload, label in pairs), wait)
+        pairs, others = zip(payloads, labels, strict=True), self.size - 1
+        sent = sum(wire_bytes(payload.nbytes, label, others) for payload, label in pairs)
+        return Flight(sent, wait)
 
     def barrier(self) -> None:
         self.group.barrier(self.timeout_s)
@@ -78,14 +80,14 @@ def _label(payload: Payload, key: Key) -> str:
 def join(
     run: str,
     domain: int,
-    secret: bytes | None,
+    keys: str | Path | None,
     network: DomainConfig | None,
     timeout_s: float,
     rank: int,
     ranks: int,
 ) -> Iterator[Dds]:
     """Be ``rank`` of so many in a run; raises as :class:`testbed.live.dds.Group`."""
-    options = dict(secret=secret, network=network, timeout_s=timeout_s)
+    options = dict(keys=keys, network=network, timeout_s=timeout_s)
     with Group(rank, ranks, run, domain, **options) as group:
         yield Dds(group, timeout_s)
 
@@ -106,7 +108,7 @@ def measure_all(
     cases: Sequence[LiveRun],
     *,
     domain: int | None = None,
-    secret: bytes | None = None,
+    keys: str | Path | None = None,
     network: DomainConfig | None = None,
     dataset: Dataset | None = None,
     timeout_s: float = 120.0,
@@ -117,13 +119,13 @@ def measure_all(
     Parameters
     ----------
     domain: which no other run on this machine uses; drawn at random if None.
-    secret, network: see :class:`testbed.live.dds.Group`.
+    keys, network: see :class:`testbed.live.dds.Group`.
     """
     if any(case.ddp for case in cases):
         raise ValueError("ddp: torch's DistributedDataParallel runs over gloo, not over DDS")
     if domain is None:
         domain = secrets.randbelow(LAST_DOMAIN + 1)
-    entrance = partial(join, secrets.token_hex(), domain, secret, network, timeout_s)
+    entrance = partial(join, secrets.token_hex(), domain, keys, network, timeout_s)
     return data_parallel.measure_all(
         cases, dataset=dataset, join=entrance, timeout_s=timeout_s, progress=progress
     )

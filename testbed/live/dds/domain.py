@@ -126,7 +126,7 @@ def connect(domain: int, network: DomainConfig) -> DomainParticipant:
     return participant
 
 
-def qos(user_data: bytes, kept: int = 0) -> Qos:
+def qos(user_data: bytes) -> Qos:
     """For the readers and writers of a topic of segments.
 
     Reliable, and everything is kept until it is read; a reader that holds :data:`UNREAD` segments
@@ -135,22 +135,14 @@ def qos(user_data: bytes, kept: int = 0) -> Qos:
     Parameters
     ----------
     user_data: what other processes see of this one before any message.
-    kept: latest segments that a process still receives when it comes late.
     """
-    policies = [
+    return Qos(
         Policy.Reliability.Reliable(duration(seconds=BLOCK_S)),
         Policy.History.KeepAll,
         Policy.ResourceLimits(UNREAD, -1, -1),
         Policy.IgnoreLocal.Participant,
         Policy.Userdata(user_data),
-    ]
-    if kept:
-        last = Policy.History.KeepLast(kept)
-        policies += [
-            Policy.Durability.TransientLocal,
-            Policy.DurabilityService(0, last, -1, -1, -1),
-        ]
-    return Qos(*policies)
+    )
 
 
 def matched(handles: Callable[[], list[int]]) -> list[int] | None:

@@ -27,7 +27,6 @@ from slowlink.testbed.live import data_parallel, strict_json
 from slowlink.testbed.live.data_parallel import LiveRun
 from slowlink.testbed.live.dds.data_parallel import join
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN
-from slowlink.testbed.live.dds.segments import load_secret
 from slowlink.testbed.live.processes import RankFailed, run_ranks
 from slowlink.testbed.training import models
 from slowlink.testbed.training.recipe import Recipe
@@ -58,7 +57,7 @@ class Settings(BaseModel):
     training: a :class:`testbed.training.recipe.Recipe`, which needs no more than ``model``,
         ``dataset``, ``levels`` (the codec), ``batch``, ``lr`` and ``rounds`` (the steps). The
         number of workers comes from outside.
-    secret: a file with the shared secret; ``SLOWLINK_KEY`` in the environment if None.
+    keys: folder of identities, or "none"; see :func:`testbed.live.dds.identity.given`.
     output: a folder for :func:`save`.
     timeout_s: how long a rank waits for another.
     """
@@ -68,7 +67,7 @@ class Settings(BaseModel):
     run: Annotated[str, Field(min_length=1)]
     domain: Annotated[int, Field(ge=0, le=LAST_DOMAIN)]
     training: dict[str, Any]
-    secret: str | None = None
+    keys: str | None = None
     output: str | None = None
     timeout_s: PositiveFloat = 60.0
 
@@ -145,11 +144,12 @@ def run_rank(
         The ranks' parameters differ at the end.
     """
     case = settings.case(world)
-    secret = load_secret(settings.secret)
     job = data_parallel.prepare(case, data_parallel.load_for(case.recipe))
     say = data_parallel.ignore if rank else data_parallel.show
     tell("joining")
-    with join(settings.run, settings.domain, secret, None, settings.timeout_s, rank, world) as wire:
+    with join(
+        settings.run, settings.domain, settings.keys, None, settings.timeout_s, rank, world
+    ) as wire:
         report = data_parallel.train(job, wire, tell, say)
         digests = wire.group.all_gather(report["digest"], "digest of the parameters")
         digests.wait(settings.timeout_s)

@@ -1,10 +1,8 @@
 """Messages cut into segments that can be checked one by one.
 
-A segment is one DDS sample. Its tag, of AES-256-GCM (NIST SP 800-38D), covers all its other fields,
-under a key derived (RFC 5869) from the shared secret and the name of the run: a segment of a
-stranger, of another run or damaged is refused before anything is done for it. Without a secret the
-key is no secret either, and the tag keeps out damage and other runs but nobody who means harm.
-Nothing that is sent is encrypted, and DDS discovery itself is open to everybody on the network: DDS
+A segment is one DDS sample. What it says and whom it is for is sealed and checked by
+:mod:`testbed.live.dds.sessions`: a segment of a stranger, of another run or damaged is refused
+before anything is kept of it. DDS discovery itself is open to everybody on the network: DDS
 Security would close it, but the Cyclone DDS that Python installs comes without its plugins.
 
 Cyclone DDS's Python layer handles a ``sequence[uint8]`` element by element, seconds for a few
@@ -12,26 +10,19 @@ megabytes; :class:`Segment` writes and reads the same bytes (CDR, OMG XTypes 1.3
 copy or none. Where the two should ever differ, the stock layer is used.
 """
 
-import hmac
-import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Self
 
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from cyclonedds.idl import IdlStruct, annotations
-from cyclonedds.idl.types import array, sequence, uint8, uint32, uint64
+from cyclonedds.idl.types import sequence, uint8, uint32, uint64
 
-VERSION = 2
+VERSION = 3
 CUT = 1 << 20
-"""Bytes of a message in one segment."""
+"""Bytes of a message in one segment; all but the last have as many."""
 
-HEADS = 1 << 12
+HEADS = 1 << 15
 """More bytes than a segment has besides those."""
 
 LIMIT = 1 << 30
@@ -39,8 +30,14 @@ LIMIT = 1 << 30
 
 MAX_LABEL = 255
 TAG = 16
+TAGGED = 4 + TAG
+"""Bytes of a receiver's number and its tag."""
+
+MAX_TAGS = 1024
+"""Receivers of one segment."""
+
 LITTLE_ENDIAN = b"\0\1\0"  # plain CDR; the fourth byte of the encapsulation may tell the padding
-FIELDS = struct.Struct("<IIQQQQ")
+FIELDS = struct.Struct("<IIQIxxxxQQQ")
 LENGTH = struct.Struct("<I")
 HALF_NONCE = 48  # bits of a message's number, and of a segment's start
 
@@ -62,29 +59,33 @@ class Segment(IdlStruct, typename="slowlink.Segment"):
     ----------
     version: of this format.
     sender: number of the process in its group.
-    life: when the sender started, ns since 1970: a restarted one has a higher life.
+    life: that the sender drew when it started.
+    epoch: of the keys; 0 for a message of the handshake, which has no others of what follows but
+        a body.
     number: of the message, counted by the sender within its life.
-    start: of the body within the message, bytes.
+    start: of the part within the message, bytes.
     total: length of the whole message, bytes.
-    tag: see the module.
+    tags: each receiver's number (uint32) and its tag; none where there is one receiver, for whom
+        the body's own is enough.
     label: what the message is, at most 255 bytes of UTF-8.
-    body: bytes ``start`` to ``start + len(body)`` of the message.
+    body: bytes ``start`` and following of the message, encrypted, and 16 more.
     """
 
     version: uint32
     sender: uint32
     life: uint64
+    epoch: uint32
     number: uint64
     start: uint64
     total: uint64
-    tag: array[uint8, TAG]
+    tags: sequence[uint8]
     label: str
     body: sequence[uint8]
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire, without those of DDS and UDP."""
-        return _overhead(self.label) + len(self.body)
+        return _overhead(self.label, len(self.tags)) + len(self.body)
 
     # What Cyclone's writers and readers call.
     def serialize(self, buffer=None, endianness=None, use_version_2=None) -> bytes:
@@ -100,18 +101,21 @@ class Segment(IdlStruct, typename="slowlink.Segment"):
                 return _decode(data)
             segment = super().deserialize(data, has_header, use_version_2)
         except (ValueError, IndexError, struct.error):
-            return cls(0, 0, 0, 0, 0, 0, bytes(TAG), "", b"")
-        segment.tag, segment.body = bytes(segment.tag), bytes(segment.body)
+            return cls(0, 0, 0, 0, 0, 0, 0, b"", "", b"")
+        segment.tags, segment.body = bytes(segment.tags), bytes(segment.body)
         return segment
 
 
 def _encode(segment: Segment) -> bytes:
     label = segment.label.encode() + b"\0"
+    tags = segment.tags
     return b"".join(
         (
             LITTLE_ENDIAN + b"\0",
             _fields(segment),
-            segment.tag,
+            LENGTH.pack(len(tags)),
+            tags,
+            bytes(-len(tags) % 4),
             LENGTH.pack(len(label)),
             label,
             bytes(-len(label) % 4),
@@ -124,105 +128,36 @@ def _encode(segment: Segment) -> bytes:
 def _decode(data: bytes) -> Segment:
     view = memoryview(data)
     at = 4 + FIELDS.size
-    if len(view) < at + TAG + 4 or view[:3] != LITTLE_ENDIAN or view[3] > 3:
+    if len(view) < at + 4 or view[:3] != LITTLE_ENDIAN or view[3] > 3:
         raise Refused("form", f"{len(view)} bytes that are none of ours")
     fields = FIELDS.unpack_from(view, 4)
-    tag = bytes(view[at : at + TAG])
-    at += TAG
-    (length,) = LENGTH.unpack_from(view, at)
-    at += 4
-    if not 0 < length <= MAX_LABEL + 1 or at + length + -length % 4 + 4 > len(view):
-        raise Refused("form", f"label of {length} bytes; at most {MAX_LABEL}, all of them there")
-    label, end = (
-        bytes(view[at : at + length - 1]),
-        bytes(view[at + length - 1 :][: 1 + -length % 4]),
-    )
-    at += length + -length % 4
+    if any(view[24:28]):
+        raise Refused("form", "bytes that mean nothing")
+    tags, at = _part(view, at)
+    text, at = _part(view, at)
     (length,) = LENGTH.unpack_from(view, at)
     body, padding = view[at + 4 : at + 4 + length], view[at + 4 + length :]
-    if len(body) != length or len(padding) not in (0, -length % 4) or any(padding) or any(end):
+    if len(body) != length or len(padding) not in (0, -length % 4) or any(padding):
         raise Refused("form", f"body of {length} bytes in a sample of {len(view)}")
-    return Segment(*fields, tag, label.decode(), body)
+    if not text or text[-1] or len(text) > MAX_LABEL + 1:
+        raise Refused("form", f"label of {len(text)} bytes; at most {MAX_LABEL} and a 0")
+    return Segment(*fields, bytes(tags), bytes(text[:-1]).decode(), body)
 
 
-def load_secret(path: str | Path | None = None, environment: Mapping[str, str] = os.environ):
-    """The shared secret, bytes: the file at ``path``, or the text of ``SLOWLINK_KEY``, or None.
-
-    It should be random, such as ``secrets.token_hex()``: who records a run can try words.
-
-    Raises
-    ------
-    ValueError
-        Fewer than 16 bytes, once white space around them is taken off.
-    OSError
-        No such file.
-    """
-    if path is None and "SLOWLINK_KEY" not in environment:
-        return None
-    where = "SLOWLINK_KEY" if path is None else str(path)
-    text = environment["SLOWLINK_KEY"].encode() if path is None else Path(path).read_bytes()
-    if len(text.strip()) < 16:
-        raise ValueError(f"{where}: secret of {len(text.strip())} bytes, needs at least 16")
-    return text.strip()
+def _part(view: memoryview, at: int) -> tuple[memoryview, int]:
+    """Bytes after their length, with padding, and where they end."""
+    (length,) = LENGTH.unpack_from(view, at)
+    end = at + 4 + length
+    if end + -length % 4 + 4 > len(view) or any(view[end : end + -length % 4]):
+        raise Refused("form", f"{length} bytes in a sample of {len(view)}")
+    return view[at + 4 : end], end + -length % 4
 
 
-@dataclass(frozen=True)
-class Key:
-    """What the tags of one run are made with: 32 bytes; see :func:`run_key`."""
-
-    material: bytes = field(repr=False)
-
-    def derive(self, parts: Iterable[bytes]) -> "Key":
-        """The key of a session that all of ``parts``, of one length, went into."""
-        return Key(hmac.digest(self.material, b"slowlink session\0" + b"".join(parts), "sha256"))
-
-    def sign(self, text: bytes) -> bytes:
-        """HMAC-SHA-256 (RFC 2104) of what a member says of itself while it is discovered."""
-        return hmac.digest(self.material, b"slowlink member\0" + text, "sha256")
-
-
-def run_key(run: str, secret: bytes | None = None) -> Key:
-    """Key of one run's tags; what was recorded of a run means nothing in the next.
-
-    Raises
-    ------
-    ValueError
-        A run without a name.
-    """
-    if not run:
-        raise ValueError("run: needs a name that no other run has, such as secrets.token_hex()")
-    name = b"slowlink segments\0" + run.encode()
-    return Key(hmac.digest(secret or b"", name, "sha256"))
-
-
-def cut(
-    key: Key,
-    sender: int,
-    life: int,
-    number: int,
-    payload: bytes | bytearray | memoryview,
-    label: str = "",
-    size: int = CUT,
-) -> Iterator[Segment]:
-    """The segments of a message; one at least.
-
-    Raises
-    ------
-    ValueError
-        A label that does not fit.
-    """
-    check_label(label)
-    view = memoryview(payload).cast("B")
-    for start in range(0, len(view) or 1, size):
-        body = view[start : start + size]
-        part = Segment(VERSION, sender, life, number, start, len(view), b"", label, body)
-        part.tag = _tag(part, key)
-        yield part
-
-
-def wire_bytes(length: int, label: str = "", size: int = CUT) -> int:
-    """Bytes of all segments of a message of ``length`` bytes, without those of DDS and UDP."""
-    return max(1, -(-length // size)) * _overhead(label) + length
+def wire_bytes(length: int, label: str = "", receivers: int = 1, size: int = CUT) -> int:
+    """Bytes of all segments of a message of ``length`` bytes to so many ``receivers``, once however
+    many these are; without those of DDS and UDP."""
+    heads = _overhead(label, TAGGED * receivers if receivers > 1 else 0) + TAG
+    return max(1, -(-length // size)) * heads + length
 
 
 def check_label(label: str) -> None:
@@ -231,30 +166,51 @@ def check_label(label: str) -> None:
         raise ValueError(f"label: {label[:50]!r} must be at most {MAX_LABEL} bytes, none of them 0")
 
 
-def check(segment: Segment, key: Key, limit: int = LIMIT) -> None:
+def check(segment: Segment, limit: int = LIMIT, size: int = CUT) -> None:
     """Look at a received segment before anything is done with it.
 
     Raises
     ------
     Refused
-        Another version, a tag that does not match, a message longer than ``limit`` bytes, a part
-        that lies outside of it.
+        Another version, a message longer than ``limit`` bytes, or a part that is not one of those
+        that a message of its length is cut into, each of ``size`` bytes.
     """
     if segment.version != VERSION:
         kind = "version" if segment.version else "form"  # see Segment.deserialize
         raise Refused(kind, f"version {segment.version}, this program reads {VERSION}")
-    if not hmac.compare_digest(segment.tag, _tag(segment, key)):
-        raise Refused("tag", "tag does not match; damaged, another run or another secret")
-    length, total = len(segment.body), segment.total
+    if len(segment.tags) % TAGGED or len(segment.tags) > MAX_TAGS * TAGGED:
+        raise Refused("form", f"tags of {len(segment.tags)} bytes")
+    start, total = segment.start, segment.total
     if total > limit:
         raise Refused("length", f"of a message of {total} bytes, at most {limit} are taken")
-    if segment.start + length > total or bool(length) != bool(total):
-        raise Refused("length", f"{length} bytes at {segment.start} of {total}")
+    if max(segment.number, start) >> HALF_NONCE:
+        raise Refused("length", f"message {segment.number}, byte {start}")
+    due = min(size, max(0, total - start))
+    if start % size or len(segment.body) != due + TAG or (start and not due):
+        raise Refused("length", f"{len(segment.body) - TAG} bytes at {start} of {total}")
 
 
-def _overhead(label: str) -> int:
+def nonce(number: int, start: int) -> bytes:
+    """12 bytes, of no other segment of a sender's life; both below 2**48."""
+    return (number << HALF_NONCE | start).to_bytes(2 * HALF_NONCE // 8, "big")
+
+
+def head(segment: Segment) -> bytes:
+    """All of ``segment`` that is not encrypted but its tags."""
+    label = segment.label.encode()
+    return _fields(segment) + LENGTH.pack(len(label)) + label
+
+
+def tag(segment: Segment, key: AESGCM) -> bytes:
+    """What authenticates ``segment`` for one of its receivers, whose ``key`` it is."""
+    # Only the tag is kept. With the body as associated data neither is copied to join the two.
+    place = nonce(segment.number, segment.start)
+    return key.encrypt(place, head(segment), segment.body)[-TAG:]
+
+
+def _overhead(label: str, tags: int) -> int:
     length = len(label.encode()) + 1
-    return 4 + FIELDS.size + TAG + 4 + length + -length % 4 + 4
+    return 4 + FIELDS.size + 4 + tags + -tags % 4 + 4 + length + -length % 4 + 4
 
 
 def _fields(segment: Segment) -> bytes:
@@ -262,35 +218,17 @@ def _fields(segment: Segment) -> bytes:
         segment.version,
         segment.sender,
         segment.life,
+        segment.epoch,
         segment.number,
         segment.start,
         segment.total,
     )
 
 
-def _tag(segment: Segment, key: Key) -> bytes:
-    """Empty where numbers are too large for a nonce, so that nothing matches it."""
-    if max(segment.number, segment.start) >> HALF_NONCE:
-        return b""
-    nonce = (segment.number << HALF_NONCE | segment.start).to_bytes(2 * HALF_NONCE // 8, "big")
-    label = segment.label.encode()
-    head = _fields(segment) + LENGTH.pack(len(label)) + label
-    # Only the tag is kept. With the body as associated data neither is copied to join the two.
-    cipher = _cipher(key, segment.sender, segment.life)
-    return cipher.encrypt(nonce, head, segment.body)[-TAG:]
-
-
-@lru_cache(256)
-def _cipher(key: Key, sender: int, life: int) -> AESGCM:
-    """A key for each sender's life, within which no nonce comes twice."""
-    info = b"slowlink segments\0" + struct.pack("<IQ", sender, life)
-    return AESGCM(HKDFExpand(hashes.SHA256(), 32, info).derive(key.material))
-
-
 def _agrees() -> bool:
     """Whether this module writes the same bytes as Cyclone's own layer."""
-    for label, body in (("", b""), ("abc", b"1"), ("four", b"12345")):
-        ours = Segment(VERSION, 2, 3, 4, 5, 6, bytes(range(TAG)), label, body)
+    for tags, label, body in ((b"", "", b""), (bytes(20), "abc", b"1"), (b"123", "four", b"12345")):
+        ours = Segment(VERSION, 2, 3, 4, 5, 6, 7, tags, label, body)
         try:
             if IdlStruct.serialize(ours, use_version_2=False) != _encode(ours):
                 return False

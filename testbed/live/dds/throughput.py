@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +20,8 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
-from slowlink.testbed.live.dds.collectives import Group
+from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live.dds.collectives import RANK, Group
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
 from slowlink.testbed.live.dds.segments import CUT, Segment
 from slowlink.testbed.live.processes import Tell, run_ranks
@@ -28,12 +31,15 @@ RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
 ANY = 127  # masks of sample, view and instance states
 
 
-def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> dict[str, list]:
+def measure(
+    ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0, *, processor: bool = False
+) -> dict[str, list]:
     """Seconds of each round, by way: ``raw dds`` (samples as large as our segments, counted and
-    dropped), ``dds`` (with a secret; without one the work is the same), ``gloo``.
+    dropped), ``dds`` (with identities; without them the work is the same), ``gloo``.
 
     In a round each of ``ranks`` processes of this machine sends ``nbytes`` to all; it lasts from
-    the first one's start to the last one's end. Ways take turns.
+    the first one's start to the last one's end. Ways take turns. ``processor``: seconds of
+    processor time of all processes instead, which other load changes less.
 
     Raises
     ------
@@ -41,19 +47,24 @@ def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> d
         A rank failed, or none said anything for ``timeout_s``.
     """
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-    reports = run_ranks(
-        _rank,
-        ranks,
-        random.SystemRandom().sample(range(1, LAST_DOMAIN + 1), 2),
-        ranks,
-        nbytes,
-        rounds,
-        store.port,
-        timeout_s,
-        timeout_s=timeout_s,
-        environment={"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {},
-    )
+    with tempfile.TemporaryDirectory() as keys:
+        identity.make(Path(keys), [RANK.format(rank) for rank in range(ranks)])
+        reports = run_ranks(
+            _rank,
+            ranks,
+            random.SystemRandom().sample(range(1, LAST_DOMAIN + 1), 2),
+            keys,
+            ranks,
+            nbytes,
+            rounds,
+            store.port,
+            timeout_s,
+            timeout_s=timeout_s,
+            environment={"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {},
+        )
     spans = {way: np.array([report[way] for report in reports]) for way in WAYS}
+    if processor:
+        return {way: s[..., 2].sum(axis=0).tolist() for way, s in spans.items()}
     return {
         way: (s[..., 1].max(axis=0) - s[..., 0].min(axis=0)).tolist() for way, s in spans.items()
     }
@@ -61,6 +72,7 @@ def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> d
 
 def _rank(
     domains: Sequence[int],
+    keys: str,
     size: int,
     nbytes: int,
     rounds: int,
@@ -68,8 +80,9 @@ def _rank(
     timeout_s: float,
     rank: int,
     tell: Tell,
-) -> dict[str, list[tuple[float, float]]]:
-    """Start and end of each round of each way, on the clock that all processes share."""
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Start and end of each round of each way, on the clock that all processes share, and seconds
+    of processor time in between."""
     tell("joining")
     patience = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, port, is_master=False, timeout=patience)
@@ -77,7 +90,7 @@ def _rank(
     payload = memoryview(np.random.default_rng(rank).bytes(nbytes))
     raw = _Raw(domains[0], rank, size - 1, timeout_s)
     options = dict(network=DomainConfig(), timeout_s=timeout_s)
-    group = Group(rank, size, "throughput", domains[1], secret=bytes(32), **options)
+    group = Group(rank, size, "throughput", domains[1], keys=keys, **options)
     ours = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
     theirs = [torch.empty_like(ours) for _ in range(size)]
 
@@ -91,14 +104,14 @@ def _rank(
         OURS: gather,
         GLOO: lambda: dist.all_gather(theirs, ours),
     }
-    spans: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    spans: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
     for number in range(rounds):
         for way, exchange in ways.items():
             tell(f"in round {number} of {way}")
             dist.barrier()
-            start = time.monotonic()
+            start, spent = time.monotonic(), time.process_time()
             exchange()
-            spans[way].append((start, time.monotonic()))
+            spans[way].append((start, time.monotonic(), time.process_time() - spent))
     dist.barrier()
     return spans
 
@@ -145,7 +158,7 @@ class _Raw:
     def exchange(self, payload: memoryview) -> None:
         for start in range(0, len(payload), CUT):
             body = payload[start : start + CUT]
-            self._write(Segment(1, self.rank, 0, 0, start, len(payload), bytes(16), "", body))
+            self._write(Segment(1, self.rank, 0, 1, 0, start, len(payload), b"", "", body))
         whole = self.others * len(payload)
         with self.changed:
             if not self.changed.wait_for(lambda: self.received >= whole, self.timeout_s):

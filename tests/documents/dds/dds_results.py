@@ -61,6 +61,8 @@ CODECS = {
     "fp32_sparse": "sparse_fp32",
     "int8_sparse": "sparse_int8",
 }
+RULES = ["mean", "median", "Krum"]
+ATTACKS = {"none": 89.0, "turned around": 87.0, "noise": 88.0}
 
 
 def results(live: tuple[int, ...] = SEEDS) -> pd.DataFrame:
@@ -103,6 +105,11 @@ def results(live: tuple[int, ...] = SEEDS) -> pd.DataFrame:
         value = NON_IID[mode] - loss + np.random.default_rng(seed).normal(0, 0.8)
         add("non_iid", _of(mode) | dict(split=split), "final_accuracy", value, "%", seed=seed,
             model="mnist_cnn", evidence="simulated")  # fmt: skip
+    for rule, (name, value), seed in product(RULES, ATTACKS.items(), SEEDS):
+        at = dict(rule=rule, attack=name, attackers=0.0 if name == "none" else 2.0)
+        spoiled = 10.0 if rule == "mean" and name != "none" else value
+        add("attack", at, "final_accuracy", spoiled + seed / 10, "%", seed=seed, model="mlp",
+            workers=10, evidence="simulated")  # fmt: skip
     return frame(rows)
 
 

@@ -3,6 +3,7 @@
 import math
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from slowlink.testbed import results
 from slowlink.testbed.live import data_parallel
-from slowlink.testbed.live.dds.federated import Data, simulate
-from slowlink.testbed.live.dds.segments import load_secret
+from slowlink.testbed.live.dds.federated import Data, messages, simulate
+from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.live.one_process import simulated
 from slowlink.testbed.training import datasets, models
 from slowlink.testbed.training.datasets import Dataset
@@ -201,11 +202,12 @@ def test_live_runs_of_the_modes(recipe, as_live):
     assert evidence == computed | {"uplink_bytes": ["measured"]}
 
 
-def test_live_runs_share_a_fresh_secret(recipe, monkeypatch):
+def test_live_runs_have_fresh_identities(recipe, monkeypatch):
     found = []
 
     def run_live(settings, timeout_s):
-        found.append(load_secret(settings.secret_file))
+        names = messages.members(settings.task.clients)
+        found.append([Keys(settings.keys, name).allowed()[name] for name in names])
         return simulate(settings)
 
     monkeypatch.setattr(federated_experiments, "run_live", run_live)
@@ -219,7 +221,7 @@ def test_live_runs_share_a_fresh_secret(recipe, monkeypatch):
     )
     for _ in range(2):
         federated_experiments._live(settings, 1.0)
-    assert len(set(found)) == 2 and min(map(len, found)) >= 32
+    assert len({key for keys in found for key in keys}) == 2 * len(found[0])
 
 
 def test_error_feedback_and_its_control_differ_in_the_feedback_alone(recipe):
@@ -314,10 +316,10 @@ def test_unlike_clients(recipe, monkeypatch):
 
 def test_data_parallel_methods(recipe, images, monkeypatch):
     """Ranks in place of processes: parameters are the learner's, payloads and times known."""
-    asked, keys = [], []
+    asked, found = [], []
 
-    def measure_all(runs, dataset, secret):
-        keys.append(secret)
+    def measure_all(runs, dataset, keys):
+        found.append(Keys(Path(keys), "rank-0").allowed()["rank-0"])
         assert len({sum(one.recipe.workers) for one in runs}) == 1
         asked.extend(runs)
         return [known_run(one, dataset) for one in runs]
@@ -331,7 +333,7 @@ def test_data_parallel_methods(recipe, images, monkeypatch):
     table = run(recipe, "ddp", ddp=small)
     # No run that counts is the first on its processes. What is repeated of DGC is an epoch more.
     assert [one.steps for one in asked] == [2, 8, 6, 8, 2, 8] and all(one.ordered for one in asked)
-    assert len(set(keys)) == 2 and all(len(key) >= 16 for key in keys)
+    assert len(set(found)) == 2
     main = table[table["experiment"] == "ddp"]
     # Step s sends 10 (s + 1) bytes: 8 steps on the mean 45, after 4 of warm-up 65.
     assert value(main, "bytes_per_step", method="baseline") == 45
@@ -380,3 +382,18 @@ def test_transport_is_held_against_raw_writes(recipe, monkeypatch):
     assert value(table, "share_of_raw", way="gloo", **fields) == 0.25
     rate = value(table, "throughput", way="gloo", **fields)
     assert rate == pytest.approx(2 * 2**20 / 8 / 1e9)
+
+
+def test_rules_under_attack(recipe):
+    """Each rule without attackers and under each attack; who attacks has trained as all do."""
+    rules = dict(mean={"name": "mean"}, median={"name": "median"})
+    small = dict(model=MODEL, rounds=4, lr=0.1, rules=rules)
+    table = run(recipe, "attack", attack=small)
+    of = table.set_index(["rule", "attack"])["value"]
+    assert set(of.index) == {(r, a) for r in rules for a in ["none", *recipe.attack.attacks]}
+    assert of["mean", "-10 times"] < of["median", "-10 times"]
+    assert set(table["attackers"]) == {0, recipe.attack.attackers}
+    with pytest.raises(ValueError, match="attackers: must be fewer than half"):
+        run(recipe, "attack", attack=dict(attackers=3))
+    with pytest.raises(ValueError, match="attacks: 'none'"):
+        run(recipe, "attack", attack=dict(attacks={"none": {"factor": 1.0}}))

@@ -74,7 +74,7 @@ def test_the_documents_numbers_stand_beside_ours(name, wing, dds_claims, one_run
 
 def test_every_figure_and_table_says_what_was_not_run(wing, dds_claims, dds_rows):
     assert wing.figures.keys() - PRINTED.keys() == {
-        *("profile", "federated_bytes", "non_iid", "transport")
+        *("profile", "federated_bytes", "non_iid", "attack", "transport")
     }
     none = dds_rows[dds_rows["experiment"] == "nothing"]
     for figure in wing.figures.values():
@@ -138,6 +138,19 @@ def test_unlike_data_stand_beside_alike(wing, dds_rows):
         assert first.get_xdata()[0] == pytest.approx(value, abs=1)
     alone = dds_rows[dds_rows["experiment"] == "non_iid"]
     assert len(draw(wing.figures["non_iid"], alone).axes) == 2
+
+
+def test_rules_stand_in_a_panel_an_attack(wing, dds_rows, dds_claims):
+    axes = draw(wing.figures["attack"], dds_rows).axes
+    assert len(axes) == 3 and lanes(axes[0]) == dds_results.RULES
+    assert axes[0].get_title("left") == "none"
+    none, *attacked = (marked(ax, "o") for ax in axes)
+    assert none["mean"] == pytest.approx(89.2) and none["Krum"] == pytest.approx(89.2)
+    assert all(one["mean"] == pytest.approx(10.2) and one["Krum"] > 80 for one in attacked)
+    rows = coordinates(dds_rows[dds_rows["experiment"] == "attack"])
+    table = wing.tables["attack_table"].make(rows, None)
+    assert list(table.columns) == ["rule", "none, %", "turned around, %", "noise, %"]
+    assert list(table["rule"]) == dds_results.RULES
 
 
 def test_throughputs_stand_beside_their_target(wing, dds_rows):

@@ -30,16 +30,18 @@ from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds
 from slowlink.workflow.experiment import PLANNING, Section, distinct, experiment, training
 
 if not PLANNING:
-    import secrets
+    import tempfile
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
+    from pathlib import Path
     from statistics import median
 
     import numpy as np
 
     from slowlink.testbed.live import data_parallel
     from slowlink.testbed.live.dds import data_parallel as over_dds
-    from slowlink.testbed.live.dds import throughput
+    from slowlink.testbed.live.dds import identity, throughput
+    from slowlink.testbed.live.dds.collectives import RANK
     from slowlink.testbed.live.one_process import same, simulated
     from slowlink.testbed.training import datasets
     from slowlink.testbed.training.summary import summarise_in_time
@@ -176,7 +178,7 @@ def ddp_seeds(bench: Bench, ddp: DataParallel) -> Iterator[Recipe]:
 
 @experiment(alone=True, memory_mb=6000, makes=("ddp_seeds",))
 def ddp(bench: Bench, ddp: DataParallel) -> Iterator[Row]:
-    """Every method on real processes that share a fresh secret; before it its first steps alone,
+    """Every method on real processes with fresh identities; before it its first steps alone,
     beside one process, so that no run pays for the start of its processes.
 
     A run is the simulated one of its seed, too, where that is not simulated.
@@ -204,8 +206,9 @@ def _ddp_live(
         for label in labels
         for steps, evaluate in ((ddp.checked(label), False), (ddp.steps, True))
     ]
-    secret = secrets.token_bytes(32)
-    done = over_dds.measure_all(runs, dataset=dataset, secret=secret)
+    with tempfile.TemporaryDirectory() as keys:
+        identity.make(Path(keys), [RANK.format(rank) for rank in range(ddp.workers)])
+        done = over_dds.measure_all(runs, dataset=dataset, keys=keys)
     return dict(zip(labels, zip(done[::2], done[1::2], strict=True), strict=True))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import Codec, Dataset, Model, Part
+from slowlink.testbed.training.recipe import Aggregation, Codec, Dataset, Model, Part
 from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
 from slowlink.workflow.experiment import PLANNING, Section, experiment
 
@@ -25,6 +25,7 @@ if not PLANNING:
     import torch
     from torch import Tensor
 
+    from slowlink.testbed.live.dds import identity
     from slowlink.testbed.live.dds.domain import LAST_DOMAIN
     from slowlink.testbed.live.dds.federated import (
         ControllerSettings,
@@ -32,9 +33,11 @@ if not PLANNING:
         Round,
         Sent,
         Task,
+        messages,
         run_live,
         simulate,
     )
+    from slowlink.testbed.live.dds.federated.attacks import spoiled
     from slowlink.testbed.live.dds.federated.training import Examiner
     from slowlink.testbed.live.one_process import same
 
@@ -51,6 +54,8 @@ FEW = 100
 """Test images where the accuracy is of no interest."""
 UNTIMED = 2
 """Live runs at the same time where nobody times them: they mostly start and wait."""
+NOBODY = "none"
+"""The attack of nobody."""
 START_S = 60.0
 """Allowed for processes to start and to find each other."""
 Live = dict[str, tuple[list["Round"], "Tensor"]]
@@ -149,6 +154,39 @@ class NonIid(FederatedSeeds):
     splits: dict[str, Split]
 
 
+class Spoiled(Section):
+    """What an attacker sends, see :func:`testbed.live.dds.federated.attacks.spoiled`."""
+
+    factor: float
+    noise: NonNegativeFloat = 0.0
+
+
+class Attacked(Section):
+    """``attackers`` of ``clients`` send what one of ``attacks`` makes of what they learned, and the
+    server combines all by one of ``rules``; and the same without attackers."""
+
+    dataset: Dataset
+    model: Model
+    clients: PositiveInt
+    attackers: PositiveInt
+    rounds: PositiveInt
+    subset: PositiveInt
+    batch: PositiveInt
+    lr: PositiveFloat
+    momentum: Momentum
+    test_limit: PositiveInt | None
+    seeds: Seeds
+    rules: dict[str, Aggregation]
+    attacks: dict[str, Spoiled]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Attacked:
+        if 2 * self.attackers >= self.clients:
+            raise ValueError(f"attackers: must be fewer than half of {self.clients} clients")
+        need("attacks", [name for name in self.attacks if name == NOBODY], [])
+        return self
+
+
 def _settings(
     bench: Bench, chosen: Federated, mode: Mode, seed: int, **changed: Any
 ) -> ControllerSettings:
@@ -179,6 +217,7 @@ def _settings(
         lr=chosen.lr,
         min_clients=chosen.min_clients,
         timeout_s=chosen.timeout_s,
+        worst=None,  # as the document's controller, which looks at a model after it is out
         state=Path("model"),
     )
 
@@ -332,11 +371,11 @@ def _all_live(bench: Bench, settings: dict[str, ControllerSettings], at_once: in
 
 
 def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
-    """On real processes that share a fresh secret; fails if no round ends for ``timeout_s``."""
+    """On real processes with fresh identities; fails if no round ends for ``timeout_s``."""
     with tempfile.TemporaryDirectory() as folder:
-        secret = Path(folder) / "secret"
-        secret.write_text(secrets.token_hex())
-        here = dict(state=Path(folder) / settings.state, secret_file=secret)
+        keys = Path(folder) / "keys"
+        identity.make(keys, messages.members(settings.task.clients))
+        here = dict(state=Path(folder) / settings.state, keys=keys)
         return run_live(settings.model_copy(update=here), timeout_s)
 
 
@@ -371,3 +410,52 @@ def _in_one_process(
     bench.say(" ".join([f"{bench.experiment}: {label}", *at.values(), f"seed {seed}"]))
     rounds, _ = simulate(settings)
     yield from _accuracies(_row(bench, label, settings, at, evidence="simulated"), rounds)
+
+
+@experiment(minutes=10)
+def attack(bench: Bench, attack: Attacked) -> Iterator[Row]:
+    """Every rule under every attack, in one process."""
+    data = Data(name=attack.dataset, test_limit=attack.test_limit)
+    task = Task(
+        model=attack.model,
+        data=data,
+        clients=attack.clients,
+        batch=attack.batch,
+        momentum=attack.momentum,
+        torch_threads=bench.settings.threads,
+    )
+    loaded = data.load()
+    for label, rule in attack.rules.items():
+        for seed in attack.seeds:
+            settings = ControllerSettings(
+                task=task.model_copy(update=dict(seed=seed)),
+                domain=1,
+                run="attack",
+                rounds=attack.rounds,
+                subset=attack.subset,
+                lr=attack.lr,
+                min_clients=attack.clients,
+                aggregation=rule,
+                state=Path("model"),
+            )
+            for name, how in {NOBODY: None, **attack.attacks}.items():
+                bench.say(f"attack: {label}, {name}, seed {seed}")
+                script = how and spoiled(how.factor, how.noise)
+                scripts = dict.fromkeys(range(attack.attackers), script) if how else {}
+                rounds, _ = simulate(settings, loaded, scripts)
+                at = dict(rule=label, attack=name, attackers=len(scripts))
+                yield bench.row(
+                    "final_accuracy",
+                    rounds[-1].accuracy,
+                    "%",
+                    case=label,
+                    at=at,
+                    exchange="parameter_server",
+                    compression=task.codec.name,
+                    synchronization="fedavg",
+                    model=task.model.name,
+                    dataset=task.data.name,
+                    workers=task.clients,
+                    seed=seed,
+                    evidence="simulated",
+                )

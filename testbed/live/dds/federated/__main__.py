@@ -1,8 +1,7 @@
 """Commands: ``python -m slowlink.testbed.live.dds.federated controller|client FILE``.
 
-``FILE`` is JSON: :class:`.settings.ControllerSettings` or :class:`.settings.ClientSettings`. The
-secret comes from the file named there or the environment, never from the command line. Ends with
-status 2 where the configuration is refused, 1 where the training fails.
+``FILE`` is JSON: :class:`.settings.ControllerSettings` or :class:`.settings.ClientSettings`.
+Ends with status 2 where the configuration is refused, 1 where the training fails.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import sys
 import threading
 
+from slowlink.testbed.live.dds import identity
 from slowlink.testbed.live.dds.federated import client, controller
 from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
 from slowlink.testbed.training.fetch import DataUnavailable
@@ -34,12 +34,12 @@ def main(arguments: list[str] | None = None) -> int:
     }[given.role]
     try:
         settings = read(given.file, kind)
-        secret = settings.secret
+        keys = identity.given(settings.keys, settings.network)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    if secret is None:
-        why = "neither secret_file nor SLOWLINK_KEY is set: anybody on the network can take part"
+    if keys is None:
+        why = "keys: none are set, so whoever reaches this network can take part"
         print(f"{given.role}: {why}", file=sys.stderr, flush=True)
     try:
         run(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from slowlink.testbed import files
 from slowlink.testbed.live.dds.federated import messages
 from slowlink.testbed.live.dds.federated.messages import Model
 from slowlink.testbed.live.dds.federated.settings import Task
+
+DIGEST = 16
+"""Bytes at the end of a file, of all before them."""
 
 
 def message(number: int, task: Task, weights: Tensor, hello: int = 0) -> tuple[Model, bytes]:
@@ -53,16 +57,50 @@ def digest(number: int, weights: Tensor) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def save(path: Path, data: bytes) -> None:
+def save(path: Path, data: bytes, keep: int = 0) -> None:
     """Replace the file at once: whoever reads it finds old or new, and new once this returns, even
-    if the machine stops."""
-    with files.whole(path, lasting=True) as part:
-        part.write_bytes(data)
+    if the machine stops.
+
+    Parameters
+    ----------
+    keep: so many stay beside it, the latest, each named by the round that made it.
+
+    Raises
+    ------
+    OSError
+        The disk is full, for instance; names the file, which is then as it was.
+    """
+    try:
+        with files.whole(path, lasting=True) as part:
+            part.write_bytes(data + _seal(data))
+    except OSError as error:
+        why = f"cannot be written, and is as it was: {error.strerror}"
+        raise OSError(error.errno, why, str(path)) from error
+    if keep:
+        number = messages.unpack("model", data)[0].round
+        own = path.with_name(f"{path.name}.{number}")
+        own.unlink(missing_ok=True)
+        os.link(path, own)
+        for one in sorted(kept(path))[:-keep]:
+            path.with_name(f"{path.name}.{one}").unlink()
+
+
+def kept(path: Path) -> list[int]:
+    """The rounds whose states are beside ``path``."""
+    found = path.parent.glob(f"{path.name}.*")
+    return [int(one.suffix[1:]) for one in found if one.suffix[1:].isdecimal()]
 
 
 def load(path: Path, task: Task, other_task: bool = False) -> tuple[int, Tensor]:
     """As :func:`decode`, from a file. Raises OSError, too, if there is none."""
+    data = path.read_bytes()
     try:
-        return decode(path.read_bytes(), task, other_task)
+        if _seal(data[:-DIGEST]) != data[-DIGEST:]:
+            raise ValueError("damaged, or no state")
+        return decode(data[:-DIGEST], task, other_task)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _seal(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST).digest()

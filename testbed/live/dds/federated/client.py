@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import sys
 import time
 
@@ -58,17 +59,17 @@ class Client:
         self.command: messages.Command | None = None
         if settings.init_path is not None:
             self.round, self.weights = checkpoint.load(settings.init_path, self.task)
+        keys = settings.identity(messages.CLIENT_NAME.format(settings.client))
         topic = TOPIC.format(settings.client)
         most = self.task.make_codec().payload_bytes((self.task.values,))
         self.channel = Channel(
             entered,
             topic,
             settings.client + 1,
-            settings.key(topic),
+            messages.access(settings.run, settings.client, keys),
             self.heard.put,
             lambda member: self.heard.put(None) if member == CONTROLLER else None,
             limit=messages.longest(self.task.values, *most),
-            kept=1,
         )
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class Client:
                 self._train()
 
     def _greet(self) -> None:
-        self.hello = max(self.hello + 1, time.time_ns())
+        self.hello = secrets.randbits(64) or 1
         has = checkpoint.digest(self.round, self.weights)
         whose = (self.settings.client, self.hello, self.session, self.task.fingerprint)
         self._send(messages.Hello(*whose, has))

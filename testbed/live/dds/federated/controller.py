@@ -18,8 +18,10 @@ from pathlib import Path
 
 import torch
 from cyclonedds.idl import IdlStruct
+from torch import Tensor
 
 from slowlink.methods import synchronization
+from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.synchronization import (
     Continue,
     Decision,
@@ -45,11 +47,19 @@ from slowlink.testbed.live.dds.federated.messages import (
 )
 from slowlink.testbed.live.dds.federated.settings import ControllerSettings
 from slowlink.testbed.live.dds.federated.training import Contribution, Round, Sent
+from slowlink.testbed.live.dds.segments import Refused
 from slowlink.testbed.training.datasets import Dataset
 
 TICK_S = 0.1
 TRIES = 3
 """How often a client that is needed may send what is refused, in a round."""
+
+UNTOLD = 8
+"""Messages of a client that wait to be looked at, besides the packets of a round; it sends more to
+no avail."""
+
+TOLD = 50
+"""Refusals of a round that are told one by one."""
 
 
 def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tensor:
@@ -60,8 +70,10 @@ def run(settings: ControllerSettings, data: Dataset | None = None) -> torch.Tens
     Raises
     ------
     ConnectionError
-        Fewer than ``min_clients`` for ``wait_s``, by number; or see
+        Fewer than ``min_clients`` for ``wait_s``, by number and with what became of them; or see
         :func:`testbed.live.dds.domain.connect`.
+    OSError
+        State or log cannot be written.
     ValueError
         A state of another task or damaged.
     """
@@ -79,7 +91,8 @@ class _Controller:
 
     def __init__(self, settings: ControllerSettings, data: Dataset) -> None:
         self.settings, self.task = settings, settings.task
-        self.examiner, self.samples = training.Examiner(self.task, data), len(data.train_y)
+        self.examiner, self.rule = training.Examiner(self.task, data), settings.rule()
+        self.shares = training.shares(self.task, data.train_y)
         settings.state.parent.mkdir(parents=True, exist_ok=True)
         if settings.state.exists():
             self.done, self.weights = checkpoint.load(settings.state, self.task)
@@ -95,16 +108,26 @@ class _Controller:
         self.session = secrets.randbits(64)
         self.present: dict[int, int] = {}
         """The latest hello of each client that is here."""
-        self.barred: set[int] = set()
-        """Clients whose update was refused in this round; they are asked again in the next."""
+        self.examined: tuple[float, float] | None = None
+        """Accuracy and loss of the weights, where they are known, and those of a model to come."""
+        self.next: tuple[float, float] | None = None
+        self.barred: dict[int, int] = {}
+        """Clients whose update was refused, and the last round in which they are therefore not
+        asked, unless too few others are there."""
         self.tries: Counter[int] = Counter()
         """How often each client's update was refused in this round."""
         self.lost: dict[int, int] = {}
         """Clients without tries left, and their latest hello; they are out until the round ends."""
         self.asked: dict[int, Command] = {}
+        self.since: dict[int, float] = {}
+        """When each client was asked for what it has not brought yet."""
+        self.unseen: Counter[int] = Counter()
+        """Messages of each client that wait to be looked at."""
         self.brought: dict[int, Contribution] = {}
         self.timers: list[tuple[float, str]] = []
         self.refused: list[str] = []
+        self.fate: dict[int, str] = {}
+        """What became of clients that are not here."""
         self.begun = False
         self.start = self.round_start = self.enough = time.monotonic()
         self._mend_log()
@@ -112,6 +135,7 @@ class _Controller:
 
     def _connect(self) -> None:
         settings, task = self.settings, self.task
+        keys = settings.identity(messages.CONTROLLER_NAME)
         participant = connect(settings.domain, settings.network)
         most = task.make_codec().payload_bytes((task.values,))
         limit = messages.longest(task.values, *most)
@@ -124,22 +148,26 @@ class _Controller:
                 participant,
                 topic,
                 CONTROLLER,
-                settings.key(topic),
-                lambda message, client=client: self._put(
-                    self._take, client, message, time.monotonic()
-                ),
+                messages.access(settings.run, client, keys),
+                partial(self._hand, client),
                 lambda member, client=client: (
                     self._put(self._leave, client) if member == client + 1 else None
                 ),
                 lambda error: self._put(_raise, error),
                 limit=limit,
-                kept=1,
             )
             self.senders[client] = ThreadPoolExecutor(1, f"sender {client}")
             self._announce(client)
 
     def _put(self, do: Callable, *arguments) -> None:
         self.events.put(partial(do, *arguments))
+
+    def _hand(self, client: int, message: Delivery) -> None:
+        """On the channel's thread: who says more than can be looked at fills no memory."""
+        if self.unseen[client] >= self.task.packets + UNTOLD:
+            raise Refused("flood", f"{self.unseen[client]} messages of client {client} wait")
+        self.unseen[client] += 1
+        self._put(self._take, client, message, time.monotonic())
 
     def __enter__(self) -> _Controller:
         return self
@@ -171,8 +199,7 @@ class _Controller:
             self._carry_out(decisions)
         while self.done < self.settings.rounds:
             self._hear(TICK_S)
-            self._ring()
-            self._check_enough()
+            self._go_on()
         self._end()
         return self.weights
 
@@ -189,14 +216,30 @@ class _Controller:
                 return
             self._hear(TICK_S)
 
+    def _go_on(self) -> None:
+        """What time brings about: somebody is asked, a clock runs, or the run ends."""
+        self._ring()
+        for client, since in sorted(self.since.items()):
+            if time.monotonic() - since > self.settings.late_s:
+                late_s = self.settings.late_s
+                self._leave(client, f"counts as gone: it was asked {late_s:g} s ago")
+        # Of those who are barred, who is needed is asked again, a few times.
+        while self.barred and self._few():
+            self._readmit(min(self.barred, key=lambda client: (self.tries[client], client)))
+        self._check_enough()
+
+    def _few(self) -> bool:
+        return len(self.present.keys() - self.barred.keys()) < self.settings.min_clients
+
     def _check_enough(self) -> None:
         missing = sorted(set(range(self.task.clients)) - self.present.keys())
         if len(self.present) >= self.settings.min_clients:
             self.enough = time.monotonic()
         elif time.monotonic() - self.enough > self.settings.wait_s:
+            fates = [f"{n} ({self.fate[n]})" if n in self.fate else str(n) for n in missing]
             raise ConnectionError(
                 f"{len(self.present)} clients for {self.settings.wait_s:g} s, needs "
-                f"{self.settings.min_clients}; missing: {', '.join(map(str, missing))}"
+                f"{self.settings.min_clients}; missing: {', '.join(fates)}"
             )
 
     def _now(self) -> float:
@@ -212,15 +255,17 @@ class _Controller:
         do()
 
     def _take(self, client: int, message: Delivery, arrived: float) -> None:
+        """What a client said: the channel hands on nothing of which it did not prove to be the
+        sender, so that whatever is wrong with it is the client's own."""
+        self.unseen[client] -= 1
         try:
-            if message.sender != client + 1:
-                raise ValueError(f"member {message.sender} on the topic of client {client}")
             head, frame = messages.unpack(message.label, message.payload)
             if not isinstance(head, Hello | Update) or head.client != client:
                 raise ValueError(f"{message.label} that is not of this client")
             if isinstance(head, Hello):
                 if head.task != self.task.fingerprint:
-                    raise ValueError("its task differs from the controller's")
+                    self._announce(client)  # which tells it so
+                    return self._refuse(client, "its task differs from the controller's")
                 return self._greet(client, head)
             asked = self.asked.get(client)
             if asked is None or (head.round, head.hello) != (asked.round, self.present[client]):
@@ -232,7 +277,7 @@ class _Controller:
             self._refuse(client, str(error))
             return self._bar(client)
         if self.brought[client].complete:
-            del self.asked[client]
+            del self.asked[client], self.since[client]
             self._tell(Finished(client, head.round, self._now()))
 
     def _greet(self, client: int, head: Hello) -> None:
@@ -246,10 +291,10 @@ class _Controller:
             self._drop(client)
         self._say(f"client {client} is here")
         self.present[client] = head.hello
-        self.barred.discard(client)
+        self.fate.pop(client, None)
         if head.has != checkpoint.digest(self.done, self.weights):
             self._send(client, *checkpoint.message(self.done, self.task, self.weights, head.hello))
-        if self.begun:
+        if self.begun and client not in self.barred:
             self._tell(Joined(client, self._now()))
 
     def _leave(self, client: int, why: str = "is gone") -> None:
@@ -261,37 +306,40 @@ class _Controller:
 
     def _drop(self, client: int, why: str = "is gone") -> None:
         self._say(f"client {client} {why}")
+        self.fate[client] = why
         del self.present[client]
-        self.asked.pop(client, None)
-        self.brought.pop(client, None)
-        if client in self.barred:
-            self.barred.discard(client)  # the policy knows of it already
-        elif self.begun:
+        for kept in (self.asked, self.since, self.brought):
+            kept.pop(client, None)
+        if self.begun and client not in self.barred:  # of whom the policy knows already
             self._tell(Left(client, self._now()))
 
     def _refuse(self, client: int, why: str) -> None:
-        self.refused.append(f"client {client}: {why}")
-        self._say(f"refused, {self.refused[-1]}")
+        if len(self.refused) < TOLD:
+            self.refused.append(f"client {client}: {why}")
+            self._say(f"refused, {self.refused[-1]}")
+        elif len(self.refused) == TOLD:
+            self.refused.append("and more")
 
     def _bar(self, client: int) -> None:
-        """Let the round go on without ``client``, or ask it again if too few are left, a few
-        times."""
+        """Let the round go on without ``client``, whose update was refused; where too few are left
+        it is asked again, a few times."""
         if client not in self.asked:
             return
         self.tries[client] += 1
         if self.tries[client] == TRIES:
             self.lost[client] = self.present[client]
             return self._drop(client, f"counts as gone for this round: refused {TRIES} times")
-        del self.asked[client], self.brought[client]
-        self.barred.add(client)
-        few = len(self.present.keys() - self.barred) < self.settings.min_clients
+        del self.asked[client], self.since[client], self.brought[client]
+        self._quarantine(client)
+
+    def _quarantine(self, client: int) -> None:
+        self.barred[client] = self.done + 1 + self.settings.quarantine
         self._tell(Left(client, self._now()))
-        if few and client in self.barred:
-            self._readmit(client)
 
     def _readmit(self, client: int) -> None:
-        self.barred.discard(client)
-        self._tell(Joined(client, self._now()))
+        del self.barred[client]
+        if client in self.present:
+            self._tell(Joined(client, self._now()))
 
     def _ring(self) -> None:
         while self.timers and self.timers[0][0] <= self._now():
@@ -312,8 +360,9 @@ class _Controller:
                 heapq.heappush(self.timers, (decision.t, decision.name))
         for client in asked:
             command = training.command(self.settings, self.done + 1, self.present[client])
-            self.asked[client] = command
-            self.brought[client] = Contribution(self.task, self.samples)
+            self.asked[client], self.since[client] = command, time.monotonic()
+            own, largest = self.shares[client], self.settings.largest
+            self.brought[client] = Contribution(self.task, own, largest)
             self._send(client, command)
         for decision in decisions:
             if isinstance(decision, Sync):
@@ -326,12 +375,14 @@ class _Controller:
             for client, weight in zip(sync.members, weights, strict=True)
             if weight > 0
         }
-        zero = training.command(self.settings, self.done + 1).zero
-        self.weights = training.aggregate(self.task, self.weights, brought, zero)
+        made = self._made_of(brought)
+        if made is not self.weights:
+            self.weights, self.examined = made, self.next
+        self.next = None
         self.done += 1
         head, body = checkpoint.message(self.done, self.task, self.weights)
         # The model is saved first: no client may hold one that a restarted controller lacks.
-        checkpoint.save(self.settings.state, messages.pack(head, body))
+        checkpoint.save(self.settings.state, messages.pack(head, body), self.settings.kept)
         for client, hello in sorted(self.present.items()):
             self._send(client, dataclasses.replace(head, hello=hello), body)
         seconds = time.monotonic() - self.round_start
@@ -346,8 +397,45 @@ class _Controller:
             return
         self.round_start = time.monotonic()
         self._tell(Synced(sync.members, self._now()))
-        for client in sorted(self.barred):
+        for client in [one for one, last in sorted(self.barred.items()) if last <= self.done]:
             self._readmit(client)
+
+    def _made_of(self, brought: dict[int, Contribution]) -> Tensor:
+        """The new model, of all that was brought but what by itself makes one that is too bad, and
+        which leaves ``brought``; the old one if there is no other."""
+        made = self._aggregate(brought, self.rule)
+        if self._good(made):
+            return made
+        alone = {one: self._aggregate({one: its}, training.MEAN) for one, its in brought.items()}
+        for client in [one for one, its in alone.items() if not self._good(its)]:
+            self._refuse(client, "its update alone makes a model that is too bad to take")
+            del brought[client]
+            self._quarantine(client)
+        if brought and self._good(rest := self._aggregate(brought, self.rule)):
+            return rest
+        brought.clear()
+        self.refused.append("the new model: it is too bad to take, and the old one stays")
+        self._say(self.refused[-1])
+        return self.weights
+
+    def _aggregate(self, brought: dict[int, Contribution], rule: Aggregation) -> Tensor:
+        zero = training.command(self.settings, self.done + 1).zero
+        return training.aggregate(self.task, self.weights, brought, zero, rule)
+
+    def _good(self, made: Tensor) -> bool:
+        """Whether a new model is one to take, see ``worst`` of the settings."""
+        if not bool(torch.isfinite(made).all()):
+            return False
+        if self.settings.worst is None:
+            return True
+        if self.examined is None:
+            self.examined = self.examiner.examine(self.weights)
+        most = self.settings.worst * max(self.examined[1], self.examiner.clueless)
+        found = self.examiner.examine(made)
+        if not found[1] <= most:
+            return False
+        self.next = found
+        return True
 
     def _announce(self, client: int, hello: int = 0) -> None:
         """Waits, where nobody else has to, until a client that is not here takes it."""
@@ -372,13 +460,18 @@ class _Controller:
         self.latest[client] = self.senders[client].submit(send)
 
     def _log(self, sent: dict[int, Sent], seconds: float) -> None:
-        accuracy = self.examiner.accuracy(self.weights)
+        self.examined = self.examined or self.examiner.examine(self.weights)
+        accuracy = self.examined[0]
         refused, self.refused = tuple(self.refused), []
         done = Round(self.done, accuracy, sent, 4 * self.task.values, seconds, refused)
         self._say(f"round {self.done}: {len(sent)} clients, {seconds:.2f} s, {accuracy:.2f} %")
         if self.settings.log is not None:
-            with self.settings.log.open("a") as file:
-                file.write(json.dumps(dataclasses.asdict(done)) + "\n")
+            try:
+                with self.settings.log.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(done)) + "\n")
+            except OSError as error:
+                why = f"cannot be written: {error.strerror}; the state of round {self.done} is kept"
+                raise OSError(error.errno, why, str(self.settings.log)) from error
 
     def _mend_log(self) -> None:
         """Make good what a killed controller left: drop a line that it did not finish, and log the

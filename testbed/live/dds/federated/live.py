@@ -19,7 +19,7 @@ from slowlink.testbed.live.dds.federated.training import Round
 from slowlink.testbed.live.fork_server import Child, ForkServer
 
 POLL_S = 0.05
-SHARED = ("task", "domain", "run", "secret_file", "interface", "peers", "lease_s", "wait_s")
+SHARED = ("task", "domain", "run", "keys", "interface", "peers", "lease_s", "wait_s")
 
 
 class Failed(RuntimeError):

@@ -2,14 +2,12 @@
 
 Client N and the controller talk on a topic of their own, ``slowlink_client_N``, so that a client
 that takes nothing holds nobody else up (the DDS document has one topic for the updates of all and
-one for commands, on which every client hears the others' too). Every message is checked and
-numbered by :mod:`testbed.live.dds.channel`. With a shared secret those of strangers never get here,
-and without one only damaged ones and those of other runs are kept out.
+one for commands, on which every client hears the others' too). Every message is sealed and numbered
+by :mod:`testbed.live.dds.channel`, and its sender is who it says.
 
-What a process has heard is refused when it comes again, but one that has just started has heard
-nothing yet. So both sides name a number of their own that the other repeats: the controller the
-``session``, in every :class:`Hello`; a client its ``hello``, in every :class:`Command`,
-:class:`Model` and :class:`Update`. A recorded message has an old one.
+A message may still be older than what it is about. So both sides name a number of their own that
+the other repeats: the controller the ``session``, in every :class:`Hello`; a client its ``hello``,
+in every :class:`Command`, :class:`Model` and :class:`Update`.
 
 A message is the length of its head (uint32), the head (CDR of an IDL struct), and a body: a
 :class:`methods.compression.Frame` or nothing. The channel's label names the kind.
@@ -22,10 +20,15 @@ from cyclonedds.idl import IdlStruct, annotations
 from cyclonedds.idl.types import float64, uint32, uint64
 
 from slowlink.methods.compression import Frame
+from slowlink.testbed.live.dds.identity import Keys
+from slowlink.testbed.live.dds.sessions import Access
 
 TOPIC = "slowlink_client_{}"
 CONTROLLER = 0
 """The controller's number on each topic; client N is number N + 1."""
+
+CONTROLLER_NAME, CLIENT_NAME = "controller", "client-{}"
+"""Names of the members, see :mod:`testbed.live.dds.identity`."""
 
 LENGTH = struct.Struct("<I")
 MAX_HEAD = 1 << 16
@@ -81,7 +84,7 @@ class Hello(IdlStruct, typename="slowlink.federated.Hello"):
     Attributes
     ----------
     client: its number.
-    hello: higher than in any earlier one.
+    hello: drawn for it; of no earlier one.
     session: of the controller that it answers; 0 before it has heard of one.
     task: fingerprint of its task.
     has: digest of the model that it holds, see :func:`.checkpoint.digest`.
@@ -135,6 +138,17 @@ class Model(IdlStruct, typename="slowlink.federated.Model"):
     round: uint32
     task: str
     hello: uint64 = 0
+
+
+def access(run: str, client: int, keys: Keys | None) -> Access:
+    """To the topic of a client, on which there are it and the controller."""
+    names = {CONTROLLER: CONTROLLER_NAME, client + 1: CLIENT_NAME.format(client)}
+    return Access(run, names, keys)
+
+
+def members(clients: int) -> list[str]:
+    """The names of all who take part."""
+    return [CONTROLLER_NAME, *map(CLIENT_NAME.format, range(clients))]
 
 
 KINDS: dict[str, type[IdlStruct]] = {

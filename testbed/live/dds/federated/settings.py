@@ -29,11 +29,13 @@ from pydantic import (
     model_validator,
 )
 
-from slowlink.methods import compression
+from slowlink.methods import aggregation, compression
+from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import MAX_VALUES, Compressor
 from slowlink.testbed.live import strict_json
-from slowlink.testbed.live.dds import segments
+from slowlink.testbed.live.dds import identity
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
+from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.training import datasets, models, splits
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Part
@@ -201,9 +203,8 @@ class _Connection(_Settings):
     ----------
     task: see :class:`Task`.
     domain: DDS domain.
-    run: name that no other training has had; it goes into every tag.
-    secret_file: holds the shared secret; null takes ``SLOWLINK_KEY`` from the environment, and
-        without that nothing is authenticated.
+    run: name that no other training has had; it goes into every key.
+    keys: folder of identities, or "none"; see :func:`testbed.live.dds.identity.given`.
     interface, peers, lease_s: see :class:`testbed.live.dds.domain.DomainConfig`.
     wait_s: how long to wait for others when too few are there, and for a client that takes nothing
         of what is sent to it, before it counts as gone.
@@ -212,7 +213,7 @@ class _Connection(_Settings):
     task: Task
     domain: Annotated[int, Field(ge=0, le=LAST_DOMAIN)]
     run: Annotated[str, Field(min_length=1, max_length=200)]
-    secret_file: File | None = None
+    keys: File | None = None
     interface: Annotated[str, Field(min_length=1)] = LOOPBACK
     peers: tuple[str, ...] = ()
     lease_s: Finite = 5.0
@@ -222,14 +223,15 @@ class _Connection(_Settings):
     def network(self) -> DomainConfig:
         return DomainConfig(self.interface, self.peers, self.lease_s)
 
-    @property
-    def secret(self) -> bytes | None:
-        """See :func:`testbed.live.dds.segments.load_secret`, as which it raises."""
-        return segments.load_secret(self.secret_file)
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        identity.given(self.keys, self.network)
+        return self
 
-    def key(self, topic: str) -> segments.Key:
-        """One a topic, so that nothing can be replayed on another; raises as :attr:`secret`."""
-        return segments.run_key(f"{self.run}/{topic}", self.secret)
+    def identity(self, name: str) -> Keys | None:
+        """Of the member ``name``; raises as :class:`testbed.live.dds.identity.Keys`."""
+        folder = identity.given(self.keys, self.network)
+        return Keys(folder, name) if folder else None
 
 
 class ControllerSettings(_Connection):
@@ -242,13 +244,24 @@ class ControllerSettings(_Connection):
     epochs, lr: of a client's round.
     min_clients, timeout_s, late: see :class:`methods.synchronization.fedavg.FedAvg`. A time-out of
         null waits for all who are asked, as long as they are there: who dies is gone after
-        ``lease_s`` and who takes nothing after ``wait_s``, so only one that goes on training for
-        ever holds the round up. Null, because any number would on a slower machine leave clients
-        out, and so change the result, without being asked to; where clients may hang, set several
-        times what a round takes. 0 ends a round when ``min_clients`` have come, as the DDS
-        document's controller does.
+        ``lease_s``, who takes nothing after ``wait_s``, and who goes on training or hangs after
+        ``late_s``. Null, because any number would on a slower machine leave clients out, and so
+        change the result, without being asked to; where clients may hang, set several times what a
+        round takes. 0 ends a round when ``min_clients`` have come, as the DDS document's controller
+        does.
+    aggregation: how the controller combines what clients bring, a rule of
+        :mod:`methods.aggregation`.
+    largest: values that are larger, by magnitude, are refused, and who sent them is named.
+    worst: a new model is refused if its loss on the test set is more than so many times that of the
+        model before, or that of guessing if this is more; null takes any that is finite. Whose
+        update alone makes such a model is named and left out. If nobody's does, or the others'
+        model is no better, the round changes nothing.
+    quarantine: in how many rounds after one in which its update was refused a client is not asked;
+        it is, where there are too few others.
+    late_s: who was asked and brings nothing for so long counts as gone, and is named.
     state: file of the latest model, replaced whole after every round. Where it exists, training
         goes on from there.
+    kept: so many latest states stay, beside it, as ``STATE.ROUND``; copy one there to go back.
     init_path: such a file of an earlier training, to start from in round 1; null for none.
     log: file to which every round is appended, a line of JSON (:class:`.training.Round`).
     """
@@ -260,7 +273,13 @@ class ControllerSettings(_Connection):
     min_clients: PositiveInt = 1
     timeout_s: FromZero | None = None
     late: Literal["drop", "next"] = "drop"
+    aggregation: Part = Part(name="mean")
+    largest: Finite = 1e6
+    worst: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 10.0
+    quarantine: Annotated[int, Field(ge=0, le=MAX_WHOLE)] = 0
+    late_s: Finite = 3600.0
     state: File
+    kept: Annotated[int, Field(ge=0, le=1000)] = 3
     init_path: File | None = None
     log: File | None = None
 
@@ -268,7 +287,14 @@ class ControllerSettings(_Connection):
     def _reachable(self) -> Self:
         if self.min_clients > self.task.clients:
             raise ValueError(f"min_clients: {self.min_clients} of {self.task.clients} clients")
+        if self.min_clients < (least := self.rule().least):
+            raise ValueError(f"min_clients: {self.aggregation.name} needs {least} clients")
         return self
+
+    def rule(self) -> Aggregation:
+        """How what clients bring is combined."""
+        part = self.aggregation
+        return _constructed(lambda: aggregation.load(part.name, **part.parameters), part.name)
 
 
 class ClientSettings(_Connection):

@@ -16,6 +16,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
+from slowlink.methods import aggregation
+from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import Frame
 from slowlink.testbed.live.dds import segments
 from slowlink.testbed.live.dds.federated import checkpoint, messages
@@ -41,8 +43,7 @@ class Sent:
     samples: that it trained on.
     payload_bytes: of the codec's own format, as documents print it.
     message_bytes: with the frame around it and the head of the message.
-    frame_bytes: with the heads and tags of the segments, as long without a secret as with one;
-        without DDS and UDP.
+    frame_bytes: with the heads and tags of the segments; without DDS and UDP.
     link_bytes: with the heads of DDS, UDP, IP and Ethernet, see :func:`link_bytes`.
     train_s: training and encoding.
     communication_s: from publishing until the controller had it all, summed over packets; by the
@@ -247,12 +248,22 @@ def samples(task: Task, labels: Tensor, client: int, asked: Command) -> Tensor:
     return own[: asked.subset or None]
 
 
+def shares(task: Task, labels: Tensor) -> list[int]:
+    """How many samples each client has, of a training set with these (n,) labels."""
+    if task.split.name == ANEW:
+        return [len(share) for share in sampling.split(len(labels), task.clients)]
+    generator, given = _generator(task.seed, "split"), task.split.parameters
+    dealt = splits.split(task.split.name, labels, task.clients, generator, **given)
+    return [len(share) for share in dealt]
+
+
 class Contribution:
     """What a client brings to a round, packet by packet: their sum.
 
     Parameters
     ----------
-    samples: of the training set; nobody can have trained on more.
+    samples: of the client's own share; it cannot have trained on more.
+    largest: of the values, by magnitude, that are taken.
 
     Raises
     ------
@@ -260,8 +271,9 @@ class Contribution:
         From :meth:`add`: a packet out of order, or one that does not fit the task.
     """
 
-    def __init__(self, task: Task, samples: int) -> None:
+    def __init__(self, task: Task, samples: int, largest: float = math.inf) -> None:
         self._task, self._codec, self._samples = task, task.make_codec(), samples
+        self._largest = largest
         self.values = torch.zeros(task.values)
         self.packets, self.complete = 0, False
         self.sent = Sent(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -273,6 +285,8 @@ class Contribution:
         most = min(asked.subset or self._samples, self._samples)
         if head.samples > most:
             raise ValueError(f"{head.samples} samples, of at most {most}")
+        if not (math.isfinite(head.train_s) and math.isfinite(head.published)):
+            raise ValueError(f"times of {head.train_s} and {head.published} s")
         got = Frame.from_bytes(frame, limit=messages.longest(self._task.values, len(frame)))
         payload = got.payload
         if payload.codec != self._task.codec.name or payload.shape != (self._task.values,):
@@ -283,6 +297,8 @@ class Contribution:
         values = self.values + self._codec.decompress(payload)
         if not bool(torch.isfinite(values).all()):
             raise ValueError("the sum of its packets is not finite")
+        if (most := float(values.abs().max())) > self._largest:
+            raise ValueError(f"values up to {most:.3g}, at most {self._largest:g} are taken")
         self.values = values
         self.packets, self.complete = self.packets + 1, head.last
         before = self.sent
@@ -299,19 +315,33 @@ class Contribution:
         )
 
 
-def aggregate(task: Task, start: Tensor, brought: dict[int, Contribution], zero: bool) -> Tensor:
-    """The new (n,) weights: the mean of what clients bring, weighted by their samples.
+MEAN = aggregation.load("mean")
 
-    Added in the order of the clients, so that the result is the same whoever came first. Who has no
-    samples changes nothing; if nobody has, the weights stay as they are.
+
+def aggregate(
+    task: Task,
+    start: Tensor,
+    brought: dict[int, Contribution],
+    zero: bool,
+    rule: Aggregation = MEAN,
+) -> Tensor:
+    """The new (n,) weights: what ``rule`` makes of what clients bring, weighted by their samples.
+
+    In the order of the clients, so that the result is the same whoever came first. Who has no
+    samples changes nothing; if fewer have some than the rule takes, the weights stay as they are.
     """
-    total = sum(contribution.sent.samples for contribution in brought.values())
-    if total == 0:
+    some = [brought[client] for client in sorted(brought) if brought[client].sent.samples]
+    if len(some) < max(1, rule.least):
         return start
-    mean = torch.zeros_like(start)
-    for client in sorted(brought):
-        mean.add_(brought[client].values, alpha=brought[client].sent.samples / total)
-    return mean if task.sends == "weights" or zero else start + mean
+    total = sum(one.sent.samples for one in some)
+    weights = [one.sent.samples / total for one in some]
+    made = rule(torch.stack([one.values for one in some]), weights, start if _whole(task) else None)
+    return made if _whole(task) or zero else start + made
+
+
+def _whole(task: Task) -> bool:
+    """Whether clients send weights, not changes."""
+    return task.sends == "weights"
 
 
 class Examiner:
@@ -320,28 +350,43 @@ class Examiner:
     def __init__(self, task: Task, data: Dataset) -> None:
         self._model, self._data = task.make_model().eval(), data
 
-    @torch.no_grad()
     def accuracy(self, weights: Tensor) -> float:
         """Test accuracy (%) of the (n,) ``weights``."""
+        return self.examine(weights)[0]
+
+    @torch.no_grad()
+    def examine(self, weights: Tensor) -> tuple[float, float]:
+        """Test accuracy (%) and mean loss (cross entropy) of the (n,) ``weights``."""
         _put(self._model, weights)
         batches = zip(
             self._data.test_x.split(TEST_BATCH), self._data.test_y.split(TEST_BATCH), strict=True
         )
-        right = sum(
-            int((self._model(prepare(self._data, images)).argmax(1) == labels).sum())
-            for images, labels in batches
-        )
-        return 100 * right / len(self._data.test_y)
+        right, loss = 0, 0.0
+        for images, labels in batches:
+            scores = self._model(prepare(self._data, images))
+            right += int((scores.argmax(1) == labels).sum())
+            loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
+        return 100 * right / len(self._data.test_y), loss / len(self._data.test_y)
+
+    @property
+    def clueless(self) -> float:
+        """The loss of who takes all classes for equally likely."""
+        return math.log(max(2, self._data.n_classes))
 
 
 def simulate(
     settings: ControllerSettings,
     data: Dataset | None = None,
-    script: Callable = sgd,
+    scripts: dict[int, Callable] | None = None,
 ) -> tuple[list[Round], Tensor]:
-    """The training in this process, every client in every round; no clock and no network.
+    """The training in this process, every client in every round; no clock and no network, and
+    nothing of what clients bring is refused.
 
     Sets torch's number of threads, as each client does.
+
+    Parameters
+    ----------
+    scripts: of clients that do not train with :func:`sgd`.
 
     Returns
     -------
@@ -350,17 +395,18 @@ def simulate(
     """
     task, data = settings.task, data or settings.task.data.load()
     clients = range(task.clients)
-    participants = [Participant(task, client, data, script) for client in clients]
+    scripts, rule = scripts or {}, settings.rule()
+    participants = [Participant(task, n, data, scripts.get(n, sgd)) for n in clients]
     examiner, weights = Examiner(task, data), initial(settings)
-    rounds = []
+    rounds, owned = [], shares(task, data.train_y)
     for number in range(1, settings.rounds + 1):
         asked = command(settings, number)
-        brought = {client: Contribution(task, len(data.train_y)) for client in clients}
+        brought = {client: Contribution(task, own) for client, own in enumerate(owned)}
         for client in clients:
             for head, frame in participants[client].updates(asked, weights):
                 # Both times are 0, because no clock runs here.
                 brought[client].add(head, frame.to_bytes(), asked, head.published)
-        weights = aggregate(task, weights, brought, asked.zero)
+        weights = aggregate(task, weights, brought, asked.zero, rule)
         sent = {client: brought[client].sent for client in clients}
         rounds.append(Round(number, examiner.accuracy(weights), sent, 4 * task.values))
     return rounds, weights
