@@ -133,6 +133,8 @@ class Prediction:
     in_turn_s: the step if a message is decoded before the next one is sent.
     payload_bytes: that a rank puts in at each step.
     carried: share of the rate that TCP can get, which a single message got.
+    together_s: the step if messages start while others are under way, as some of the wire's do, so
+        that what the smallest message takes is waited for once; the price list adds it up.
     """
 
     carrier: str
@@ -141,6 +143,7 @@ class Prediction:
     in_turn_s: float
     payload_bytes: float
     carried: float
+    together_s: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,9 @@ class Checked:
         turn_s = self.predicted.in_turn_s - predicted.step_s
         if abs(turn_s / off_s) > 0.25 and turn_s * off_s > 0:
             found.append(f"decoding between transfers: {_ms(turn_s)}")
+        together_s = self.predicted.together_s - predicted.step_s
+        if together_s / off_s > 0.25:
+            found.append(f"messages under way together: {_ms(-together_s)} less")
         if abs(self.payload_bytes / self.predicted.payload_bytes - 1) > 0.02:
             found.append(
                 f"payload {self.payload_bytes:.0f} B, not {self.predicted.payload_bytes:.0f} B"
@@ -224,7 +230,8 @@ class Checked:
 def cell_of(told: Mapping[str, Any]) -> Checked:
     """A cell from its fields as plain data, as :func:`dataclasses.asdict` has them; null is nan."""
     plain = {name: math.nan if value is None else value for name, value in told.items()}
-    predicted = plain["predicted"] | dict(parts=Parts(**plain["predicted"]["parts"]))
+    predicted = {name: one for name, one in plain["predicted"].items() if one is not None}
+    predicted |= dict(parts=Parts(**predicted["parts"]))
     found = dict(
         predicted=Prediction(**predicted),
         measured=Parts(**plain["measured"]),
@@ -277,13 +284,8 @@ def predict(
     name = carrier(load_codec(up))
     smallest_s = statistics.mean(one.smallest_s for one in alone)
     share = carried(name, network, alone)
-    system = load_system(
-        Part(name=name),
-        recipe.levels,
-        network,
-        efficiency=share * tcp_efficiency(),
-        overhead_s=smallest_s,
-    )
+    rate = share * tcp_efficiency()
+    system = load_system(Part(name=name), recipe.levels, network, rate, smallest_s)
     costs = system.costs(device, tensors, compute_s)
     groups = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)(tensors.sizes, costs)
     spans = timeline(tensors.sizes, groups, costs)
@@ -293,7 +295,10 @@ def predict(
     sizes = system.messages(tensors)
     sent = sum(sum(s["push/0"] for s in sizes(group[0], group[-1] + 1)) for group in groups)
     parts = Parts(compute_s, coding_s, exposed_s, hidden_s)
-    return Prediction(name, groups, parts, in_turn_s(groups, costs), sent, share)
+    at_once = load_system(Part(name=name), recipe.levels, network, rate)
+    spans = timeline(tensors.sizes, groups, at_once.costs(device, tensors, compute_s))
+    together_s = spans.iteration_s + smallest_s
+    return Prediction(name, groups, parts, in_turn_s(groups, costs), sent, share, together_s)
 
 
 def carried(name: str, network: Topology, alone: Sequence[Alone]) -> float:

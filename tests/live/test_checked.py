@@ -106,6 +106,8 @@ def test_a_message_a_layer_hides_behind_backward():
     step = sum(ITERATION) + e_last + e_first + first_s + d_first
     assert found.parts.step_s == pytest.approx(step, rel=1e-3)
     assert found.parts.coding_s == pytest.approx(e_last + d_last + e_first + d_first)
+    # The last message's start-up is waited for either way.
+    assert found.together_s == pytest.approx(step, rel=1e-3)
 
 
 def test_signs_are_gathered_and_everybody_decodes_all_of_them():
@@ -231,12 +233,24 @@ def test_the_part_that_makes_up_for_another_is_no_reason():
     assert one.why == "coding 30 ms, not 100 ms (140 % of the difference)"
 
 
+def test_messages_that_start_together_are_named():
+    """Predicted 100 ms too long, of which start-ups one after the other are 90."""
+    one = cell((0.1, 0.0, 0.2, 0.0), (0.1, 0.0, 0.1, 0.0))
+    told = dataclasses.replace(one.predicted, together_s=0.21)
+    assert dataclasses.replace(one, predicted=told).why.split("; ") == [
+        "exchange 100 ms, not 200 ms (100 % of the difference)",
+        "messages under way together: 90 ms less",
+    ]
+
+
 def test_a_cell_comes_back_from_plain_data():
     one = cell((0.1, 0.01, 0.09, 0.0), (0.11, 0.01, 0.28, 0.0), queued_s=math.nan)
     told = dataclasses.asdict(one) | dict(queued_s=None)
+    told["predicted"]["together_s"] = None
     back = cell_of(json.loads(json.dumps(told)))
-    assert math.isnan(back.queued_s)
-    assert dataclasses.replace(back, queued_s=0.0) == dataclasses.replace(one, queued_s=0.0)
+    assert math.isnan(back.queued_s) and math.isnan(back.predicted.together_s)
+    known = dict(queued_s=0.0, predicted=dataclasses.replace(one.predicted, together_s=0.0))
+    assert dataclasses.replace(back, **known) == dataclasses.replace(one, **known)
 
 
 # Real ones ----------------------------------------------------------------------------------------
