@@ -74,12 +74,16 @@ SERVER = dict(exchange=part("parameter_server"))
             "rat adds payloads on their way through all levels; random_k would have to be decoded",
         ),
         (
+            dict(exchange=part("hips"), levels=up("random_k") * 2),
+            "hips adds payloads on their way through all levels; random_k would have to be decoded",
+        ),
+        (
             dict(exchange=part("rat"), levels=[IDENTITY, *up("fp16")]),
             "rat adds payloads on their way through all levels; identity would have to be decoded",
         ),
         (
             dict(exchange=part("k_nomial_tree"), synchronization=part("asp")),
-            "k_nomial_tree has no server that could keep the model",
+            "the sum is with one of these, not with a server that keeps a model",
         ),
     ],
 )

@@ -49,7 +49,7 @@ from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed.live import documents
 from slowlink.testbed.live.hips.messages import ADDRESS
-from slowlink.testbed.prices import check_meetings, check_pair, default_down
+from slowlink.testbed.prices import check_pair, default_down, load_codec, load_system, passes
 from slowlink.testbed.training.learner import IDENTITY
 from slowlink.testbed.training.recipe import Link, Recipe
 from slowlink.testbed.training.stragglers import Fixed
@@ -315,8 +315,8 @@ def check(settings: LiveSettings) -> None:
         if not holds:
             raise ValueError(f"training.{field}: {why}")
     try:
-        check_meetings(between, policy)
         check_pair(between, up[-1])
+        load_system(recipe.exchange, recipe.levels, settings.topology).check_meetings(policy)
     except ValueError as error:
         raise ValueError(f"training.exchange: {error}") from None
     parties = sum(map(len, between.groups(settings.topology)[-1]))
@@ -326,7 +326,8 @@ def check(settings: LiveSettings) -> None:
         compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     except ValueError as error:
         raise ValueError(f"training.levels: {error}") from None
-    if between.whole and depth > 1:
+    down = [load_codec(one.down or default_down(one)) for one in recipe.levels[:-1]]
+    if depth > 1 and (between.whole or passes(up, down)):
         _check_passes(recipe, up)
     if settings.mode == "model":
         keeps = between(settings.topology, None, "push").receivers.tolist()
