@@ -200,3 +200,14 @@ def test_policies_that_look_at_the_clock_are_trained_at_the_ratios_that_are_stat
         assert seconds == pytest.approx(ratio * made.compute_s) and link.lan == link.wan
         assert made.at == {"method": "ssp", "ratio": ratio}
     assert len(how.ratios) == 3
+
+
+@pytest.mark.parametrize("scale", ["smoke", "desk"])
+def test_the_job_that_condenses_finds_what_is_recorded_of_its_methods(scale):
+    """It gets the methods as they were found, without the recipe's systems."""
+    recipe = advice.recipe(scale)
+    plain = recipe.model_dump(mode="json", include=set(experiments.Matrix.model_fields))
+    sections = dict(training=recipe.training, residual=recipe.residual)
+    narrowed = recipe.narrowed(plain, experiments.condensed, None, sections)
+    found = experiments.Matrix(**narrowed).recorded_as(recipe.residual)
+    assert found == recipe.recorded_as(recipe.residual) and found["ring"] == "ring"

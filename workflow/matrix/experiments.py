@@ -184,8 +184,9 @@ class Matrix(declarations.Settings):
         return systems.recorded_as(self.found(), self.every(), residual.classes)
 
     def every(self) -> dict[str, System]:
-        """Every method by its label, of ``labels`` or not."""
-        return self.model_copy(update={"labels": None, "only": None}).found()
+        """Every method by its label, of ``labels`` or not; in a job, those it knows."""
+        rooms = self.model_copy(update={"labels": None, "only": None}).found()
+        return rooms | (self.only or {})
 
     def needed(self) -> dict[str, set[str]]:
         """By method of :meth:`every`: its own name, and those of the files that it needs."""

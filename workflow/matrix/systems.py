@@ -200,14 +200,14 @@ def beyond(matrix: Matrix) -> dict[str, System]:
         levels = [Level(up=part(inner)), Level(up=part(outer))]
         label = f"{inner} in sites, {outer} between"
         made[label] = System(exchange=[part(SITES)], levels=levels, **pairs)
-    rows = found(matrix)
-    known_there = {class_of(one) + str(one.exchange) for one in rows.values()}
-    used = {p.name for label in matrix.labels or rows for p in rows[label].parts}
+    rows = matrix.found()
+    there = {class_of(one) + str(one.exchange) for one in rows.values()}
+    used = {part.name for one in rows.values() for part in one.parts}
     return {
         label: one
         for label, one in made.items()
-        if class_of(one) + str(one.exchange) not in known_there
-        and (matrix.labels is None or {p.name for p in one.parts} <= used)
+        if class_of(one) + str(one.exchange) not in there
+        and {part.name for part in one.parts} <= used
     }
 
 
@@ -242,7 +242,7 @@ def recorded_as(
     systems: Mapping[str, System], every: Mapping[str, System], classes: Iterable[str]
 ) -> dict[str, str]:
     """By system whose class is that of one of ``classes``, labels of ``every``: which one."""
-    named = {class_of(every[label]): label for label in classes}
+    named = {class_of(every[label]): label for label in classes if label in every}
     made = {label: class_of(system) for label, system in systems.items()}
     return {label: named[one] for label, one in made.items() if one in named}
 
