@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   slowlink links one.example:5555 --cluster-file cluster.yaml
   slowlink advise --model-file mine.model.yaml --device-file mine.device.yaml \\
       --cluster-file cluster.yaml
+  slowlink train recipe.yaml
   slowlink methods compression/top_k
   slowlink report matrix"""
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.parse_args(arguments)  # helps, or says what is wrong
     name, *rest = arguments
     try:
-        COMMANDS[name].run(rest, f"slowlink {name}")
+        return COMMANDS[name].run(rest, f"slowlink {name}") or 0
     except (ValueError, OSError) as error:
         # An error of several lines says the most in its first one.
         return _ended(name, (str(error) or type(error).__name__).splitlines()[0])
@@ -53,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ended(name, f'needs {error.name}; install it with: pip install "slowlink[{extra}]"')
     except KeyboardInterrupt:
         return _ended(name, "interrupted", 130)
-    return 0
 
 
 def _ended(name: str, why: str, status: int = 2) -> int:
@@ -335,6 +335,15 @@ def _spread(value: Any, said: Callable[[float], str]) -> str:
     return f"{said(value.median)} ({said(value.low)} to {said(value.high)})"
 
 
+# train --------------------------------------------------------------------------------------------
+
+
+def train(arguments: Sequence[str], program: str) -> int:
+    from slowlink.testbed.live.engine.__main__ import main
+
+    return main(arguments, program)
+
+
 # methods ------------------------------------------------------------------------------------------
 
 
@@ -454,9 +463,10 @@ def report(arguments: Sequence[str], program: str) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """``run(arguments, program)``, what help says, and the extra that has all it imports."""
+    """``run(arguments, program)``, which may return an exit status; what help says; and the extra
+    that has all it imports."""
 
-    run: Callable[[Sequence[str], str], None]
+    run: Callable[[Sequence[str], str], int | None]
     about: str
     extra: str = "suite"
 
@@ -465,6 +475,7 @@ COMMANDS = {
     "advise": Command(advise, "which method for my model, machines and links?"),
     "measure": Command(measure, "time a model and every codec on this device"),
     "links": Command(links, "measure rates and latencies between hosts", "live"),
+    "train": Command(train, "train with real processes over real links", "live"),
     "methods": Command(methods, "what there is, with parameters and bytes"),
     "report": Command(report, "run the suite and say where its report is"),
 }

@@ -42,10 +42,14 @@ def run(capsys, *arguments):
     return capsys.readouterr().out
 
 
+READ = ("advise", "train")
+"""Commands whose help tells of what recipes may say, and so reads it."""
+
+
 def test_help_imports_nothing_that_takes_time():
     code = (
         "import sys\nfrom slowlink.cli import COMMANDS, main\n"
-        "for arguments in (['--help'], *([c, '--help'] for c in COMMANDS if c != 'advise')):\n"
+        f"for arguments in (['--help'], *([c, '--help'] for c in COMMANDS if c not in {READ})):\n"
         "    try: main(arguments)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numpy', 'pandas', 'numba', 'yaml'} & set(sys.modules)"
@@ -54,7 +58,13 @@ def test_help_imports_nothing_that_takes_time():
     assert done.returncode == 0, done.stderr
     for name in cli.COMMANDS:
         assert f"    {name} " in done.stdout
-    assert done.stdout.count("examples:") == len(cli.COMMANDS)  # advise's own needs the recipe
+    assert done.stdout.count("examples:") == len(cli.COMMANDS) + 1 - len(READ)
+
+
+def test_train_refuses_what_its_recipe_lacks(folder, capsys):
+    (folder / "recipe.yaml").write_text("training: {workers: [2]}")
+    assert cli.main(["train", "recipe.yaml"]) == 2
+    assert "recipe.yaml: training.exchange: Field required" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     parser = argparse.ArgumentParser(
         prog=prog,
         description=f"{first}\n\n{rest}",
-        epilog=f"for instance:\n\n{example}",
+        epilog=f"examples:\n\n{example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE", help="settings, JSON or YAML")
