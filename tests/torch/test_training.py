@@ -47,7 +47,7 @@ def together(size, jobs):
         store.port,
         size,
         list(jobs.values()),
-        timeout_s=120,
+        timeout_s=300,
         environment={"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {},
     )
     return dict(zip(jobs, zip(*answers, strict=True), strict=True))
