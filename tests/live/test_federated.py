@@ -789,7 +789,7 @@ RUBBISH = {
     federated_peers.damaged: "digest does not match",
     federated_peers.endless: "10912 of 10912 values are NaN or infinite",
     federated_peers.wrong_size: "shape (10,), needs identity of",
-    federated_peers.heavy: "4294967295 samples, of at most 240",
+    federated_peers.heavy: "4294967295 samples, of at most 120",
     federated_peers.impostor: "update that is not of this client",
 }
 
