@@ -59,7 +59,7 @@ SERVER = dict(exchange=part("parameter_server"))
         (
             SERVER
             | dict(synchronization=part("mll_sgd", hub_rounds=2, group_size=2), levels=up("fp16")),
-            "levels: mll_sgd averages at several levels, and a codec would keep one memory",
+            "mll_sgd averages at several levels, and fp16 would keep one memory",
         ),
         (
             dict(exchange=part("parameter_server", shards="colocated"), levels=up("top_k")),

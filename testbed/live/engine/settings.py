@@ -364,11 +364,10 @@ def _check_levels(settings: LiveSettings, policy: Policy) -> None:
         iterations=PROBED * count,
     )
     levels = {meeting.sync.level for meeting in log.meetings}
-    coded = any(level.up.name != "identity" for level in recipe.levels)
-    if levels != {GLOBAL} and (coded or settings.mode != "model"):
+    if levels != {GLOBAL} and settings.mode != "model":
         raise ValueError(
-            f"training.levels: {recipe.synchronization.name} averages at several levels, and a "
-            "codec would keep one memory for all of them: only identity, and with a server"
+            f"training.levels: {recipe.synchronization.name} averages at several levels: only with "
+            "a server"
         )
     if GLOBAL not in levels:
         raise ValueError(f"training.synchronization: {recipe.synchronization.name} never meets all")
