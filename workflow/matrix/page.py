@@ -625,7 +625,8 @@ def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
             ["model", "method", "lr"], keep="last"
         ).sort_index()  # fmt: skip
     found = tried.pivot(index=["model", "method"], columns="lr", values="told")
-    chosen = of(rows, "arrived", "chosen_lr").set_index(["model", "method"])["value"]
+    chosen = of(rows, "arrived", "chosen_lr").drop_duplicates(["model", "method"])  # at any ratio
+    chosen = chosen.set_index(["model", "method"])["value"]
     shown = found.loc[list(dict.fromkeys(zip(tried["model"], tried["method"], strict=True)))]
     made = {
         "model": [model_name(model) for model, _ in shown.index],
