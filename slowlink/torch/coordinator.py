@@ -27,7 +27,7 @@ from slowlink.methods.synchronization import (
     Synced,
     Timer,
 )
-from slowlink.torch.wire import reach
+from slowlink.torch.wire import beside, reach
 
 KINDS = ("continue", "give", "take", "last", "finished", "left", "frame", "failed")
 
@@ -47,9 +47,7 @@ class Line:
     def __init__(self, group: dist.ProcessGroup | None, timeout: timedelta | None) -> None:
         outer = dist.group.WORLD if group is None else group
         ranks = dist.get_process_group_ranks(outer)
-        self.group = dist.new_group(
-            ranks, timeout=timeout, backend="gloo", use_local_synchronization=True
-        )
+        self.group = beside(outer, timeout, "gloo")
         self.rank, self.size = dist.get_rank(self.group), len(ranks)
         self._global = ranks
         self.told: queue.Queue = queue.Queue()

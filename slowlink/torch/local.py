@@ -239,15 +239,17 @@ class _Parted:
     def start(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
         self.base = self._vector()
+        self.coordinator = None
         if self.line.rank == 0:
-            Coordinator(
+            self.coordinator = Coordinator(
                 self.policy,
                 self.line,
                 dataclasses.replace(self.codec),
                 self.base.clone(),
                 self.sites,
                 self.averaged_over,
-            ).start()
+            )
+            self.coordinator.start()
         self._serve()
 
     def after_step(self) -> None:
@@ -294,6 +296,8 @@ class _Parted:
     def finish(self) -> None:
         self.line.say("left", self.steps)
         self._serve()
+        if self.coordinator:  # it may still have others to give the last model to
+            self.coordinator.join()
 
     def state_dict(self) -> dict[str, Any]:
         raise ValueError(

@@ -109,9 +109,7 @@ class ProcessGroup:
         # NCCL's communicators had better not run beside each other: there, all is the thread's.
         self._later = self.group
         if not on_device:
-            ranks = dist.get_process_group_ranks(self.group)
-            alone = "mpi" not in backend  # others than the members need not call this
-            self._later = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
+            self._later = beside(self.group, timeout)
         self._known: set[int] = set()
 
     def early(self, codec: Compressor) -> bool:
@@ -275,6 +273,20 @@ class ProcessGroup:
             )
             content = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
         return content if self.device.type == "cpu" else content.to(self.device)
+
+
+def beside(
+    group: dist.ProcessGroup, timeout: timedelta | None, backend: str | None = None
+) -> dist.ProcessGroup:
+    """Another group of the same ranks, which all of them ask for.
+
+    Where these are some of all ranks, the others need not ask; torch then names the group by how
+    many groups a rank knows, so members must have joined equally many before, or they wait in vain.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    backend = backend or dist.get_backend(group)
+    some = len(ranks) < dist.get_world_size() and backend != "mpi"
+    return dist.new_group(ranks, timeout, backend, use_local_synchronization=some)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

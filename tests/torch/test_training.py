@@ -311,6 +311,12 @@ def test_where_some_meet_all_end_with_one_model(ran, name):
     assert all(answer["bytes"] % (4 * VALUES) == 0 for answer in answers)
 
 
+@pytest.mark.skipif("asp" not in PARTED, reason="asp is not there")
+def test_the_first_rank_stays_until_all_have_the_last_model():
+    """Nothing follows in these processes, so the first one ends as soon as it may."""
+    alike(together(3, {"asp": ("local", dict(policy="asp", steps=3))})["asp"])
+
+
 def test_parts_may_send_coded_changes(ran):
     alike(ran["parted coded"])
     assert all(a["bytes"] == 3 * 8 * -(-VALUES // 100) for a in ran["parted coded"])
