@@ -507,5 +507,6 @@ def test_a_stranger_who_reflects_what_he_hears_changes_nothing(make, tmp_path, w
     assert all(r.refused == () for r in rounds)
     assert int(reflected.read_text()) > 8
     assert refused["replay"] + refused["reflection"] > 8
-    assert refused.keys() <= {"replay", "reflection"}
+    # What reached a client before it had met the controller came from nobody that it knew.
+    assert refused.keys() <= {"replay", "reflection", "stranger", "key"}
     assert torch.equal(checkpoint.load(settings.state, settings.task)[1], simulate(settings)[1])

@@ -47,6 +47,12 @@ CONTROLLER = CONNECTION | dict(
     state="state",
     init_path=None,
     log="log",
+    aggregation={"name": "trimmed_mean"},
+    largest=1e3,
+    worst=None,
+    quarantine=2,
+    late_s=60.0,
+    kept=1,
 )
 CLIENT = CONNECTION | dict(
     client=2,
