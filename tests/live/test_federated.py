@@ -661,7 +661,8 @@ def test_model_is_kept_before_its_name_is(make, tmp_path, monkeypatch):
     )
     checkpoint.save(tmp_path / "model", b"model")
     assert done == [tmp_path / ".model.part", "replace", tmp_path]
-    assert (tmp_path / "model").read_bytes() == b"model" + blake2b(b"model", digest_size=16).digest()
+    digest = blake2b(b"model", digest_size=16).digest()
+    assert (tmp_path / "model").read_bytes() == b"model" + digest
 
 
 # With processes -----------------------------------------------------------------------------------
