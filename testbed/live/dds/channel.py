@@ -147,9 +147,11 @@ class Assembly:
         payload = payload.toreadonly() if isinstance(payload, memoryview) else payload
         return Delivery(sender, life, number, segment.label, payload, partial.frame_bytes)
 
-    def forget(self, member: int) -> None:
-        """Drop what is kept of a member that is gone."""
-        self._senders.pop(member, None)
+    def forget(self, member: int, life: int) -> None:
+        """Drop what is kept of a member's process that is gone; another may be there already."""
+        kept = self._senders.get(member)
+        if kept is not None and kept.life == life:
+            del self._senders[member]
 
 
 class _Memory:
@@ -239,7 +241,7 @@ class Channel:
         self._cards: dict[int, bytes] = {}
         """What a stranger's endpoint published when it was looked at."""
         self._present: set[tuple[int, int]] = set()
-        self._gone: set[int] = set()
+        self._gone: set[tuple[int, int]] = set()
         self._wait, self._ticks = 1, 0
         self._closed = False
         self._sending = threading.Lock()
@@ -374,10 +376,10 @@ class Channel:
                 pass
             if time.monotonic() - seen > TICK_S:
                 # A tick late: what a member sent before it left must be delivered first. Who is
-                # there anew by then has not left.
-                gone, self._gone = self._gone - self.members(), set()
-                for member in gone:
-                    self._assembly.forget(member)
+                # there anew by then has not left, but one process in the place of another has.
+                gone, self._gone = self._gone - self._present, set()
+                for member, life in gone:
+                    self._assembly.forget(member, life)
                     self._left(member)
                 seen = time.monotonic()
                 self._observe()
@@ -435,7 +437,7 @@ class Channel:
             both = (set(self._writers.values()) & set(self._readers.values())) - {None}
             present = {who for who in both if self._sessions.hears(*who)}
             if present != self._present:
-                self._gone |= {member for member, _ in self._present - present}
+                self._gone |= self._present - present
                 self._present = present
                 self._changed.notify_all()
 
