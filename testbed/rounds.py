@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from slowlink.methods import exchange
-from slowlink.methods.compression import Compressor, Encoding, Payload
+from slowlink.methods.compression import Compressor, Encoding, Payload, add_payloads
 from slowlink.methods.exchange import Plan
 from slowlink.testbed.network import bounds
 from slowlink.testbed.network.counting import complete
@@ -20,7 +20,7 @@ from slowlink.testbed.results import Row
 from slowlink.testbed.training import models
 from slowlink.testbed.training.datasets import load_dataset
 from slowlink.testbed.training.device import profile
-from slowlink.testbed.training.learner import Learner, Traffic
+from slowlink.testbed.training.learner import Codecs, Learner, Traffic
 from slowlink.testbed.training.pipeline import Layers, layers
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.trainer import topology
@@ -92,7 +92,10 @@ def real_payloads(recipes: Mapping[str, Recipe]) -> Iterator[tuple[str, Traffic,
     """
     for name, learner, traffic in _aggregated(recipes, _Keeping):
         bodies = {
-            slot: {node: b"".join(parts.values()) for node, parts in by_node.items()}
+            slot: {
+                node: b"".join(one.body for parts in by_key.values() for one in parts)
+                for node, by_key in by_node.items()
+            }
             for slot, by_node in learner.kept.items()
         }
         learner.kept.clear()
@@ -131,15 +134,46 @@ def _aggregated(
         yield name, learner, traffic
 
 
+class _KeepingCodecs(Codecs):
+    """Codecs that keep what they send."""
+
+    def __init__(self, codecs: Codecs, kept: dict) -> None:
+        self.__dict__ |= vars(codecs) | {"kept": kept}
+
+    def __call__(self, direction: str, level: int, node: int, part: Part) -> Compressor:
+        return _Kept(
+            super().__call__(direction, level, node, part), direction, level, node, self.kept
+        )
+
+
 class _Keeping(Learner):
-    """Keeps the bodies that its codecs send: by slot, sender and tensor."""
+    """Keeps the payloads that its codecs send: by slot, sender and tensor."""
 
     def __init__(self, *arguments: object) -> None:
-        self.kept: dict[str, dict[int, dict[Hashable, bytes]]] = {}
+        self.kept: dict[str, dict[int, dict[Hashable, list[Payload]]]] = {}
         super().__init__(*arguments)
+        self.codec = _KeepingCodecs(self.codec, self.kept)
 
-    def codec(self, direction: str, level: int, node: int, part: Part) -> Compressor:
-        return _Kept(super().codec(direction, level, node, part), direction, level, node, self.kept)
+    def _added(self, levels, tensors, key, traffic):
+        """Servers send the sums of what comes to them, which no codec of theirs has made."""
+        total = super()._added(levels, tensors, key, traffic)
+        outermost = len(levels) - 1
+        made = self.kept[f"push/{outermost}"]
+        sent = {node: made[node].pop(key) for node in tensors}
+        self.kept[f"push/{outermost}"] = {node: parts for node, parts in made.items() if parts}
+        for level, groups in enumerate(levels):
+            for node in (node for group in groups for node in group):
+                kept = self.kept.setdefault(f"push/{level}", {})
+                kept.setdefault(node, {})[key] = sent[node]
+            if level < outermost:
+                parents = [node for group in levels[level + 1] for node in group]
+                sent = {
+                    parent: [add_payloads([sent[node][0] for node in group])]
+                    for group, parent in zip(groups, parents, strict=True)
+                }
+                answer = self.kept[f"pull/{outermost}"][ANSWER][key]
+                self.kept.setdefault(f"pull/{level}", {}).setdefault(ANSWER, {})[key] = answer
+        return total
 
 
 class _Kept:
@@ -155,7 +189,7 @@ class _Kept:
 
     def _keep(self, way: str, node: int, key: Hashable, payloads: Sequence[Payload]) -> None:
         by_node = self._kept.setdefault(f"{way}/{self._level}", {})
-        by_node.setdefault(node, {})[key] = b"".join(payload.body for payload in payloads)
+        by_node.setdefault(node, {})[key] = list(payloads)
 
     def compress(self, tensor: torch.Tensor, key: Hashable) -> Payload:
         payload = self._codec.compress(tensor, key)

@@ -196,7 +196,7 @@ def test_payloads_that_add_are_coded_by_workers_alone_on_any_number_of_levels(sm
         for slot, nbytes in sizes.items():
             sent = nbytes.values() if isinstance(nbytes, dict) else [nbytes]
             assert set(sent) == {expected[slot]}
-    kept = [node for (_, _, node), state in made.codec_states().items() if state]
+    kept = [node for (_, _, node), state in made.codec.states().items() if state]
     assert set(kept) <= set(made.nodes)
 
 

@@ -58,7 +58,7 @@ WRONG = [
     ("geomx", ("cluster", "wan"), "155Mbit", "cluster.wan"),
     ("geomx", ("cluster", "wam"), 1.0, "allowed here: device, gpus_per_server, lan"),
     ("geomx", ("bisparse", "ratio"), 1.5, "less than or equal to 1"),
-    ("geomx", ("cluster", "device"), "k80", "allowed: geomx_k40m"),
+    ("geomx", ("cluster", "device"), "k80", "allowed: a100, geomx_k40m"),
     ("geomx", ("training", "desk", "model"), {"name": "lenet6"}, "resnet18_v1, resnet20"),
     ("geomx", ("training", "desk", "model"), {"name": "strided_cnn", "hiden": 3}, "hiden"),
     ("geomx", ("training", "desk", "stands_for"), {"name": "lenet6"}, "resnet18_v1, resnet20"),

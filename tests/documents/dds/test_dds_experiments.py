@@ -394,6 +394,6 @@ def test_rules_under_attack(recipe):
     assert of["mean", "-10 times"] < of["median", "-10 times"]
     assert set(table["attackers"]) == {0, recipe.attack.attackers}
     with pytest.raises(ValueError, match="attackers: must be fewer than half"):
-        run(recipe, "attack", attack=dict(attackers=3))
+        run(recipe, "attack", attack=dict(attackers=5))
     with pytest.raises(ValueError, match="attacks: 'none'"):
         run(recipe, "attack", attack=dict(attacks={"none": {"factor": 1.0}}))
