@@ -51,6 +51,7 @@ def pretended(checkout):
     trained = load({"scale": "smoke"}).recipes["matrix"].trained_as()
     files = [f"{MATRIX}/cells/{slug(label)}.parquet" for label in trained]
     files += [f"{MATRIX}/training/{slug(label)}.parquet" for label in set(trained.values())]
+    files += [f"{MATRIX}/residual/{part}.parquet" for part in ("recorded", "summary")]
     for file in [DATA, *files, f"{MATRIX}/condensed.parquet"]:
         path = checkout.path / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,8 @@ def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     assert code == 0, said[-3000:]
     ranking = pd.read_csv(checkout.path / MATRIX / "tables" / "ranking.csv").set_index("method")
     ran = ranking[ranking["cells"] > 0]
-    mine = {"block_mean", "block_mean between sites", "block_mean every 3"}
+    steps = [f"block_mean every {h}" for h in load({"scale": "smoke"}).recipes["matrix"].local_steps]
+    mine = {"block_mean", "block_mean between sites", *steps}
     assert set(ran.index) == {"ring"} | mine
     assert ran.at["block_mean", "accuracy after 6 rounds (%)"] != "not trained"
     card = (
