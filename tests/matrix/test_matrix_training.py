@@ -178,10 +178,10 @@ def test_what_is_recorded_is_held_against_a_share_of_plain_values(planned):
     mine = [row for row in made if row.experiment == "residual"]
     assert {row.at["method"] for row in mine} == {"ring"} and {row.seed for row in mine} == {-1, 1}
     found = {row.metric: row for row in mine}
-    assert found["target_accuracy"].value == pytest.approx(0.97 * 60)
+    assert found["target_accuracy"].value == pytest.approx(0.91 * 60)
     assert found["chosen_lr"].value == 0.003 and found["final_accuracy"].value == 60
-    # The mean of five evaluations is 58.2 % between the fifth (58) and the sixth (60).
-    assert found["rounds_to_target"].value == pytest.approx(300 * 5.1)
+    # The mean of five evaluations is 54.6 % between the fourth (48) and the fifth (58).
+    assert found["rounds_to_target"].value == pytest.approx(300 * 4.66)
     tried = [row for row in made if row.experiment == "residual_rates"]
     assert [(row.at["rung"], row.at["lr"], row.value) for row in tried][:2] == [
         (60, 0.003, 60), (60, 0.01, 60)

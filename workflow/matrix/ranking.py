@@ -606,6 +606,8 @@ def apart(results: pd.DataFrame) -> str:
         seen += bool(pair[0] and pair[1])
         if pair[0] and pair[1] and not set(pair[0]) & set(pair[1]):
             differ.append((place, *pair))
+    if not seen:
+        return ""
     names = f"{model_name(one)} and {model_name(other)}"
     if not differ:
         return (
