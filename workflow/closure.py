@@ -276,7 +276,9 @@ def _constants(nodes: Iterable[ast.AST], file: str) -> Iterator[str]:
 def _run(name: str) -> tuple[str, ...]:
     """The files that run as the module ``name``; none of a text that names no module."""
     module = name.partition(":")[0]  # what follows is a function in it
-    if "." not in module or not _own(module) or not module.replace(".", "").isidentifier():
+    if "." not in module or not _own(module):
+        return ()
+    if not all(part.isidentifier() for part in module.split(".")):
         return ()
     return tuple(file for file in (_file_of(module), _file_of(f"{module}.__main__")) if file)
 

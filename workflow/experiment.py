@@ -166,8 +166,7 @@ class Training(Experiment):
 
     ``summarise`` gets the curves and the document's recipe. What is ``recorded`` takes hours: runs
     of the workflow read what ``workflow.recorded`` kept of it, at every scale the same. ``apart``:
-    who only plans lets another process name its runs, since that takes imports which planning
-    spares.
+    the job that reads them names its runs, since that takes imports which planning spares.
     """
 
     recorded: bool = False

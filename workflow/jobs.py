@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from slowlink.testbed.training.recipe import Recipe, slug
-from slowlink.workflow import closure, experiment
+from slowlink.workflow import closure
 from slowlink.workflow.closure import ROOMS, ROOT
 from slowlink.workflow.experiment import Bench, Experiment, Training
 from slowlink.workflow.named import named
@@ -56,7 +56,8 @@ class Job:
     @property
     def recorded(self) -> str:
         """The folder that a job reads training from, in place of training; empty if it trains."""
-        kept = self.runs and self.experiment.recorded
+        kept = isinstance(self.experiment, Training) and self.experiment.recorded
+        kept = kept and not self.summary
         return recorded_in(self.wing.name, self.experiment.name) if kept else ""
 
     @property
@@ -79,12 +80,12 @@ class Job:
     @cached_property
     def inputs(self) -> dict[str, list[str]]:
         """Input files by what they are: results, data sets, sources."""
-        if self.recorded:
-            sources = {READER, *glob.glob(f"{self.recorded}/*")}
-            names = []
-        elif self.runs:
+        names = []
+        if self.runs and not self.recorded:
             sources = closure.closure([TRAINER])
             names = [one for run in self.runs for one in named(run)]
+        elif self.runs:
+            sources = set()
         else:
             sources = self._code[0]
             told = self.wing.settings(**self._own(self.wing.settings))
@@ -95,6 +96,9 @@ class Job:
         if self.summary:
             names = []
         methods = {(one.kind, one.name) for one in names if one.kind in ROOMS}
+        if self.recorded:  # which trains on nothing
+            sources |= {READER, *glob.glob(f"{self.recorded}/*")}
+            names = []
         files = {file for pattern in self.experiment.files for file in glob.glob(pattern)}
         return dict(
             rows=list(self.after),
@@ -108,9 +112,9 @@ class Job:
     def params(self) -> dict[str, Any]:
         """What the script gets; a change of it redoes the job."""
         told = dict(wing=self.wing.name, experiment=self.experiment.name, scale=self.scale)
+        told |= dict(recorded=True) if self.recorded else {}
         if self.runs:
-            told |= dict(runs=[run.model_dump(mode="json") for run in self.runs])
-            return told | dict(recorded=True) if self.recorded else told
+            return told | dict(runs=[run.model_dump(mode="json") for run in self.runs])
         told |= dict(part=self.part, settings=self.settings, code=self._code[1])
         return told | dict(summary=True) if self.summary else told
 
@@ -159,7 +163,8 @@ class Jobs:
         shared = dict(wing=wing, recipe=recipe, scale=self.settings.scale, experiment=one)
         if isinstance(one, Training):
             outputs = []
-            for group, runs in self.grouped(wing, recipe, one).items():
+            groups = {"recorded": []} if one.apart else self.grouped(wing, recipe, one)
+            for group, runs in groups.items():
                 job = Job(**shared, name=f"{one.name}/{group}", runs=tuple(runs))
                 outputs.append(job.output)
                 yield job
@@ -179,13 +184,7 @@ class Jobs:
         bench = Bench(wing.name, one.name, recipe, self.settings.scale)
         sections = {key: getattr(recipe, key) for key in one.sections}
         jobs: dict[str, list[Recipe]] = {}
-        if one.apart and experiment.PLANNING:
-            from slowlink.workflow.recorded import named_apart
-
-            runs = {run.id: run for run in named_apart(wing.name, one.name, bench.scale)}
-        else:
-            runs = one.runs(bench, sections)
-        for name, run in runs.items():
+        for name, run in one.runs(bench, sections).items():
             of_seeds = name.removesuffix(f"-seed{run.seed}")
             group = dict(paper=name, desk=of_seeds, smoke="all")[self.settings.scale]
             group = "recorded" if one.recorded else group

@@ -17,8 +17,6 @@ import math
 import multiprocessing
 import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -27,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from slowlink.testbed import files, results
-from slowlink.testbed.cache import cached, sources
-from slowlink.testbed.results import Row, Scale, row_of
+from slowlink.testbed.results import Row, row_of
 from slowlink.testbed.training.recipe import Recipe
 from slowlink.workflow.closure import ROOT
 from slowlink.workflow.jobs import recorded_in
@@ -172,42 +169,11 @@ def runs_of(wing_name: str, name: str, config: Mapping[str, Any]) -> list[Recipe
     return list(one.runs(bench, {key: getattr(recipe, key) for key in one.sections}).values())
 
 
-def named_apart(wing: str, experiment: str, scale: Scale) -> list[Recipe]:
-    """The runs of a training that is recorded, named by a process of its own; not again until code,
-    a recipe or what is recorded changes.
-
-    Raises
-    ------
-    RuntimeError
-        The process failed; says how.
-    """
-    code = [
-        file for room in ("methods", "testbed", "workflow") for file in (ROOT / room).rglob("*")
-    ]
-    kept = (ROOT / recorded_in(wing, experiment)).glob("*.json")
-    files = [file for file in code if file.suffix in (".py", ".yaml")]
-    command = ["-m", "slowlink.workflow.recorded", wing, experiment, "--named", scale]
-
-    def name() -> list[str]:
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().rpartition(chr(10))[2]}")
-        return done.stdout.splitlines()
-
-    known = cached(f"{' '.join(command)} {sources(*sorted(files), *sorted(kept))}", name)
-    return [Recipe.model_validate_json(line) for line in known]
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train what is not recorded yet, and keep it.")
     parser.add_argument("wing", help="a document, or the matrix")
     parser.add_argument("experiment", help="a training that its Python files declare as recorded")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--named", metavar="SCALE", help="only name the runs of a scale, as JSON")
     given = parser.parse_args()
     names = given.wing, given.experiment
-    if given.named:
-        for run in runs_of(*names, {"scale": given.named}):
-            print(run.model_dump_json())
-        raise SystemExit
     record(*names, lambda: runs_of(*names, {"scale": "desk"}), given.jobs)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from slowlink.methods.compression import LARGEST_HALF, Combine, Compressor, Key, Payload
-from slowlink.methods.compression.pieces import buffers
+from slowlink.methods.compression.pieces import buffers, packing
 
 NATIVE = ("float32", "float64", "int8", "int32", "int64")
 """Element types that all-reduce adds as :func:`slowlink.methods.compression.add_payloads` does.
@@ -164,7 +164,7 @@ class ProcessGroup:
             if work:
                 reach(work.wait)
             if total.dtype == torch.float16:  # all were finite, so what is not overflowed
-                total.clamp_(-LARGEST_HALF, LARGEST_HALF)
+                packing.saturate(total, LARGEST_HALF)
             return _pieces(payloads, total), 0
 
         return Flight(sum(payload.nbytes for payload in payloads), wait)

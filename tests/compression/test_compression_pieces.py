@@ -312,3 +312,17 @@ def test_scale_is_a_product_in_place_of_finite_values(n):
         values[-1] = bad
         with pytest.raises(ValueError, match=f"^g: 1 of {n} values are NaN or infinite"):
             packing.scale(values, 1 / 3, "g")
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 8, 4 * 2**18 + 3])
+def test_saturate_takes_infinite_halves_and_nothing_else(n):
+    """Held against torch's clamp, on the largest and smallest values and with every one infinite."""
+    most = torch.finfo(torch.float16).max
+    ends = torch.tensor([most, -most, -0.0, 0.0, 6e-8, -6e-8, 1.0], dtype=torch.float16)
+    halves = ends.repeat(n // 7 + 1)[:n]
+    assert packing.saturate(halves.clone(), most).equal(halves)
+    for place in {*range(min(n, 8)), *range(max(0, n - 4), n)}:
+        for infinite in (torch.inf, -torch.inf):
+            halves[place] = infinite
+            wanted = halves.clone().clamp_(-most, most)
+            assert packing.saturate(halves, most) is halves and halves.equal(wanted)

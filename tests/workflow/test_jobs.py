@@ -82,6 +82,13 @@ def test_what_importing_loads_is_among_the_inputs_of_every_job(jobs):
         assert not missing, f"{module}.{name} loads {sorted(missing)}"
 
 
+def test_inputs_are_files_and_named_in_one_way(jobs):
+    """Two slashes in a row would be another file to Snakemake, which nothing makes."""
+    for (wing, name), job in jobs.all.items():
+        for file in job.inputs["sources"]:
+            assert Path(file).is_file() and file == str(Path(file)), (wing, name, file)
+
+
 def test_methods_that_settings_name_are_inputs_and_no_others(jobs):
     def exchanges(name):
         return {

@@ -216,6 +216,8 @@ class Matrix(declarations.Settings):
         chosen = found if part is None else {part: found[part]}
         if experiment.methods is not None:
             chosen = {label: found[label] for label in experiment.methods}
+        if experiment.name == "residual":
+            chosen = {label: self.every()[label] for label in sections["residual"].classes}
         if experiment.name == "training":  # whichever exchange carries it, one is enough
             first = found[part].exchange[:1]
             chosen = {part: found[part].model_copy(update={"exchange": first})}

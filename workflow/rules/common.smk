@@ -21,6 +21,9 @@ from slowlink.workflow.progress import Progress, duration
 # A run that was killed must not lock out the next one.
 RUNNING = only_run(Path(".snakemake"))
 
+# What is simulated of an exchange or counted of a model is shared, and what a file imports.
+os.environ.setdefault("SLOWLINK_CACHE", str(Path("results/cache.sqlite").absolute()))
+
 try:
     SETTINGS = settings.load(config, names=RUNNING is not None)
 except settings.SettingsError as error:
@@ -57,9 +60,6 @@ def minutes(desk):
     """The longest that a job may run, for schedulers that ask: many times longer at paper scale."""
     return desk * (48 if SCALE == "paper" else 1)
 
-
-# Methods that share an exchange share what is simulated of it, jobs what is counted of a model.
-os.environ.setdefault("SLOWLINK_CACHE", str(Path("results/cache.sqlite").absolute()))
 
 # Of jobs whose times count, so that nothing runs beside them; no number of smoke counts.
 ALONE = 1 if SCALE == "smoke" else workflow.cores

@@ -58,6 +58,11 @@ def rows(params: dict[str, Any], files: Sequence[str], say: Say = print) -> Iter
         yield from one.summarise(results.read(files), recipe)
         return
     bench = Bench(wing.name, one.name, wing.settings(**settings), params["scale"], say)
+    if "recorded" in params:
+        from slowlink.workflow.recorded import read
+
+        yield from read(wing.name, one.name, one.runs(bench, sections).values())
+        return
     given: dict[str, Any] = {}
     if one.takes("part"):
         given["part"] = params["part"]

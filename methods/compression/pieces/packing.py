@@ -22,6 +22,9 @@ from slowlink.methods.compression.pieces.threads import BLOCK, each_block
 PAD_VALUE, PAD_INDEX = -65530.0, -1
 """What fills unused pairs of a padded body (GeoMX, gradient_compression.cc)."""
 
+EXPONENTS, ONES, SIGNS = (np.uint64(bits * 0x1000100010001) for bits in (0x7C00, 0x0400, 0x8000))
+"""Of four float16 in a word: the exponents' bits, the last of each, and the signs'."""
+
 FLOAT_INDEX_LIMIT = 2**24
 """Values a tensor may have where indices travel as float32: beyond, they are not exact."""
 
@@ -131,19 +134,47 @@ def check_finite(tensor: torch.Tensor, what: str) -> torch.Tensor:
 def scale(tensor: torch.Tensor, factor: float, what: str) -> torch.Tensor:
     """``tensor`` times ``factor`` of at most 1, in its own memory; ValueError if not finite.
 
-    One pass over it, since a block stays in cache between the product and the check.
+    One pass over it.
     """
     if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return check_finite(tensor.mul_(factor), what)
-    flat, bits = tensor.view(-1), bits_of(tensor)
-
-    def some(start: int, stop: int) -> np.int32:
-        flat[start:stop].mul_(factor)
-        return vectors.largest(bits[start:stop])
-
-    if max(each_block(len(bits), some), default=0) >= vectors.INFINITE:
+    flat = tensor.view(-1).detach().numpy()
+    some = each_block(len(flat), lambda i, j: _scale(flat[i:j], np.float32(factor)))
+    if max(some, default=0) >= vectors.INFINITE:
         refuse(tensor, what)
     return tensor
+
+
+@numba.njit(nogil=True, cache=True)
+def _scale(values: np.ndarray, factor: np.float32) -> np.int32:
+    """The bits of the largest magnitude that the products have."""
+    found = np.int32(0)
+    for i in range(values.size):
+        value = np.float32(values[i] * factor)
+        values[i] = value
+        found = max(found, value.view(np.int32) & vectors.MAGNITUDE)
+    return found
+
+
+def saturate(halves: torch.Tensor, most: float) -> torch.Tensor:
+    """Sums of finite float16, whose own memory gets those beyond ±``most`` as that."""
+    if halves.device.type == "cpu" and halves.is_contiguous():
+        whole = halves.numel() // 4 * 4
+        words = halves[:whole].view(torch.uint8).numpy().view(np.uint64)
+        found = any(each_block(len(words), lambda i, j: _infinite(words[i:j])))
+        if not found and bool(halves[whole:].isfinite().all()):
+            return halves
+    return halves.clamp_(-most, most)
+
+
+@numba.njit(nogil=True, cache=True)
+def _infinite(words: np.ndarray) -> bool:
+    """Whether one of the four float16 in any word is not finite: its exponent is all ones then, and
+    one more in the last place carries into the sign's bit."""
+    carried = np.uint64(0)
+    for i in range(words.size):
+        carried |= (words[i] & EXPONENTS) + ONES
+    return (carried & SIGNS) != 0
 
 
 def refuse(tensor: torch.Tensor, what: str) -> None:
