@@ -5,10 +5,11 @@ over which receipts come back. TCP loses nothing while a connection lasts; when 
 has no receipt yet is sent again, and what arrives twice is dropped. Bodies are cut into slices, so
 that no message of ZeroMQ is large.
 
-With :class:`Keys` every connection is encrypted and authenticated at both ends by CURVE, ZeroMQ's
-own (https://rfc.zeromq.org/spec/26): a member knows the public keys of all others, and who sends is
-told by the key of the connection, so that nobody can speak for another. A stranger gets no further
-than the handshake, and its address and key are logged.
+With keys (:mod:`testbed.live.identity`) every connection is encrypted and authenticated at both
+ends by CURVE, ZeroMQ's own (https://rfc.zeromq.org/spec/26): a member knows the public keys of all
+others, and who sends is told by the key of the connection, so that nobody can speak for another. A
+stranger gets no further than the handshake, and its address and key are logged. A member that is
+struck off the list is no longer heard, and counts as lost.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from slowlink.testbed import files
+from slowlink.testbed.live.identity import Keys
 
 VERSION = 1
 MAX_HEAD = 2**20
@@ -118,70 +118,6 @@ class Wire(Protocol):
         """Wait a little until what was sent has arrived; then end."""
 
 
-@dataclass(frozen=True)
-class Keys:
-    """A member's key pair, and the public keys of all members by name; in ZeroMQ's Z85 text."""
-
-    secret: str
-    public: str
-    members: Mapping[str, str]
-
-    @classmethod
-    def read(cls, name: str, folder: Path) -> Keys:
-        """The keys that :func:`make_keys` wrote: ``members`` and ``NAME.secret`` of ``folder``.
-
-        ``members`` is the list of who is allowed: a line each, name and public key.
-
-        Raises
-        ------
-        ValueError
-            No such file, or not the content of one; names the file and the remedy.
-        """
-        own, listed = secret_file(folder, name), Path(folder) / "members"
-        try:
-            secret = own.read_text().strip()
-            pairs = [line.split() for line in listed.read_text().splitlines() if line.strip()]
-            members = dict(pairs)
-            public = zmq.curve_public(secret.encode()).decode()
-            for key in members.values():
-                z85.decode(key.encode())
-        except OSError as error:
-            why = f"{error.filename}: no key file; the command keys makes all"
-            raise ValueError(why) from None
-        except (ValueError, zmq.ZMQError, KeyError) as error:
-            raise ValueError(f"{folder}: keys of {name} cannot be read: {error}") from None
-        if members.get(name) != public:
-            raise ValueError(f"{listed}: the key of {name} is not that of {own}")
-        return cls(secret, public, members)
-
-    def owner(self, public: bytes) -> str | None:
-        """The member whose public key (32 bytes) this is."""
-        key = z85.encode(public).decode()
-        return next((name for name, its in self.members.items() if its == key), None)
-
-
-def make_keys(names: Iterable[str], folder: Path) -> None:
-    """Write a key pair for each name that has none, and all public keys to ``folder/members``.
-
-    A member needs ``members`` and its own ``NAME.secret``, which only its owner can read.
-    """
-    members = {}
-    for name in names:
-        own = secret_file(folder, name)
-        if not own.is_file():
-            with files.whole(own) as part:
-                part.touch(0o600)
-                part.write_text(zmq.curve_keypair()[1].decode() + "\n")
-        members[name] = zmq.curve_public(own.read_text().strip().encode()).decode()
-    with files.whole(Path(folder) / "members") as part:
-        part.write_text("".join(f"{name} {public}\n" for name, public in members.items()))
-
-
-def secret_file(folder: Path, name: str) -> Path:
-    """Where the secret key of ``name`` is."""
-    return Path(folder) / f"{name.replace('/', '-')}.secret"
-
-
 @dataclass
 class _Channel:
     """The messages to one node. ``stream`` tells them from those of earlier channels, and ``dial``
@@ -195,6 +131,8 @@ class _Channel:
     connected: bool = False
     met: bool = False
     """Whether the node was once there and is not known to be gone."""
+    key: bytes = b""
+    """The node's public key for CURVE."""
     socket: zmq.Socket | None = None
     monitor: zmq.Socket | None = None
 
@@ -276,7 +214,7 @@ class ZmqWire:
             self._gate = self._context.socket(zmq.REP)
             self._gate.bind(ZAP)
             self._listener.curve_server = True
-            self._listener.curve_secretkey = keys.secret.encode()
+            self._listener.curve_publickey, self._listener.curve_secretkey = keys.curve()
         self._listener.setsockopt(zmq.MAXMSGSIZE, max(slice_bytes, MAX_HEAD))
         try:
             self._listener.bind(bind)
@@ -395,7 +333,14 @@ class ZmqWire:
                     self._confirmed(name, channel)
             if time.monotonic() >= beat:
                 beat = time.monotonic() + self.heartbeat_s
+                self._revoke()
                 self._beat()
+
+    def _revoke(self) -> None:
+        """Cut off who was struck off the list since; what still comes from it is dropped."""
+        if self.keys and (gone := self._channels.keys() - self.keys.allowed().keys()):
+            log.warning("%s: no longer allowed to take part", ", ".join(sorted(gone)))
+            self._forget(sorted(gone))
 
     def _over(self) -> bool:
         if self._closing is None or self._todo:
@@ -415,7 +360,13 @@ class ZmqWire:
     def _connect(self, addresses: dict[str, str]) -> None:
         for name, address in addresses.items():
             self._forget([name])
-            self._channels[name] = channel = _Channel(address)
+            channel = _Channel(address)
+            if self.keys:
+                if name not in self.keys.allowed():
+                    log.warning("%s is not allowed to take part, and hears nothing", name)
+                    continue
+                channel.key = self.keys.curve_of(name)
+            self._channels[name] = channel
             self._dial(name, channel)
 
     def _forget(self, names: list[str]) -> None:
@@ -430,9 +381,8 @@ class ZmqWire:
         channel.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         channel.socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEAD)
         if self.keys:
-            channel.socket.curve_secretkey = self.keys.secret.encode()
-            channel.socket.curve_publickey = self.keys.public.encode()
-            channel.socket.curve_serverkey = self.keys.members[name].encode()
+            channel.socket.curve_publickey, channel.socket.curve_secretkey = self.keys.curve()
+            channel.socket.curve_serverkey = channel.key
         channel.monitor = channel.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         )
@@ -532,6 +482,8 @@ class ZmqWire:
                 if self.keys and parts[0].get("User-Id") != head["sender"]:
                     user, sender = parts[0].get("User-Id"), head["sender"]
                     raise ValueError(f"{user} has spoken as {sender!r}")
+                if self.keys and head["sender"] not in self.keys.allowed():
+                    raise ValueError(f"{head['sender']} is no longer allowed to take part")
                 self._take(identity.bytes, head, parts[1])
             except ValueError as error:
                 log.warning("dropped a message: %s", error)

@@ -316,7 +316,7 @@ def test_scale_is_a_product_in_place_of_finite_values(n):
 
 @pytest.mark.parametrize("n", [0, 1, 5, 8, 4 * 2**18 + 3])
 def test_saturate_takes_infinite_halves_and_nothing_else(n):
-    """Held against torch's clamp, on the largest and smallest values and with every one infinite."""
+    """Held against torch's clamp, of the largest and smallest values, with every one infinite."""
     most = torch.finfo(torch.float16).max
     ends = torch.tensor([most, -most, -0.0, 0.0, 6e-8, -6e-8, 1.0], dtype=torch.float16)
     halves = ends.repeat(n // 7 + 1)[:n]

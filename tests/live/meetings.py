@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from slowlink.testbed.live.dds.identity import Keys, make
 from slowlink.testbed.live.dds.sessions import Access, Sessions
+from slowlink.testbed.live.identity import Keys, make
 
 
 def members(count=2, folder=None, run="run", topic="t", names=None):

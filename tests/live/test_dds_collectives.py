@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slowlink.testbed.live.dds import DomainConfig, Group, connect, identity
+from slowlink.testbed.live import identity
+from slowlink.testbed.live.dds import DomainConfig, Group, connect
 from slowlink.testbed.live.dds.domain import configuration
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.live.processes import run_ranks

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from slowlink.methods import compression
-from slowlink.testbed.live import data_parallel
+from slowlink.testbed.live import data_parallel, identity
 from slowlink.testbed.live.data_parallel import LiveRun
-from slowlink.testbed.live.dds import DomainConfig, identity, launch
+from slowlink.testbed.live.dds import DomainConfig, launch
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.torch.messenger import Aggregation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live import identity
 from slowlink.testbed.network import emulated, star
 
 pytestmark = pytest.mark.slow

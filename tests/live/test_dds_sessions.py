@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slowlink.testbed.live.dds import identity, segments, sessions
+from slowlink.testbed.live.dds import domain, segments, sessions
 from slowlink.testbed.live.dds.channel import Assembly
 from slowlink.testbed.live.dds.domain import DomainConfig
-from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.live.dds.segments import Refused, Segment
 from slowlink.testbed.live.dds.sessions import Access, Sessions
 
@@ -300,40 +299,18 @@ def took(one, data):
     return (pair.proof, pair.theirs, pair.answered, pair.heard) != before
 
 
-def test_keys_are_files(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "keys"
-    assert identity.main([str(folder), "controller", "client-0"]) == 0
-    assert (folder / "client-0.key").stat().st_mode & 0o777 == 0o600
-    assert identity.main([str(folder), "client-0"]) == 1
-    assert "client-0 has an identity already" in capsys.readouterr().err
-    assert identity.main([str(folder), "../x"]) == 1 and identity.main([str(folder)]) == 2
-    Keys(folder, "client-0")
-    with pytest.raises(ValueError, match="no private key of client-1.*make one"):
-        Keys(folder, "client-1")
-    (folder / "client-0.key").write_text("00" * 32)
-    with pytest.raises(ValueError, match="no line of client-0 with the key of"):
-        Keys(folder, "client-0")
-    for text, why in (
-        ("rank-0 abc\n", "line 1: needs a name and a public key"),
-        ("# nobody\nrank-0 " + "0" * 64 + "\nrank-0 " + "1" * 64, "line 3: rank-0 has a line"),
-    ):
-        (folder / "members").write_text(text)
-        with pytest.raises(ValueError, match=why):
-            identity.read_members(folder / "members")
-
-
 def test_several_hosts_need_identities(monkeypatch):
     monkeypatch.delenv("SLOWLINK_KEYS", raising=False)
     here, there = DomainConfig(), DomainConfig("eth0")
-    assert identity.given(None, here) is None
-    assert identity.given(None, DomainConfig(peers=("127.0.0.1",))) is None
+    assert domain.keys_folder(None, here) is None
+    assert domain.keys_folder(None, DomainConfig(peers=("127.0.0.1",))) is None
     for network in (there, DomainConfig(peers=("10.0.0.2",))):
         with pytest.raises(ValueError, match="keys: needs a folder of identities.*'none'"):
-            identity.given(None, network)
-        assert identity.given("none", network) is None
-    assert identity.given("folder", here) == Path("folder")
+            domain.keys_folder(None, network)
+        assert domain.keys_folder("none", network) is None
+    assert domain.keys_folder("folder", here) == Path("folder")
     monkeypatch.setenv("SLOWLINK_KEYS", "other")
-    assert identity.given(None, there) == Path("other")
+    assert domain.keys_folder(None, there) == Path("other")
 
 
 if __name__ == "__main__":  # a long run by hand: python tests/live/test_dds_sessions.py COUNT

@@ -7,8 +7,8 @@ import torch
 
 from slowlink.testbed.live.engine import launch, settings
 from slowlink.testbed.live.engine.launch import run_all
+from slowlink.testbed.live.identity import make
 from slowlink.testbed.live.replay import _Recorded, replayed
-from slowlink.testbed.live.wire import make_keys
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
@@ -68,6 +68,7 @@ def in_virtual_time(given, monkeypatch, record=None):
     monkeypatch.setattr(trainer, "profile", lambda name: device)
     networks = {"one": Link(lan=1e9, wan=1e9)}
     recipe = given.training.model_copy(update=dict(networks=networks, compute_s=1.0))
+    torch.set_num_threads(recipe.torch_threads)  # as the trainer does
     session = trainer._Session(recipe, lambda line: None, trainer.load_dataset)
     if given.stepwise:
         list(trainer._lockstep(session, given.policy()))
@@ -121,7 +122,7 @@ COMBINED = [
 @pytest.mark.parametrize("exchange, codec", COMBINED, ids=[name for name, _ in COMBINED])
 def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch, exchange, codec):
     given = settings.parse(document(tmp_path, exchange, codec, keys=str(tmp_path / "keys")))
-    make_keys(given.members, given.keys)
+    make(given.keys, given.members)
     ended = run_all(given, server=server)
     assert same(final(given), in_virtual_time(given, monkeypatch))
     assert [row.round for row in ended.rows if row.metric == "test_accuracy"] == [0, 2, 4]

@@ -17,7 +17,7 @@ from slowlink.testbed.live.engine import launch, own, settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
-from slowlink.testbed.live.wire import Keys, make_keys
+from slowlink.testbed.live.identity import Keys, make
 from tests.live import own_training
 
 pytestmark = pytest.mark.slow
@@ -279,10 +279,10 @@ def test_poison_puts_its_sender_out_and_the_others_go_on(server, tmp_path, excha
 
 def test_strangers_stay_out_of_a_run_with_keys(server, tmp_path):
     given = parsed(tmp_path, keys=str(tmp_path / "keys"), rounds=4)
-    make_keys(given.members, given.keys)
-    make_keys(["site1/worker1"], tmp_path / "others")
-    stolen = Keys.read("site1/worker1", tmp_path / "others")
-    assert stolen.public != Keys.read("site1/worker1", given.keys).public
+    make(given.keys, given.members)
+    make(tmp_path / "others", ["site1/worker1"])
+    stolen = Keys(tmp_path / "others", "site1/worker1")
+    assert stolen.curve() != Keys(given.keys, "site1/worker1").curve()
     launched = Launched(given, server)
     start = launched.start
     launched.start = lambda name: name == "site1/worker1" or start(name)

@@ -5,7 +5,7 @@ import yaml
 
 from slowlink.testbed.live.engine import __main__ as command
 from slowlink.testbed.live.engine import settings
-from slowlink.testbed.live.wire import Keys
+from slowlink.testbed.live.identity import Keys
 
 IDENTITY = {"up": {"name": "identity"}}
 
@@ -138,6 +138,6 @@ def test_command_refuses_bad_files_and_makes_keys(tmp_path, capsys):
     keys = tmp_path / "keys"
     file.write_text(yaml.safe_dump(document(keys=str(keys))))
     assert command.main([str(file), "--make-keys"]) == 0
-    assert Keys.read("coordinator", keys).members.keys() == set(settings.read(file).members)
+    assert Keys(keys, "coordinator").allowed().keys() == set(settings.read(file).members)
     assert command.main([str(file), "--node", "site1/worker0"]) == 1
     assert "addresses: give that of the coordinator" in capsys.readouterr().err

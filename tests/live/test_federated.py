@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import federated_peers  # noqa: E402
 from federated_peers import process  # noqa: E402
 
-from slowlink.testbed.live.dds import Delivery, connect, domain, identity
+from slowlink.testbed.live import identity
+from slowlink.testbed.live.dds import Delivery, connect, domain
 from slowlink.testbed.live.dds.federated import (
     Failed,
     checkpoint,

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from federated_peers import write_images  # noqa: E402
 from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
 
-from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.federated import checkpoint, simulate
 from slowlink.testbed.live.dds.federated.controller import read_log
 from slowlink.testbed.live.dds.federated.live import SHARED

@@ -21,7 +21,8 @@ from federated_peers import process  # noqa: E402
 
 from slowlink.methods import aggregation
 from slowlink.methods.compression import Frame
-from slowlink.testbed.live.dds import Delivery, connect, identity
+from slowlink.testbed.live import identity
+from slowlink.testbed.live.dds import Delivery, connect
 from slowlink.testbed.live.dds.federated import checkpoint, controller, messages, simulate, training
 from slowlink.testbed.live.dds.federated.client import Client
 from slowlink.testbed.live.dds.federated.controller import read_log

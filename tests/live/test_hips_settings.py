@@ -11,7 +11,7 @@ import yaml
 from slowlink.testbed.live.hips import __main__ as command
 from slowlink.testbed.live.hips import settings
 from slowlink.testbed.live.hips.settings import parse, read
-from slowlink.testbed.live.wire import Keys
+from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.training.recipe import Link
 
 
@@ -178,6 +178,4 @@ def test_several_hosts_need_keys_which_a_command_makes(tmp_path, capsys):
     keys = tmp_path / "keys"
     file.write_text(yaml.safe_dump(document(addresses=addresses, keys=str(keys))))
     assert command.main([str(file), "--make-keys"]) == 0
-    assert set(Keys.read("site1/worker0", keys).members) == set(
-        settings.read(file, False).everybody
-    )
+    assert set(Keys(keys, "site1/worker0").allowed()) == set(settings.read(file, False).everybody)

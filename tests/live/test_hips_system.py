@@ -13,7 +13,7 @@ import pytest
 
 from slowlink.testbed.live.hips import launch, settings
 from slowlink.testbed.live.hips.launch import Failed, Launched, run_all
-from slowlink.testbed.live.wire import make_keys
+from slowlink.testbed.live.identity import make
 from slowlink.testbed.network import emulated
 from slowlink.testbed.results import frame, read
 from slowlink.testbed.training import trainer
@@ -97,7 +97,7 @@ def test_killed_nodes_and_a_killed_site_come_back_and_change_nothing(tmp_path, m
         tmp_path, [2, 2], 60, on_loss="wait", rejoin_s=ENOUGH_S, state=str(tmp_path / "state")
     )
     cluster = settings.parse(given | dict(keys=str(tmp_path / "keys")))
-    make_keys(cluster.everybody, cluster.keys)
+    make(cluster.keys, cluster.everybody)
     with Launched(cluster) as launched:
         for number, *victims in (
             (3, "site1/worker0"),

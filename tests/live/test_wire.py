@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-import stat
 import time
 
 import pytest
 import zmq
 
-from slowlink.testbed.live.wire import VERSION, WAITING, Keys, Received, ZmqWire, make_keys
+from slowlink.testbed.live import identity
+from slowlink.testbed.live.identity import Keys
+from slowlink.testbed.live.wire import VERSION, WAITING, Received, ZmqWire
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b", "site1/c")
@@ -17,11 +18,11 @@ NAMES = ("a", "b", "site1/c")
 @pytest.fixture
 def wires(tmp_path):
     """Makes wires whose keys are known to each other; closed at the end."""
-    make_keys(NAMES, tmp_path)
+    identity.make(tmp_path, NAMES)
     with contextlib.ExitStack() as stack:
 
         def make(name, **options):
-            options = dict(keys=Keys.read(name, tmp_path), timeout_s=1.0) | options
+            options = dict(keys=Keys(tmp_path, name), timeout_s=1.0) | options
             wire = ZmqWire(name, ANY, NAMES, **options)
             stack.callback(wire.close, 0.0)
             return wire
@@ -35,7 +36,7 @@ def stranger(context, wire, server_key, secret, public):
     its.setsockopt(zmq.LINGER, 0)
     if server_key:
         its.curve_publickey, its.curve_secretkey = public, secret
-        its.curve_serverkey = server_key.encode()
+        its.curve_serverkey = server_key
     its.connect(wire.address)
     return its
 
@@ -57,7 +58,7 @@ def test_a_stranger_is_refused_and_named_and_members_go_on(wires, caplog, encryp
     b = wires("b")
     public, secret = zmq.curve_keypair()
     with zmq.Context() as context:
-        its = stranger(context, b, b.keys.public if encrypted else "", secret, public)
+        its = stranger(context, b, b.keys.curve()[0] if encrypted else b"", secret, public)
         its.send_multipart(piece())
         assert b.receive(0.5) is None
         if encrypted:
@@ -73,8 +74,8 @@ def test_a_stranger_is_refused_and_named_and_members_go_on(wires, caplog, encryp
 def test_a_member_cannot_speak_as_another(wires, caplog):
     b, own = wires("b"), wires("site1/c").keys
     with zmq.Context() as context:
-        pair = dict(secret=own.secret.encode(), public=own.public.encode())
-        its = stranger(context, b, b.keys.public, **pair)
+        public, secret = own.curve()
+        its = stranger(context, b, b.keys.curve()[0], secret, public)
         its.send_multipart(piece(sender="a"))
         its.send_multipart(piece(sender="site1/c"))
         assert b.receive(10) == Received("site1/c", {"kind": "hello"})
@@ -90,6 +91,22 @@ def test_a_member_that_is_somebody_else_is_not_spoken_to(wires, tmp_path):
     assert b.receive(0.5) is None
 
 
+def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_path, caplog):
+    a, b = wires("a", heartbeat_s=0.1), wires("b", heartbeat_s=0.1)
+    a.connect({"b": b.address})
+    b.connect({"a": a.address})
+    a.send("b", dict(kind="hello"))
+    assert b.receive(10).sender == "a"
+    members = tmp_path / identity.MEMBERS
+    lines = members.read_text().splitlines(keepends=True)
+    members.write_text("".join(line for line in lines if not line.startswith("a ")))
+    a.send("b", dict(kind="hello"))
+    b.send("a", dict(kind="hello"))
+    assert b.receive(1.0) is None
+    assert "a is no longer allowed to take part" in caplog.text
+    assert "a: no longer allowed to take part" in caplog.text
+
+
 def test_who_sends_more_than_may_wait_is_barred(wires):
     a, b = wires("a"), wires("b", queue_bytes=100_000)
     a.connect({"b": b.address})
@@ -103,27 +120,6 @@ def test_who_sends_more_than_may_wait_is_barred(wires):
     assert 0 < kept * 10_000 < 100_000 + 2 * WAITING * 1024
     a.send("b", dict(kind="data"))
     assert b.receive(0.5) is None
-
-
-def test_key_files_are_private_and_kept(tmp_path):
-    make_keys(["a"], tmp_path)
-    before = Keys.read("a", tmp_path)
-    make_keys(["a", "b"], tmp_path)
-    assert stat.S_IMODE((tmp_path / "a.secret").stat().st_mode) == 0o600
-    assert Keys.read("a", tmp_path).secret == before.secret
-    assert set(Keys.read("b", tmp_path).members) == {"a", "b"}
-
-
-def test_key_files_that_are_none_are_refused(tmp_path):
-    make_keys(["a", "b"], tmp_path)
-    with pytest.raises(ValueError, match=r"c\.secret: no key file"):
-        Keys.read("c", tmp_path)
-    (tmp_path / "b.secret").write_text((tmp_path / "a.secret").read_text())
-    with pytest.raises(ValueError, match=r"the key of b is not that of .*b\.secret"):
-        Keys.read("b", tmp_path)
-    (tmp_path / "a.secret").write_text("no key\n")
-    with pytest.raises(ValueError, match="keys of a cannot be read"):
-        Keys.read("a", tmp_path)
 
 
 def test_fields_of_the_wire_cannot_be_given(wires):

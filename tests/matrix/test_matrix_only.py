@@ -135,7 +135,9 @@ def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     assert code == 0, said[-3000:]
     ranking = pd.read_csv(checkout.path / MATRIX / "tables" / "ranking.csv").set_index("method")
     ran = ranking[ranking["cells"] > 0]
-    steps = [f"block_mean every {h}" for h in load({"scale": "smoke"}).recipes["matrix"].local_steps]
+    steps = [
+        f"block_mean every {h}" for h in load({"scale": "smoke"}).recipes["matrix"].local_steps
+    ]
     mine = {"block_mean", "block_mean between sites", *steps}
     assert set(ran.index) == {"ring"} | mine
     assert ran.at["block_mean", "accuracy after 6 rounds (%)"] != "not trained"

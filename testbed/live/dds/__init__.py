@@ -3,7 +3,7 @@
 From the bottom:
 
 - :mod:`~testbed.live.dds.domain`: where to look for others (:class:`DomainConfig`) and QoS;
-- :mod:`~testbed.live.dds.identity`: who may take part;
+- :mod:`~testbed.live.identity`: who may take part;
 - :mod:`~testbed.live.dds.segments`: messages as typed, checked samples;
 - :mod:`~testbed.live.dds.sessions`: the handshake of a pair, and what is sent under its keys;
 - :mod:`~testbed.live.dds.channel`: :class:`Channel`, messages of any length from each member of a
@@ -35,8 +35,8 @@ forge the protocol under DDS (RTPS), which only DDS Security would prevent.
 from slowlink.testbed.live.dds.channel import Channel, Delivery
 from slowlink.testbed.live.dds.collectives import Group, Handle, RankLost, Reduction
 from slowlink.testbed.live.dds.domain import DomainConfig, connect
-from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.live.dds.sessions import Access
+from slowlink.testbed.live.identity import Keys
 
 __all__ = [
     "Access",

@@ -18,14 +18,15 @@ from typing import Self
 
 import numpy as np
 
-from slowlink.testbed.live.dds import identity, segments
+from slowlink.testbed.live.dds import segments
 from slowlink.testbed.live.dds.channel import Channel, Delivery
-from slowlink.testbed.live.dds.domain import DomainConfig, connect
+from slowlink.testbed.live.dds.domain import DomainConfig, connect, keys_folder
 from slowlink.testbed.live.dds.sessions import Access
+from slowlink.testbed.live.identity import Keys
 
 TOPIC = "slowlink_group"
 RANK = "rank-{}"
-"""The name of a rank among the members, see :mod:`testbed.live.dds.identity`."""
+"""The name of a rank among the members, see :mod:`testbed.live.identity`."""
 BARRIER = "barrier"
 """The label of barriers; the document keeps a round's number for them, which here cannot collide
 as messages are told apart by labels."""
@@ -174,7 +175,7 @@ class Group:
     run: name that no other run has meanwhile; all ranks of the run know it.
     domain: DDS domain, 0 to 232; runs in different domains never meet.
     network: where to look for the others; by default as the environment says.
-    keys: folder of identities, see :func:`testbed.live.dds.identity.given`.
+    keys: folder of identities, see :func:`testbed.live.dds.domain.keys_folder`.
     limit: longest payload taken, bytes.
     timeout_s: how long to wait for the others to come, for room in :meth:`all_gather`, and, half
         of it, for readers to take anything.
@@ -206,8 +207,8 @@ class Group:
         self.rank, self.size = rank, size
         self.limit, self.timeout_s = limit, timeout_s
         self.network = network or DomainConfig.from_environment()
-        folder = identity.given(keys, self.network)
-        own = identity.Keys(folder, RANK.format(rank)) if folder else None
+        folder = keys_folder(keys, self.network)
+        own = Keys(folder, RANK.format(rank)) if folder else None
         access = Access(run, {other: RANK.format(other) for other in range(size)}, own)
         self._others = set(range(size)) - {rank}
         self._changed = threading.Condition()

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from cyclonedds.core import DDSException
@@ -17,6 +18,7 @@ from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.qos import Policy, Qos
 from cyclonedds.util import duration
 
+from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.segments import CUT, HEADS
 
 LAST_DOMAIN = 232
@@ -152,3 +154,28 @@ def matched(handles: Callable[[], list[int]]) -> list[int] | None:
         return handles()
     except IndexError:
         return None
+
+
+OFF = "none"
+"""What to give for a folder where members of several hosts shall do without identities."""
+
+
+def keys_folder(folder: str | Path | None, network: DomainConfig) -> Path | None:
+    """The folder of keys to use: ``folder``, else ``SLOWLINK_KEYS``; None for no identities.
+
+    Raises
+    ------
+    ValueError
+        No folder where members of other hosts may come; :data:`OFF` says that this is meant.
+    """
+    folder = folder or os.environ.get("SLOWLINK_KEYS")
+    if folder is not None:
+        return None if str(folder) == OFF else Path(folder)
+    here = network.interface in (LOOPBACK, "127.0.0.1", "::1")
+    if here and all(peer == "localhost" or peer.startswith("127.") for peer in network.peers):
+        return None
+    raise ValueError(
+        f"keys: needs a folder of identities, as interface {network.interface!r} and peers "
+        f"{list(network.peers)} reach other hosts; make one with {identity.COMMAND}, or give "
+        f"{OFF!r} to do without: anybody on the network can then take part"
+    )

@@ -57,7 +57,7 @@ class Settings(BaseModel):
     training: a :class:`testbed.training.recipe.Recipe`, which needs no more than ``model``,
         ``dataset``, ``levels`` (the codec), ``batch``, ``lr`` and ``rounds`` (the steps). The
         number of workers comes from outside.
-    keys: folder of identities, or "none"; see :func:`testbed.live.dds.identity.given`.
+    keys: folder of identities, or "none"; see :func:`testbed.live.dds.domain.keys_folder`.
     output: a folder for :func:`save`.
     timeout_s: how long a rank waits for another.
     """

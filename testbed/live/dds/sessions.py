@@ -37,8 +37,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from slowlink.testbed.live.dds import segments
-from slowlink.testbed.live.dds.identity import Keys, proven
 from slowlink.testbed.live.dds.segments import CUT, TAG, TAGGED, VERSION, Refused, Segment, nonce
+from slowlink.testbed.live.identity import Keys, proven
 
 ROTATE = 1 << 16
 """Messages after which a sender draws keys anew."""

@@ -20,7 +20,7 @@ from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
-from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.collectives import RANK, Group
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
 from slowlink.testbed.live.dds.segments import CUT, Segment

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from slowlink.testbed.live import identity
 from slowlink.testbed.live.engine import launch, settings
-from slowlink.testbed.live.wire import make_keys
 
 
 def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACKAGE}") -> int:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     try:
         run = settings.read(given.file)
         if given.make_keys:
-            make_keys(run.members, run.keys or Path("keys"))
+            identity.make(run.keys or Path("keys"), run.members)
             return 0
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

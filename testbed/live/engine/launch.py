@@ -16,7 +16,8 @@ from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.fork_server import Child, ForkServer
-from slowlink.testbed.live.wire import FLUSH_S, Keys, ZmqWire
+from slowlink.testbed.live.identity import Keys
+from slowlink.testbed.live.wire import FLUSH_S, ZmqWire
 
 PACKAGE = "slowlink.testbed.live.engine"
 
@@ -167,7 +168,7 @@ def _wire(settings: LiveSettings, name: str, bind: str) -> ZmqWire:
         name,
         bind,
         settings.members,
-        keys=settings.keys and Keys.read(name, settings.keys),
+        keys=settings.keys and Keys(settings.keys, name),
         watches=name == COORDINATOR,
         above=COORDINATOR,
         heartbeat_s=limits.silence_s / 5,

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from slowlink.testbed.live.hips import launch, settings
-from slowlink.testbed.live.wire import make_keys
+from slowlink.testbed.live.identity import make
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         trains = given.node is None or not given.node.endswith("/scheduler")
         cluster = settings.read(given.file, trains and not given.make_keys)
         if given.make_keys:
-            make_keys(cluster.everybody, cluster.keys or Path("keys"))
+            make(cluster.keys or Path("keys"), cluster.everybody)
             return 0
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)

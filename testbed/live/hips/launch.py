@@ -29,7 +29,8 @@ from slowlink.testbed.live.hips.messages import (
 from slowlink.testbed.live.hips.scheduler import GlobalScheduler, SiteScheduler
 from slowlink.testbed.live.hips.settings import ClusterSettings
 from slowlink.testbed.live.hips.zmq_transport import ZmqTransport
-from slowlink.testbed.live.wire import FLUSH_S, Keys
+from slowlink.testbed.live.identity import Keys
+from slowlink.testbed.live.wire import FLUSH_S
 
 if TYPE_CHECKING:
     from slowlink.testbed.network.emulated import Measured
@@ -80,7 +81,7 @@ def run_node(cluster: ClusterSettings, name: str, attached: bool = False) -> Non
         name,
         cluster.addresses.get(name) or f"tcp://{_own_host(cluster.addresses[above])}:0",
         nodes=cluster.everybody,
-        keys=cluster.keys and Keys.read(name, cluster.keys),
+        keys=cluster.keys and Keys(cluster.keys, name),
         watches=scheduler,
         above=above,
         heartbeat_s=cluster.heartbeat_timeout_s / 5,

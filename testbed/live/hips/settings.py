@@ -79,7 +79,7 @@ class ClusterSettings(BaseModel):
         and the result rows (``rows.parquet``).
     addresses: ``tcp://host:port`` by node. Where nodes are on several machines, all schedulers
         need one; others listen at any free port.
-    keys: folder with the keys of all (:func:`testbed.live.wire.make_keys`), by which connections
+    keys: folder with the keys of all (:func:`testbed.live.identity`), by which connections
         are encrypted and authenticated; where addresses name several hosts, there must be one.
     """
 

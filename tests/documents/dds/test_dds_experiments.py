@@ -12,7 +12,7 @@ import torch
 from slowlink.testbed import results
 from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.dds.federated import Data, messages, simulate
-from slowlink.testbed.live.dds.identity import Keys
+from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.one_process import simulated
 from slowlink.testbed.training import datasets, models
 from slowlink.testbed.training.datasets import Dataset

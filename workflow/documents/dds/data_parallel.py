@@ -38,9 +38,9 @@ if not PLANNING:
 
     import numpy as np
 
-    from slowlink.testbed.live import data_parallel
+    from slowlink.testbed.live import data_parallel, identity
     from slowlink.testbed.live.dds import data_parallel as over_dds
-    from slowlink.testbed.live.dds import identity, throughput
+    from slowlink.testbed.live.dds import throughput
     from slowlink.testbed.live.dds.collectives import RANK
     from slowlink.testbed.live.one_process import same, simulated
     from slowlink.testbed.training import datasets

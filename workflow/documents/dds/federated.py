@@ -25,7 +25,7 @@ if not PLANNING:
     import torch
     from torch import Tensor
 
-    from slowlink.testbed.live.dds import identity
+    from slowlink.testbed.live import identity
     from slowlink.testbed.live.dds.domain import LAST_DOMAIN
     from slowlink.testbed.live.dds.federated import (
         ControllerSettings,

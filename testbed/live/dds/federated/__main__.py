@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live.dds import domain
 from slowlink.testbed.live.dds.federated import client, controller
 from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
 from slowlink.testbed.training.fetch import DataUnavailable
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     }[given.role]
     try:
         settings = read(given.file, kind)
-        keys = identity.given(settings.keys, settings.network)
+        keys = domain.keys_folder(settings.keys, settings.network)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

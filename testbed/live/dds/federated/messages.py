@@ -20,15 +20,15 @@ from cyclonedds.idl import IdlStruct, annotations
 from cyclonedds.idl.types import float64, uint32, uint64
 
 from slowlink.methods.compression import Frame
-from slowlink.testbed.live.dds.identity import Keys
 from slowlink.testbed.live.dds.sessions import Access
+from slowlink.testbed.live.identity import Keys
 
 TOPIC = "slowlink_client_{}"
 CONTROLLER = 0
 """The controller's number on each topic; client N is number N + 1."""
 
 CONTROLLER_NAME, CLIENT_NAME = "controller", "client-{}"
-"""Names of the members, see :mod:`testbed.live.dds.identity`."""
+"""Names of the members, see :mod:`testbed.live.identity`."""
 
 LENGTH = struct.Struct("<I")
 MAX_HEAD = 1 << 16

@@ -33,9 +33,9 @@ from slowlink.methods import aggregation, compression
 from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import MAX_VALUES, Compressor
 from slowlink.testbed.live import strict_json
-from slowlink.testbed.live.dds import identity
+from slowlink.testbed.live.dds import domain
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
-from slowlink.testbed.live.dds.identity import Keys
+from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.training import datasets, models, splits
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Part
@@ -204,7 +204,7 @@ class _Connection(_Settings):
     task: see :class:`Task`.
     domain: DDS domain.
     run: name that no other training has had; it goes into every key.
-    keys: folder of identities, or "none"; see :func:`testbed.live.dds.identity.given`.
+    keys: folder of identities, or "none"; see :func:`testbed.live.dds.domain.keys_folder`.
     interface, peers, lease_s: see :class:`testbed.live.dds.domain.DomainConfig`.
     wait_s: how long to wait for others when too few are there, and for a client that takes nothing
         of what is sent to it, before it counts as gone.
@@ -225,12 +225,12 @@ class _Connection(_Settings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        identity.given(self.keys, self.network)
+        domain.keys_folder(self.keys, self.network)
         return self
 
     def identity(self, name: str) -> Keys | None:
-        """Of the member ``name``; raises as :class:`testbed.live.dds.identity.Keys`."""
-        folder = identity.given(self.keys, self.network)
+        """Of the member ``name``; raises as :class:`testbed.live.identity.Keys`."""
+        folder = domain.keys_folder(self.keys, self.network)
         return Keys(folder, name) if folder else None
 
 

@@ -1,13 +1,16 @@
 """Who may take part: an Ed25519 identity (RFC 8032) for each member, and the list of those allowed.
 
 A folder of keys holds ``members``, a line for each member that is allowed, its name and its public
-key, and on a member's own machine ``NAME.key``, its private key. The lines are public, the key is
-nobody else's. Members are ``rank-0``, ``rank-1``, ... of a group, ``controller`` and ``client-0``,
-``client-1``, ... of a federated training. To revoke a member, delete its line on all machines:
-running processes read the list again within seconds, refuse the member from then on, and send what
-follows under keys that it does not have.
+key, and on a member's own machine ``NAME.key``, its private key (a slash of the name is a dash
+there). The lines are public, the key is nobody else's. To revoke a member, delete its line on all
+machines: running processes read the list again within seconds, and refuse the member from then on.
 
-``python -m slowlink.testbed.live.dds.identity FOLDER NAME [NAME ...]`` makes identities.
+Members are ``rank-0``, ``rank-1``, ... of a group on DDS, ``controller`` and ``client-0``,
+``client-1``, ... of a federated training, ``coordinator``, ``site1/server``, ``site1/worker0``, ...
+of a run of the engine. DDS's sessions sign with the identity; ZeroMQ's CURVE gets the X25519 keys
+that libsodium derives from it.
+
+``python -m slowlink.testbed.live.identity FOLDER NAME [NAME ...]`` makes identities.
 """
 
 from __future__ import annotations
@@ -15,20 +18,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-
-from slowlink.testbed.live.dds.domain import LOOPBACK, DomainConfig
+from nacl.exceptions import BadSignatureError, RuntimeError
+from nacl.signing import SigningKey, VerifyKey
 
 MEMBERS = "members"
-NAME = re.compile(r"[a-z]+(-[0-9]+)?")
-OFF = "none"
-"""What to give for a folder where members of several hosts shall do without identities."""
-
-COMMAND = "python -m slowlink.testbed.live.dds.identity"
+NAME = re.compile(r"[a-z]+(-?[0-9]+)?(/[a-z]+(-?[0-9]+)?)?")
+COMMAND = "python -m slowlink.testbed.live.identity"
 
 
 class Keys:
@@ -49,14 +47,15 @@ class Keys:
         self.folder, self.name = folder, name
         self._read: tuple[int, int, int] | None = None
         self._allowed: dict[str, bytes] = {}
-        file = folder / f"{name}.key"
+        self._curves: tuple[Mapping[str, bytes], dict[bytes, str]] = ({}, {})
+        file = key_file(folder, name)
         try:
-            self._own = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(file.read_text()))
+            self._own = SigningKey(bytes.fromhex(file.read_text()))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{file}: no private key of {name}: {error}; make one: {COMMAND} {folder} {name}"
             ) from None
-        if self.allowed().get(name) != self._own.public_key().public_bytes_raw():
+        if self.allowed().get(name) != bytes(self._own.verify_key):
             raise ValueError(f"{folder / MEMBERS}: no line of {name} with the key of {file}")
 
     def allowed(self) -> dict[str, bytes]:
@@ -80,14 +79,39 @@ class Keys:
 
     def sign(self, text: bytes) -> bytes:
         """64 bytes."""
-        return self._own.sign(text)
+        return self._own.sign(text).signature
+
+    def curve(self) -> tuple[bytes, bytes]:
+        """The public and the secret key for CURVE, 32 bytes each."""
+        secret = self._own.to_curve25519_private_key()
+        return bytes(secret.public_key), bytes(secret)
+
+    def curve_of(self, name: str) -> bytes:
+        """The public key of another member for CURVE. Raises KeyError if it is revoked."""
+        return _curve(self.allowed()[name])
+
+    def owner(self, public: bytes) -> str | None:
+        """The member whose public key for CURVE this is; None of a stranger's."""
+        allowed = self.allowed()
+        if self._curves[0] is not allowed:
+            self._curves = allowed, {_curve(key): name for name, key in allowed.items()}
+        return self._curves[1].get(public)
+
+
+def _curve(public: bytes) -> bytes:
+    return bytes(VerifyKey(public).to_curve25519_public_key())
+
+
+def key_file(folder: Path, name: str) -> Path:
+    """Where the private key of ``name`` is."""
+    return folder / f"{name.replace('/', '-')}.key"
 
 
 def proven(public: bytes, signature: bytes, text: bytes) -> bool:
     """Whether the holder of the identity ``public`` has signed ``text``."""
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
-    except (InvalidSignature, ValueError):
+        VerifyKey(public).verify(text, signature)
+    except (BadSignatureError, ValueError):
         return False
     return True
 
@@ -108,52 +132,42 @@ def read_members(file: Path) -> dict[str, bytes]:
         if text[0] in found:
             raise ValueError(f"line {number}: {text[0]} has a line already")
         found[text[0]] = bytes.fromhex(text[1])
+        try:
+            _curve(found[text[0]])
+        except RuntimeError:
+            raise ValueError(f"line {number}: what {text[0]} has is no public key") from None
     return found
 
 
-def make(folder: Path, names: Sequence[str]) -> None:
-    """New identities: a private key for each of ``names`` and its line among the members.
+def make(folder: Path, names: Iterable[str]) -> list[str]:
+    """Identities for those of ``names`` that have none: a private key and a line among the members.
+
+    Returns
+    -------
+    list of str
+        Whose identity is new.
 
     Raises
     ------
     ValueError
-        A name that cannot be, or that has an identity already.
+        A name that cannot be, or a member that was revoked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     known = read_members(folder / MEMBERS) if (folder / MEMBERS).exists() else {}
-    for name in names:
+    new = [name for name in names if name not in known]
+    for name in new:
         if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r}: must be as rank-0, controller or client-0")
-        if name in known or (folder / f"{name}.key").exists():
-            raise ValueError(f"{folder}: {name} has an identity already; delete its line and key")
-    for name in names:
-        key = Ed25519PrivateKey.generate()
-        file = os.open(folder / f"{name}.key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            raise ValueError(f"{name!r}: must be as rank-0, controller, client-0 or site1/worker0")
+        if key_file(folder, name).exists():
+            raise ValueError(f"{folder}: {name} has a key and no line; delete the key for another")
+    for name in new:
+        key = SigningKey.generate()
+        file = os.open(key_file(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "w") as private:
-            private.write(key.private_bytes_raw().hex() + "\n")
+            private.write(bytes(key).hex() + "\n")
         with (folder / MEMBERS).open("a") as members:
-            members.write(f"{name} {key.public_key().public_bytes_raw().hex()}\n")
-
-
-def given(folder: str | Path | None, network: DomainConfig) -> Path | None:
-    """The folder of keys to use: ``folder``, else ``SLOWLINK_KEYS``; None for no identities.
-
-    Raises
-    ------
-    ValueError
-        No folder where members of other hosts may come; :data:`OFF` says that this is meant.
-    """
-    folder = folder or os.environ.get("SLOWLINK_KEYS")
-    if folder is not None:
-        return None if str(folder) == OFF else Path(folder)
-    here = network.interface in (LOOPBACK, "127.0.0.1", "::1")
-    if here and all(peer == "localhost" or peer.startswith("127.") for peer in network.peers):
-        return None
-    raise ValueError(
-        f"keys: needs a folder of identities, as interface {network.interface!r} and peers "
-        f"{list(network.peers)} reach other hosts; make one with {COMMAND}, or give "
-        f"{OFF!r} to do without: anybody on the network can then take part"
-    )
+            members.write(f"{name} {bytes(key.verify_key).hex()}\n")
+    return new
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -163,10 +177,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     folder, *names = arguments
     try:
-        make(Path(folder), names)
+        new = make(Path(folder), names)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+    for name in sorted(set(names) - set(new)):
+        print(f"{folder}: {name} has an identity already, and keeps it")
     print(f"{folder}: keep each .key on its member's machine only; {MEMBERS} goes to all")
     return 0
 
