@@ -537,7 +537,7 @@ def _unanswered(found: Found) -> tuple[str, str]:
         return "not run here", _without(found.missing)
     if found.undefined:
         return "undecided", _join(found.undefined)
-    return "undecided", "no run succeeded"
+    return "undecided", "no run gave a number"
 
 
 def _without(missing: Iterable[Lookup]) -> str:
