@@ -1,14 +1,18 @@
-"""The live engine as real processes: the trainer's model to the bit, and what goes wrong."""
+"""The live engine as real processes: the trainer's model to the bit, and what rounds take."""
 
 import contextlib
+from statistics import fmean
 
 import pytest
 import torch
 
+from slowlink.methods.synchronization import Sync
 from slowlink.testbed.live.engine import launch, settings
 from slowlink.testbed.live.engine.launch import run_all
 from slowlink.testbed.live.identity import make
 from slowlink.testbed.live.replay import _Recorded, replayed
+from slowlink.testbed.network import emulated
+from slowlink.testbed.network.fluid import tcp_efficiency
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
@@ -63,18 +67,20 @@ def document(folder, exchange="ring", codec="identity", policy="bsp", **changes)
 
 
 def in_virtual_time(given, monkeypatch, record=None):
-    """The parameters at the trainer's server, for the times of ``record`` if there is one."""
+    """The parameters at the trainer's server, for the times of ``record`` if there is one; and the
+    trainer's rows, of runs whose rounds are one gradient of all."""
     device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
     monkeypatch.setattr(trainer, "profile", lambda name: device)
     networks = {"one": Link(lan=1e9, wan=1e9)}
     recipe = given.training.model_copy(update=dict(networks=networks, compute_s=1.0))
     torch.set_num_threads(recipe.torch_threads)  # as the trainer does
     session = trainer._Session(recipe, lambda line: None, trainer.load_dataset)
+    rows = []
     if given.stepwise:
-        list(trainer._lockstep(session, given.policy()))
+        rows = list(trainer._lockstep(session, given.policy()))
     else:
         again(session, given, record)
-    return session.learner.server.parameters
+    return session.learner.server.parameters, rows
 
 
 def again(session, given, record):
@@ -108,25 +114,78 @@ def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-COMBINED = [
-    ("ring", "identity"),
-    ("rat", "identity"),
-    ("hips", BISPARSE),
-    ("halving_doubling", "fp16"),
-    ("parameter_server", dict(name="power_sgd", rank=2)),
-    ("allgather", dict(name="top_k", ratio=0.05)),
-    ("double_tree", "count_sketch"),
-]
+def curve(rows, metric):
+    return {row.round: row.value for row in rows if row.metric == metric}
 
 
-@pytest.mark.parametrize("exchange, codec", COMBINED, ids=[name for name, _ in COMBINED])
-def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch, exchange, codec):
-    given = settings.parse(document(tmp_path, exchange, codec, keys=str(tmp_path / "keys")))
+def rounds_alone(record):
+    """Seconds of rounds 2 and 4, before which nothing is evaluated, by when meetings were over."""
+    met = [told.t for told in record.told if any(isinstance(d, Sync) for d in told.decisions)]
+    over = [t + push for t, (push, _) in zip(met, record.meetings, strict=True)]
+    return over[1] - over[0], over[3] - over[2]
+
+
+AT_SERVER = dict(
+    levels=[{"up": {"name": "fp16"}, "down": {"name": "fp16"}}] * 2, optimizer_at="server"
+)
+COMBINED = {
+    "ring": ("ring", "identity", {}),
+    "rat": ("rat", "identity", {}),
+    "hips": ("hips", BISPARSE, {}),
+    "hips, payloads passed on": ("hips", "", dict(levels=[{"up": {"name": "fp16"}}] * 2)),
+    "hips, payloads side by side": ("hips", "qsgd", {}),
+    "hips, model at the server": ("hips", "", AT_SERVER),
+    "halving_doubling": ("halving_doubling", "fp16", {}),
+    "parameter_server": ("parameter_server", dict(name="power_sgd", rank=2), {}),
+    "allgather": ("allgather", dict(name="top_k", ratio=0.05), {}),
+    "double_tree": ("double_tree", "count_sketch", {}),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch, name):
+    exchange, codec, training = COMBINED[name]
+    keys = str(tmp_path / "keys")
+    given = settings.parse(document(tmp_path, exchange, codec, keys=keys, training=training))
     make(given.keys, given.members)
     ended = run_all(given, server=server)
-    assert same(final(given), in_virtual_time(given, monkeypatch))
-    assert [row.round for row in ended.rows if row.metric == "test_accuracy"] == [0, 2, 4]
+    parameters, rows = in_virtual_time(given, monkeypatch)
+    assert same(final(given), parameters)
+    for metric in ("test_accuracy", "test_loss"):
+        assert curve(ended.rows, metric) == curve(rows, metric)
+    assert curve(rows, "test_loss").keys() == {0, 2, 4}
+    if given.servers:
+        assert curve(ended.rows, "bytes_sent") == pytest.approx(curve(rows, "bytes_sent"))
     assert {row.exchange for row in ended.rows} == {exchange}
+    (mean,) = curve(ended.rows, "mean_round_time").values()
+    assert mean == pytest.approx(fmean(rounds_alone(ended.record)))
+
+
+def test_shaped_links_set_the_pace_and_nothing_else(server, tmp_path, monkeypatch):
+    """GeoMX's own: HiPS between sites, whose links carry a round's payloads no faster than they
+    are; and they are measured before."""
+    if why := emulated.available():
+        pytest.skip(why)
+    wan = 4e6
+    given = settings.parse(
+        document(tmp_path, "hips", network=dict(lan=1e9, wan=wan, efficiency=0.9))
+    )
+    names = given.topology.node_names
+    pair = names.index("site1/server"), names.index("central/server")
+    said = []
+    ended = run_all(given, said.append, server, [pair], 0.2)
+    parameters, rows = in_virtual_time(given, monkeypatch)
+    assert same(final(given), parameters)
+    assert curve(ended.rows, "test_loss") == curve(rows, "test_loss")
+    (link,) = ended.links
+    assert (link.src, link.dst) == pair and link.rtt_s > 0
+    assert link.expected == pytest.approx(wan * tcp_efficiency()) and link.rate > 0
+    # Both sites' gradients go through the centre's one link, and the answers come after them.
+    (mean,) = curve(ended.rows, "mean_round_time").values()
+    gradient = 8 * 4 * sum(value.numel() for value in parameters)
+    assert mean > 2 * gradient / wan
+    assert {(row.evidence, row.bandwidth) for row in ended.rows} == {("emulated", wan)}
+    assert any(line.startswith("round 4 of 4: test accuracy") for line in said)
 
 
 @pytest.mark.parametrize("exchange", ["ring", "parameter_server"])
@@ -135,7 +194,7 @@ def test_changes_of_several_iterations(server, tmp_path, monkeypatch, exchange):
         document(tmp_path, exchange, policy=dict(name="bsp", local_iterations=3))
     )
     ended = run_all(given, server=server)
-    assert same(final(given), in_virtual_time(given, monkeypatch, ended.record))
+    assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])
 
 
 POLICIES = {
@@ -173,4 +232,4 @@ def test_any_policy_decides_and_virtual_time_repeats_it(server, tmp_path, monkey
     given = settings.parse(document(tmp_path, exchange, codec, policy, training=training))
     ended = run_all(given, server=server)
     assert replayed(ended.record) == 100
-    assert same(final(given), in_virtual_time(given, monkeypatch, ended.record))
+    assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])

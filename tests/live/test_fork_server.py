@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from slowlink.testbed.live import fork_server as fork_server_module
+from slowlink.testbed.live.engine import launch
 from slowlink.testbed.live.fork_server import ForkServer
-from slowlink.testbed.live.hips.launch import COMMAND, ROLES
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def fork_server():
-    with contextlib.closing(ForkServer(COMMAND, ROLES)) as its:
+    with contextlib.closing(launch.fork_server()) as its:
         yield its
 
 
@@ -28,7 +28,7 @@ def test_output_and_status_are_those_of_the_command(fork_server, tmp_path):
     assert fork_server.start("a", ["--help"], said).wait(math.inf) == 0
     assert fork_server.start("b", [str(tmp_path / "none.yaml")], said).wait(60) == 2
     text = said.read_text()
-    assert text.startswith("usage: python -m slowlink.testbed.live.hips")
+    assert text.startswith(f"usage: python -m {launch.PACKAGE}")
     assert "No such file or directory" in text.splitlines()[-1]
 
 
@@ -83,7 +83,7 @@ def test_a_launcher_that_dies_in_mid_request_ends_the_fork_server():
 
 def test_a_dead_nursery_is_named(tmp_path):
     waits = waiting(tmp_path)
-    with contextlib.closing(ForkServer(COMMAND, ROLES)) as fork_server:
+    with contextlib.closing(launch.fork_server()) as fork_server:
         child = fork_server.start("a", [str(waits)], tmp_path / "said")
         fork_server.process.kill()
         with pytest.raises(RuntimeError, match="cannot start b: .* has died"):
@@ -95,6 +95,6 @@ def test_a_dead_nursery_is_named(tmp_path):
 
 def waiting(folder) -> Path:
     """A configuration that is never read to its end."""
-    fifo = folder / "cluster.json"
+    fifo = folder / "run.json"
     os.mkfifo(fifo)
     return fifo

@@ -46,12 +46,14 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
         print(line, flush=True)
 
     try:
+        if given.attached:
+            launch.attach()
         if given.node is None:
             launch.run_all(run, say)
         elif given.node == settings.COORDINATOR:
             launch.run_coordinator(run, say)
         else:
-            launch.run_node(run, given.node, given.attached)
+            launch.run_node(run, given.node)
     except KeyboardInterrupt:
         return 130
     except Exception as error:

@@ -13,7 +13,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from slowlink.methods.synchronization import (
     Continue,
@@ -35,11 +37,16 @@ from slowlink.testbed.results import Row
 from slowlink.testbed.training.trainer import GLOBAL
 from slowlink.testbed.training.virtual_time import Told
 
+if TYPE_CHECKING:
+    from slowlink.testbed.network.emulated import Measured
+
 GRACE_S = 3.0
 """How long members may take to say whom they wait for, or that they are done."""
 
 QUIET_S = 5.0
 """Progress is told at least so often."""
+
+ROWS = "rows.jsonl"
 
 Say = Callable[[str], None]
 
@@ -74,14 +81,17 @@ class Ended:
 
     Attributes
     ----------
-    record: what the policy was told, to be repeated in virtual time.
-    digests: of the final parameters, by member.
+    record: what the policy was told, to be repeated in virtual time; None where the coordinator
+        was another process.
+    digests: of the final parameters, by member; empty likewise.
     rows: what was measured.
+    links: what shaped links carried before.
     """
 
-    record: Record
+    record: Record | None
     digests: dict[str, str]
     rows: list[Row]
+    links: Sequence[Measured] = ()
 
 
 @dataclass
@@ -92,13 +102,11 @@ class _Rows:
     rows: list[Row] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.file = self.settings.output / "rows.jsonl"
+        self.file = self.settings.output / ROWS
 
     def resume(self, round_: int) -> None:
         """Keep what an earlier process wrote up to this round."""
-        kept = []
-        if round_ and self.file.is_file():
-            kept = [Row(**json.loads(line)) for line in self.file.read_text().splitlines()]
+        kept = written(self.settings.output) if round_ and self.file.is_file() else []
         self.rows = [row for row in kept if 0 <= row.round <= round_]
         with files.whole(self.file) as part:
             part.write_text("".join(self._line(row) for row in self.rows))
@@ -106,7 +114,11 @@ class _Rows:
     def add(self, metric: str, value: float, unit: str, **more: Any) -> None:
         settings, recipe = self.settings, self.settings.training
         variant = "" if settings.order == "plan" else "payloads side by side"
-        fields = dict(evidence="measured", variant=variant, case="real links") | more
+        (case,) = recipe.networks
+        fields = dict(evidence="measured", variant=variant, case=case)
+        if settings.network is not None:
+            fields |= dict(evidence="emulated", bandwidth=settings.network.wan)
+        fields |= more
         row = Row(**recipe.told | fields, metric=metric, value=value, unit=unit)
         self.rows.append(row)
         with self.file.open("a") as file:
@@ -119,6 +131,11 @@ class _Rows:
         # JSON has no NaN; a field that is left out is NaN by default.
         kept = {k: v for k, v in record.items() if v is not None and v == v}
         return json.dumps(kept) + "\n"
+
+
+def written(output: Path) -> list[Row]:
+    """The rows that a run has written to its output folder."""
+    return [Row(**json.loads(line)) for line in (output / ROWS).read_text().splitlines()]
 
 
 class Coordinator:
@@ -157,6 +174,12 @@ class Coordinator:
         self.timers: list[tuple[float, int, str]] = []
         self.told: list[Told] = []
         self.rounds = self.brought = self.first = self.version = 0
+        outermost = settings.exchange.groups(settings.topology)[-1]
+        self.parties = sum(map(len, outermost))
+        self.ended, self.evaluating = 0.0, False
+        """When the last round was over, and whether the model is evaluated during this one."""
+        self.seconds: dict[bool, list[float]] = {False: [], True: []}
+        """What rounds took, by whether the model was evaluated meanwhile."""
         self.rows = _Rows(settings)
         self.asked: dict[str, Any] = {}
         """Whom members wait for, where they were asked because a meeting is late."""
@@ -282,6 +305,8 @@ class Coordinator:
                 self._synced(rank, head["meeting"], head["attempt"])
             case "rows":
                 self._note(head["round"], head["metrics"])
+            case "carried":
+                self._weigh(head["round"], head["nbytes"])
             case "kept" | "done":
                 pass
             case "waiting":
@@ -398,15 +423,24 @@ class Coordinator:
         self.brought += meeting.brings
         before, self.rounds = self.rounds, self.brought // len(self.workers)
         self.past[meeting.number] = (meeting.applied - meeting.since, math.nan)
+        if done := self.rounds - before:
+            seconds = (meeting.applied - self.ended) / done
+            self.seconds[self.evaluating] += [seconds] * done
+            self.ended, self.evaluating = meeting.applied, False
         every = recipe.evaluate_every
         last = self.rounds >= recipe.rounds
-        if self.settings.mode == "sum" and (self.rounds // every > before // every or last):
-            self._evaluate(self.rounds)
+        if self.rounds // every > before // every or last:
+            self.evaluating = True
+            if self.settings.mode == "sum":  # else the server sees for itself that it is time
+                self._evaluate(self.rounds)
         self.over = last
 
     def _evaluate(self, round_: int) -> None:
+        self.evaluating = True
         keeper = self.servers[0] if self.settings.mode == "model" else self._first()
         self._send(keeper, "evaluate", round=round_)
+        if self.servers:
+            self._send(self.servers[0], "weigh", round=round_)
 
     def _first(self) -> str:
         return next(name for name in self.workers if name not in self.gone)
@@ -427,6 +461,11 @@ class Coordinator:
             left = f", about {rest:.0f} s left"
         self.spoke = time.monotonic()
         self.say(f"{done}: {', '.join(words) or 'no metrics'} ({t:.1f} s{left})")
+
+    def _weigh(self, round_: int, nbytes: int) -> None:
+        """Note what one outermost party has sent and received, in the mean over all of them."""
+        t = time.monotonic() - self.clock if round_ else 0.0
+        self.rows.add("bytes_sent", nbytes / self.parties, "B", round=round_, time_s=t)
 
     def _keep(self) -> None:
         every = self.settings.snapshot_every
@@ -548,6 +587,8 @@ class Coordinator:
             match received.kind:
                 case "rows":
                     self._note(received.head["round"], received.head["metrics"])
+                case "carried":
+                    self._weigh(received.head["round"], received.head["nbytes"])
                 case "done":
                     digests[received.sender] = received.head["digest"]
                     sent[received.sender] = received.head["sent_bytes"]
@@ -558,8 +599,8 @@ class Coordinator:
             if len(set(odd.values())) > 1:
                 raise Failed(f"workers end with different models: {odd}")
         recipe = self.settings.training
-        mean = end / max(1, self.rounds - self.first)
-        self.rows.add("mean_round_time", mean, "s")
+        # Evaluation is no part of a round, but it holds up the one that follows.
+        self.rows.add("mean_round_time", fmean(self.seconds[False] or self.seconds[True]), "s")
         for name, nbytes in sorted(sent.items()):
             self.rows.add("sent_bytes", nbytes, "B", at=dict(recipe.at, member=name))
         for meeting in self.meetings.values():

@@ -1,4 +1,8 @@
-"""Starts a live run: all members as processes of this machine, or one of them."""
+"""Starts a live run: all members as processes of this machine, or one of them.
+
+On shaped links every member is a process in the network of its own host, which this process cannot
+reach; so the coordinator is one there, too, beside the central server.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,28 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed
+from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed, written
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
-from slowlink.testbed.live.fork_server import Child, ForkServer
+from slowlink.testbed.live.fork_server import Child, ForkServer, environment
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import FLUSH_S, ZmqWire
 
+if TYPE_CHECKING:
+    from slowlink.testbed.network.emulated import Measured
+
 PACKAGE = "slowlink.testbed.live.engine"
+PORT = 5570
+"""The coordinator listens here on shaped links, where its host has all ports to itself."""
+POLL_S = 0.1
+"""So often a coordinator in another process is looked at."""
 
 Say = Callable[[str], None]
 
@@ -34,12 +47,14 @@ def fork_server(own: bool = False) -> ForkServer:
     return ForkServer(PACKAGE, ["torch._dynamo"] if own else [])
 
 
-def run_node(settings: LiveSettings, name: str, attached: bool = False) -> None:
-    """Be the worker or server ``name`` until the run is over.
+def attach() -> None:
+    """End when standard input does, as when whoever holds the other end dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    Parameters
-    ----------
-    attached: end when standard input does, as when whoever holds the other end dies.
+
+def run_node(settings: LiveSettings, name: str) -> None:
+    """Be the worker or server ``name`` until the run is over.
 
     Raises
     ------
@@ -49,9 +64,6 @@ def run_node(settings: LiveSettings, name: str, attached: bool = False) -> None:
     _check_member(settings, name)
     if COORDINATOR not in settings.addresses:
         raise ValueError(f"addresses: give that of the {COORDINATOR}, as tcp://host:port")
-    if attached:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all
-        threading.Thread(target=_end_with_parent, daemon=True).start()
     above = settings.addresses[COORDINATOR]
     wire = _wire(settings, name, settings.addresses.get(name) or f"tcp://{_own_host(above)}:0")
     try:
@@ -77,38 +89,64 @@ def run_coordinator(
 
 
 class Launched:
-    """``with Launched(settings) as run``: all members but the coordinator, started; killed at the
-    end.
+    """``with Launched(settings) as run``: all members but the coordinator, on shaped links all of
+    them, started; killed at the end.
 
     Parameters
     ----------
     server: starts the processes; one is made for this run if None.
+    pairs: of nodes, between which shaped links are measured before any member starts.
+    measured_s: seconds a pair.
+
+    Attributes
+    ----------
+    links: the shaped links, None without.
+    measured: what they carried, a pair each.
+
+    Raises
+    ------
+    RuntimeError: links cannot be shaped here; says why.
     """
 
-    def __init__(self, settings: LiveSettings, server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        settings: LiveSettings,
+        server: ForkServer | None = None,
+        pairs: Sequence[tuple[int, int]] = (),
+        measured_s: float = 0.5,
+    ) -> None:
         self.given, self.server = settings, server
-        self.processes: dict[str, Child] = {}
+        self.pairs, self.measured_s = pairs, measured_s
+        self.links = None
+        self.measured: Sequence[Measured] = ()
+        self.processes: dict[str, Child | subprocess.Popen] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Launched:
         output = self.given.output
         output.mkdir(parents=True, exist_ok=True)
         try:
+            if self.given.network is not None:
+                self._shape()
             if self.server is None:
                 self.server = self._stack.enter_context(
                     contextlib.closing(fork_server(self.given.own is not None))
                 )
-            bind = self.given.addresses.get(COORDINATOR, "tcp://127.0.0.1:0")
-            self.wire = self._stack.enter_context(
-                contextlib.closing(_wire(self.given, COORDINATOR, bind))
-            )
-            addresses = self.given.addresses | {COORDINATOR: self.wire.address}
+            if self.links is None:
+                bind = self.given.addresses.get(COORDINATOR, "tcp://127.0.0.1:0")
+                self.wire = self._stack.enter_context(
+                    contextlib.closing(_wire(self.given, COORDINATOR, bind))
+                )
+                address = self.wire.address
+            else:
+                address = f"tcp://{self.links.address(self._host(COORDINATOR))}:{PORT}"
+            addresses = self.given.addresses | {COORDINATOR: address}
             self.settings = self.given.model_copy(update={"addresses": addresses})
             self.file = output / "run.json"
             hidden = {"training": {"networks"}}
             self.file.write_text(self.settings.model_dump_json(indent=1, exclude=hidden) + "\n")
             for name in self.settings.members:
-                if name != COORDINATOR:
+                if name != COORDINATOR or self.links is not None:
                     self.start(name)
         except BaseException:
             self.__exit__()
@@ -128,11 +166,23 @@ class Launched:
         said = self._log(name)
         said.write_text("")
         argv = [str(self.file), "--node", name, "--attached"]
-        self.processes[name] = self.server.start(name, argv, said)
+        namespace = ""
+        if self.links is not None:
+            python = [sys.executable, "-m", PACKAGE, *argv]
+            enter = self.links.command(self._host(name), python)
+            options = enter[1 : enter.index("--")]
+            if len(options) > 1:  # links of an ordinary user, into whose namespaces nobody forks
+                self.processes[name] = _fresh(enter, said)
+                return
+            namespace = options[0].removeprefix("--net=")
+        self.processes[name] = self.server.start(name, argv, said, namespace)
 
     def run(self, say: Say = lambda line: None) -> Ended:
-        """Coordinate the run; raises Failed."""
-        return Coordinator(self.settings, self.wire, say, self._check).run()
+        """Coordinate the run, or see to the coordinator; raises Failed."""
+        if self.links is None:
+            return Coordinator(self.settings, self.wire, say, self._check).run()
+        self._await(say)
+        return Ended(None, {}, written(self.settings.output), self.measured)
 
     def said(self, name: str) -> str:
         """The log of a member."""
@@ -141,18 +191,61 @@ class Launched:
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() is not None:
-                last = self.said(name).strip().split("\n")[-1]
-                raise Failed(f"{name} ended before the start: {last}")
+                raise Failed(f"{name} ended before the start: {self._last(name)}")
+
+    def _last(self, name: str) -> str:
+        return self.said(name).strip().split("\n")[-1]
+
+    def _shape(self) -> None:
+        from slowlink.testbed.network.emulated import Emulated  # only here: most runs need none
+
+        self.links = self._stack.enter_context(Emulated(self.given.topology))
+        self.measured = self.links.measure(self.pairs, self.measured_s) if self.pairs else ()
+
+    def _host(self, name: str) -> int:
+        """The node of the topology in whose network ``name`` is."""
+        if name == COORDINATOR:
+            return (*self.given.servers, *self.given.workers)[0]
+        return self.given.topology.node_names.index(name)
+
+    def _await(self, say: Say) -> None:
+        """Wait for the coordinator's process, and pass on what it says."""
+        coordinator, told, alone_s = self.processes[COORDINATOR], 0, 0.0
+        others = [its for name, its in self.processes.items() if name != COORDINATOR]
+        over = False
+        while not over:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                coordinator.wait(POLL_S)
+            over = coordinator.poll() is not None
+            *lines, _ = self.said(COORDINATOR).split("\n")
+            for line in lines[told:]:
+                say(line)
+            told = len(lines)
+            if not over and not told:
+                self._check()
+            # It ends with the others, which end on their own where it falls silent.
+            if all(its.poll() is not None for its in others):
+                alone_s += POLL_S
+            if not over and alone_s > self.given.limits.silence_s:
+                raise Failed(f"{COORDINATOR} goes on without anybody: {self._last(COORDINATOR)}")
+        if coordinator.returncode < 0:
+            raise Failed(f"{COORDINATOR} died of signal {-coordinator.returncode}")
+        if coordinator.returncode:
+            raise Failed(self._last(COORDINATOR).removeprefix(f"{COORDINATOR}: "))
 
     def _log(self, name: str) -> Path:
         return self.given.output / f"{name.replace('/', '-')}.log"
 
 
 def run_all(
-    settings: LiveSettings, say: Say = lambda line: None, server: ForkServer | None = None
+    settings: LiveSettings,
+    say: Say = lambda line: None,
+    server: ForkServer | None = None,
+    pairs: Sequence[tuple[int, int]] = (),
+    measured_s: float = 0.5,
 ) -> Ended:
     """Run all members on this machine; see :class:`Launched`. Raises Failed."""
-    with Launched(settings, server) as launched:
+    with Launched(settings, server, pairs, measured_s) as launched:
         say(f"{len(launched.processes)} nodes started, logs in {settings.output}")
         return launched.run(say)
 
@@ -177,6 +270,13 @@ def _wire(settings: LiveSettings, name: str, bind: str) -> ZmqWire:
         limit_bytes=2 * limits.tensor_bytes,
         queue_bytes=limits.queue_bytes,
     )
+
+
+def _fresh(argv: Sequence[str], said: Path) -> subprocess.Popen:
+    """A process of a new interpreter, whose output goes to ``said``."""
+    with said.open("ab") as log:
+        files = dict(stdin=subprocess.PIPE, stdout=log, stderr=log)
+        return subprocess.Popen(argv, **files, env=environment(), start_new_session=True)
 
 
 def _check_member(settings: LiveSettings, name: str) -> None:

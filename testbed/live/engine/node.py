@@ -9,6 +9,7 @@ What the members tell each other (``head["kind"]``)::
                                     and the version of the server's model that was seen so far
                           drop      meeting: that meeting is off, its members hold what they held
                           evaluate  round
+                          weigh     round: tell what you have sent and received of payloads
                           keep      round: write a snapshot
                           whom      tell whom you wait for
                           stop      reason, empty at the end; final: write the model
@@ -16,6 +17,7 @@ What the members tell each other (``head["kind"]``)::
                           applied   meeting: the server's model has what the meeting brought
                           synced    meeting: this worker holds the result
                           rows      round, metrics by name
+                          carried   round, nbytes: of the central server, to weigh
                           kept      round
                           waiting   names
                           bad       member, why: it has sent what cannot be
@@ -62,7 +64,7 @@ IDLE_S = 0.5
 MAX_STEPS = 16
 """More rounds of communication than any codec has."""
 
-COMMANDS = ("compute", "meet", "drop", "evaluate", "keep", "whom")
+COMMANDS = ("compute", "meet", "drop", "evaluate", "weigh", "keep", "whom")
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +141,8 @@ class Node:
         self.stray_bytes = 0
         self.brought = self.evaluated = 0
         self.began = self.finished = False
-        self.sent_bytes = 0
+        self.sent_bytes = self.carried = 0
+        """Of bodies; ``carried``, both ways, and not of running statistics."""
         self.version = 0
         self.models: dict[int, list[Tensor]] = {}
         """The server's latest models by version, as far back as the coordinator may ask."""
@@ -206,6 +209,7 @@ class Node:
             self.task.restore(state["task"])
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
+            self.carried = state["carried"]
         self.base = [value.clone() for value in self.task.values()]
         self.met, self.models, self.began = self.base, {0: self.base}, True
         self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)
@@ -323,10 +327,13 @@ class Node:
         self._settle()
         self.tell("rows", round=round, metrics=self.task.evaluate())
 
+    def _weigh(self, round: int) -> None:
+        self.tell("carried", round=round, nbytes=self.carried)
+
     def _keep(self, round: int) -> None:
         self._settle()
         state = dict(task=self.task.state(), codecs=self.task.codec.states())
-        state |= dict(brought=self.brought, evaluated=self.evaluated)
+        state |= dict(brought=self.brought, evaluated=self.evaluated, carried=self.carried)
         self.snapshots.save(round, state, self.settings.kept)
         self.tell("kept", round=round)
 
@@ -386,6 +393,7 @@ class Node:
             culprit = self.settings.topology.node_names.index(received.sender)
             raise Refused(culprit, f"{tag} is not of this meeting, or came before")
         held.seen.add((tag, t))
+        self.carried += len(received.body) * (tag[1] != STATISTICS)
         held.early[tag].append((t, head, received.body))
         which = held.waiting.get(tag)
         if which is not None:
@@ -423,6 +431,7 @@ class Node:
                 head |= dict(tag=list(tag), t=sent.t, **sent.head)
                 self.wire.send(self.names[sent.to], head, sent.body)
                 self.sent_bytes += len(sent.body)
+                self.carried += len(sent.body) * (tag[1] != STATISTICS)
             elif held.early[tag]:
                 arrival = held.early[tag].popleft()
             else:
@@ -486,6 +495,7 @@ class Node:
             rounds >= recipe.rounds and not self.finished
         ):
             self.tell("rows", round=rounds, metrics=self.task.evaluate())
+            self._weigh(rounds)
             self.evaluated = rounds
         # The run is over with this meeting; those under way bring nothing any more.
         self.finished = self.finished or rounds >= recipe.rounds

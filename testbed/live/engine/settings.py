@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -48,7 +49,6 @@ from slowlink.methods import compression, exchange, synchronization
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed.live import documents
-from slowlink.testbed.live.hips.messages import ADDRESS
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training.learner import IDENTITY
 from slowlink.testbed.training.recipe import Link, Recipe
@@ -57,6 +57,8 @@ from slowlink.testbed.training.trainer import GLOBAL, flat, topology
 from slowlink.testbed.training.virtual_time import play
 
 COORDINATOR = "coordinator"
+
+ADDRESS = re.compile(r"tcp://[^:/\s]+:\d{1,5}\Z")
 
 USUAL: dict[str, Any] = dict(
     document="",
@@ -141,6 +143,8 @@ class LiveSettings(BaseModel):
     ----------
     training: see :class:`testbed.training.recipe.Recipe`; :data:`USUAL` may be left out, and
         ``networks``: real links are what they are.
+    network: shape the links between the members by these rates, on this machine alone; null for
+        links as they are. Nothing that travels is scaled.
     own: one's own model and data, instead of the recipe's.
     order: sums where no server is: ``plan``, partial sums on the way, or ``rank``, all payloads
         side by side to the end and then added as the trainer adds them, which costs their bytes.
@@ -162,6 +166,7 @@ class LiveSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     training: Recipe
+    network: Link | None = None
     own: Own | None = None
     order: Literal["plan", "rank"] = "plan"
     statistics: Literal["mean", "own"] = "mean"
@@ -181,10 +186,11 @@ class LiveSettings(BaseModel):
             return given
         training = given["training"]
         if "networks" in training:
-            raise ValueError("training.networks: leave it out, links are what they are")
+            raise ValueError("training.networks: leave it out, `network` says what links are like")
         usual = USUAL | (OWN if given.get("own") else {})
-        networks = {"networks": {"real links": dict(lan=1.0, wan=1.0)}}
-        return given | {"training": usual | training | networks}
+        shaped = given.get("network")
+        case, link = ("shaped links", shaped) if shaped else ("real links", dict(lan=1.0, wan=1.0))
+        return given | {"training": usual | training | {"networks": {case: link}}}
 
     @field_validator("addresses")
     @classmethod

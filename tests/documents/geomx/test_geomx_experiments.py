@@ -13,6 +13,7 @@ from slowlink.methods import exchange
 from slowlink.testbed import results, rounds
 from slowlink.testbed.live import agreement
 from slowlink.testbed.live.agreement import Comparison
+from slowlink.testbed.live.engine.coordinator import Ended
 from slowlink.testbed.network import geo_sites, simulate
 from slowlink.testbed.network.counting import transfer_bytes
 from slowlink.testbed.network.emulated import Measured
@@ -203,23 +204,25 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     """Here the processes are the trainer itself, once more, with one loss off by what is told."""
     off = 0.0
 
-    def run_all(cluster, timeout_s, say, pairs, measured_s):
-        run = cluster.training
+    def run_all(given, say, pairs, measured_s):
+        run = given.training
         assert measured_s == recipe.links.measured_s
-        assert run.networks["emulated"] == cluster.network and cluster.network.wan == 155e6
-        assert run.exchange.parameters == recipe.variants["testbed"].exchange
-        assert cluster.network.efficiency == recipe.variants["testbed"].efficiency
-        rows = [row.model_copy(update=dict(evidence="emulated")) for row in train(run, load=load)]
+        assert [*run.networks.values()] == [given.network] and given.network.wan == 155e6
+        assert run.exchange.name == "hips"
+        assert given.network.efficiency == recipe.variants["testbed"].efficiency
+        assert given.limits.meeting_s == recipe.live.timeout_s
+        rows = list(train(run, load=load))
         (one,) = (row for row in rows if row.metric == "test_loss" and row.round == 2)
         rows[rows.index(one)] = one.model_copy(update=dict(value=one.value + off))
-        results.write(rows, cluster.output / "rows.parquet")
-        return [Measured(*pair, 9e7, 9.5e7, 1e-4) for pair in pairs]
+        sent = dict(metric="sent_bytes", at=one.at | {"member": "site1/server"})
+        rows.append(one.model_copy(update=sent))
+        return Ended(None, {}, rows, [Measured(*pair, 9e7, 9.5e7, 1e-4) for pair in pairs])
 
     def load(name, **limits):
         return images
 
     monkeypatch.setattr(links, "available", lambda: "")
-    monkeypatch.setattr("slowlink.testbed.live.hips.launch.run_all", run_all)
+    monkeypatch.setattr(links.launch, "run_all", run_all)
     monkeypatch.setattr(links.trainer, "train", lambda run, say: train(run, say, load))
     rows = run(recipe, "system")
     assert set(rows["system"]) == {"GeoMX FP16"} and set(rows["experiment"]) == {"system"}
@@ -229,6 +232,8 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     assert losses["live"] == losses["virtual"] == [0, 2, 4]
     live = rows[(rows["variant"] == "live") & (rows["metric"] == "test_accuracy")]
     assert set(live["evidence"]) == {"emulated"}
+    metrics = rows[rows["ends"].isna()].groupby("variant")["metric"].agg(set)
+    assert metrics["live"] - {"live_difference"} == metrics["virtual"]
     carried = rows[rows["ends"].notna()].groupby("metric")
     pairs = {"site2/server to central/server", "central/server to site2/server"}
     for metric, value, unit in (
@@ -245,10 +250,10 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     with pytest.raises(RuntimeError, match="GeoMX FP16: test losses .* are 0.25 apart, not 0"):
         run(recipe, "system")
 
-    def fails(cluster, timeout_s, say, pairs, measured_s):
+    def fails(*_, **options):
         raise RuntimeError("site1/worker0 was lost")
 
-    monkeypatch.setattr("slowlink.testbed.live.hips.launch.run_all", fails)
+    monkeypatch.setattr(links.launch, "run_all", fails)
     rows = run(recipe, "system")
     (row,) = rows[rows["variant"] == "live"].itertuples()
     assert (row.status, row.reason) == ("failed", "site1/worker0 was lost")

@@ -41,8 +41,8 @@ if not PLANNING:
     from slowlink.methods import exchange
     from slowlink.testbed import rounds
     from slowlink.testbed.live.agreement import compare, pairs
-    from slowlink.testbed.live.hips import launch
-    from slowlink.testbed.live.hips.settings import parse
+    from slowlink.testbed.live.engine import launch
+    from slowlink.testbed.live.engine.settings import parse
     from slowlink.testbed.network import topology
     from slowlink.testbed.network.emulated import Measured, available
     from slowlink.testbed.results import read, row_of
@@ -426,7 +426,8 @@ def _lived(bench: Bench, run: Recipe, measured_s: float, timeout_s: float) -> li
 
     With them, of pairs of nodes that its exchange uses, what their links carried for
     ``measured_s`` (s) each before the run: metrics and coordinate as of :func:`_compared`. A failed
-    row where links cannot be emulated, or the run fails or takes longer than ``timeout_s`` (s).
+    row where links cannot be emulated, or the run fails, or the start, an iteration or a meeting
+    takes longer than ``timeout_s`` (s).
     """
     ((case, link),) = run.networks.items()
     place = dict(case=case, variant="live", bandwidth=link.wan, evidence="emulated")
@@ -438,13 +439,15 @@ def _lived(bench: Bench, run: Recipe, measured_s: float, timeout_s: float) -> li
             raise RuntimeError(why)
         with tempfile.TemporaryDirectory() as folder:
             told = run.model_dump(mode="json", exclude={"networks"})
-            network = link.model_dump(mode="json")
-            cluster = parse(dict(training=told, network=network, output=folder))
-            measured = launch.run_all(cluster, timeout_s, bench.say, pairs(plan), measured_s)
-            rows = read([Path(folder) / "rows.parquet"])
+            # Real nodes send each tensor whole, as soon as they can: no barrier, and no chunks.
+            told["exchange"] = dict(name=run.exchange.name)
+            limits = dict.fromkeys(("join_s", "compute_s", "meeting_s"), timeout_s)
+            shaped = dict(network=link.model_dump(mode="json"), output=folder, limits=limits)
+            given = parse(dict(training=told, **shaped))
+            ended = launch.run_all(given, bench.say, pairs=pairs(plan), measured_s=measured_s)
     except (RuntimeError, OSError) as error:
         bench.say(f"{case}: {error}")
         failed = dict(value=math.nan, status="failed", reason=str(error))
         return [nothing.model_copy(update=failed)]
-    made = [row_of(row, **place) for row in rows.to_dict("records")]
-    return [*made, *_carried(nothing, sites, measured)]
+    made = [row.model_copy(update=place) for row in ended.rows if "member" not in row.at]
+    return [*made, *_carried(nothing, sites, ended.links)]

@@ -473,8 +473,8 @@ agreement = Figure(
 system = Figure(
     title="Real links: the system trains",
     shows="Test loss of one small model without BatchNorm, trained by workers, site servers, a "
-    "global server, a master and schedulers as processes over shaped links (diamonds), and by the "
-    "trainer in virtual time (lines) with the same seeds.",
+    "global server and a coordinator as processes over shaped links (diamonds), and by the trainer "
+    "in virtual time (lines) with the same seeds.",
     of=[links.system],
     style=STYLE,
     chart=Lines(
@@ -490,7 +490,7 @@ system = Figure(
     title="Real links: the system beside virtual time",
     shows="Losses differ by is the largest difference between test losses of the same round. "
     "A live round takes this machine's processors for computing and compressing, a virtual one "
-    "those that the document names.",
+    "those that the document names. Rounds that wait for an evaluation do not count.",
     of=[links.system],
 )
 def system_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
