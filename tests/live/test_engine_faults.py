@@ -1,8 +1,11 @@
 """A live run when something goes wrong: who is to blame is named, and nothing waits for ever."""
 
 import contextlib
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +21,7 @@ from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.identity import Keys, make
+from slowlink.testbed.network import emulated
 from tests.live import own_training
 
 pytestmark = pytest.mark.slow
@@ -301,6 +305,129 @@ def test_a_member_that_does_not_come_is_named(server, tmp_path):
     launched.start = lambda name: name == "site2/worker0" or start(name)
     with launched, pytest.raises(Failed, match="site2/worker0 did not come within 6 s"):
         launched.run()
+
+
+SHAPED = dict(lan=1e9, wan=50e6)
+
+
+@pytest.fixture
+def shaped():
+    """Skips where links cannot be shaped."""
+    if why := emulated.available():
+        pytest.skip(why)
+
+
+def the_cable(launched):
+    names = launched.links.topology.node_names
+    return names.index("site2/switch"), names.index("core")
+
+
+def test_a_site_that_is_cut_off_for_a_while_changes_nothing(server, shaped, tmp_path):
+    its = dict(network=SHAPED, limits=dict(silence_s=60, meeting_s=200))
+    whole, cut = (parsed(tmp_path / name, "hips", **its) for name in ("whole", "cut"))
+    run_all(whole, server=server)
+
+    def act(run):
+        run.links.cut(*the_cable(run))
+        time.sleep(1)
+        run.links.mend(*the_cable(run))
+
+    run_until(cut, server, "round 4", act)
+    ours, theirs = model(cut), model(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_site_that_stays_cut_off_is_named(server, shaped, tmp_path):
+    given = parsed(tmp_path, "hips", network=SHAPED, rounds=100_000)
+    with pytest.raises(Failed, match=r"site2/(server|worker0): silent for"):
+        run_until(given, server, "round 4", lambda run: run.links.cut(*the_cable(run)))
+
+
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (signal.SIGKILL, "coordinator died of signal 9"),
+        (signal.SIGSTOP, "coordinator goes on without anybody"),
+    ],
+)
+def test_without_a_coordinator_all_end(server, shaped, tmp_path, number, said):
+    given = parsed(tmp_path, network=SHAPED, rounds=100_000)
+    with Launched(given, server) as run:
+
+        def act(line):
+            if "round 4" in line:
+                run.processes["coordinator"].send_signal(number)
+
+        with pytest.raises(Failed, match=said):
+            run.run(act)
+        for name, process in run.processes.items():
+            if name != "coordinator":
+                assert process.wait(30) == 1
+                assert "the coordinator was silent for 3 s" in run.said(name)
+
+
+@pytest.mark.parametrize(
+    "number, status, network",
+    [
+        (signal.SIGINT, 130, None),
+        (signal.SIGKILL, -signal.SIGKILL, None),
+        (signal.SIGINT, 130, SHAPED),
+    ],
+    ids=["interrupted", "killed", "interrupted on shaped links"],
+)
+def test_nothing_outlives_the_command(tmp_path, number, status, network):
+    if network and emulated.available():
+        pytest.skip(emulated.available())
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(document(tmp_path, rounds=100_000, network=network)))
+    argv = [sys.executable, "-m", launch.PACKAGE, str(file)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as running:
+        while "round 4 of" not in (line := running.stdout.readline()):
+            assert line, "it ended"
+        names = descendants(running.pid)
+        running.send_signal(number)
+        running.stdout.read()
+        assert running.wait(60) == status
+    assert {"site1/worker0", "site1/worker1", "site2/worker0"} <= {*names.values()}
+    end = time.monotonic() + 60
+    while left := [name for pid, name in names.items() if runs(pid)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def descendants(pid):
+    """Names of processes that this one has started, and those, by number."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found |= {int(child): Path(f"/proc/{child}/comm").read_text().strip()}
+        found |= descendants(child)
+    return found
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_members_share_no_sockets(server, tmp_path):
+    held = []
+
+    def look(run):
+        pids = [process.pid for process in run.processes.values()]
+        held.extend(handles(pid) for pid in (*pids, server.process.pid))
+
+    run_until(parsed(tmp_path), server, "round 4 of", look)
+    assert len(held) >= 4 and all(held)
+    once = held[:4]
+    assert len(set().union(*once)) == sum(map(len, once))
+
+
+def handles(pid):
+    """Sockets and pipes that a process has open."""
+    found = {os.readlink(at) for at in Path(f"/proc/{pid}/fd").iterdir()}
+    return {name for name in found if name.startswith(("socket:", "pipe:"))}
 
 
 @pytest.mark.parametrize(

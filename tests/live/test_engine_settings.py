@@ -1,5 +1,7 @@
 """What a live run is, and what it refuses by name before a process starts."""
 
+import json
+
 import pytest
 import yaml
 
@@ -93,7 +95,7 @@ def test_what_cannot_run_is_refused_with_its_reason(training, said):
         (dict(addresses={"coordinator": "a:1"}), "coordinator must be at tcp://host:port"),
         (dict(addresses={"coordinator": "tcp://a:1", "site1/worker0": "tcp://b:1"}),
          "keys: name a folder, since addresses are of several hosts"),
-        (dict(networks={}), "networks: no such key; there are: training, own, order"),
+        (dict(networks={}), "networks: no such key; there are: training, network, own, order"),
         (dict(limits={"tensor": 3}), "limits.tensor: no such key; there are: join_s"),
         (dict(training=dict(networks={})), "training.networks: leave it out"),
     ],
@@ -101,6 +103,43 @@ def test_what_cannot_run_is_refused_with_its_reason(training, said):
 def test_settings_are_refused_by_field(changes, said):
     with pytest.raises(ValueError, match=said):
         settings.parse(document(**changes))
+
+
+def test_the_example_of_the_module_is_a_run():
+    text = settings.__doc__.partition("for instance::\n\n")[2].partition("\nWith ``own``")[0]
+    given = settings.parse(yaml.safe_load(text))
+    assert given.training.workers == (2, 2) and given.network is None
+
+
+@pytest.mark.parametrize("form", [json.dumps, yaml.safe_dump])
+def test_json_and_yaml_say_the_same(tmp_path, form):
+    file = tmp_path / "run.yaml"
+    file.write_text(form(document()))
+    assert settings.read(file).model_dump() == settings.parse(document()).model_dump()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{", "run.yaml: neither JSON nor YAML"),
+        ("[1]", "run.yaml: Input should be"),
+        ("output: a\noutput: b", "run.yaml: .*key 'output' is given twice"),
+    ],
+)
+def test_files_that_are_none_are_named(tmp_path, text, said):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        settings.read(file)
+
+
+def test_the_network_is_that_of_the_recipe():
+    """Written down and read again, it is the same run; another network is another run."""
+    given = settings.parse(document(network=dict(lan=1e9, wan=50e6, colocated=1)))
+    (link,) = given.training.networks.values()
+    assert link == given.network and "site1/host" in given.topology.node_names
+    text = given.model_dump_json(exclude={"training": {"networks"}})
+    assert settings.parse(json.loads(text)).run == given.run != settings.parse(document()).run
 
 
 def test_members_are_the_coordinator_the_servers_that_take_part_and_the_workers():

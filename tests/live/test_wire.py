@@ -1,7 +1,10 @@
-"""The wire between members who know each other's keys, and what strangers get."""
+"""The wire: messages arrive whole, once and in order, whatever happens to connections; members
+know each other's keys, and strangers get nowhere."""
 
 import contextlib
 import json
+import socket
+import threading
 import time
 
 import pytest
@@ -9,7 +12,7 @@ import zmq
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.identity import Keys
-from slowlink.testbed.live.wire import VERSION, WAITING, Received, ZmqWire
+from slowlink.testbed.live.wire import MAX_HEAD, VERSION, WAITING, Received, ZmqWire
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b", "site1/c")
@@ -21,9 +24,9 @@ def wires(tmp_path):
     identity.make(tmp_path, NAMES)
     with contextlib.ExitStack() as stack:
 
-        def make(name, **options):
+        def make(name, bind=ANY, **options):
             options = dict(keys=Keys(tmp_path, name), timeout_s=1.0) | options
-            wire = ZmqWire(name, ANY, NAMES, **options)
+            wire = ZmqWire(name, bind, NAMES, **(dict(heartbeat_s=0.1) | options))
             stack.callback(wire.close, 0.0)
             return wire
 
@@ -125,3 +128,278 @@ def test_who_sends_more_than_may_wait_is_barred(wires):
 def test_fields_of_the_wire_cannot_be_given(wires):
     with pytest.raises(ValueError, match="data to b: the wire itself fills in size"):
         wires("a").send("b", dict(kind="data", size=3))
+
+
+# Whole, once and in order -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(wires):
+    """Makes wires without keys."""
+
+    def make(name, bind=ANY, **options):
+        return wires(name, bind, keys=None, **options)
+
+    return make
+
+
+def receive(wire, count, timeout_s=10.0):
+    """The next ``count`` messages but heartbeats."""
+    found, end = [], time.monotonic() + timeout_s
+    while len(found) < count:
+        received = wire.receive(max(0.0, end - time.monotonic()))
+        assert received is not None, f"only {len(found)} of {count} messages came"
+        if received.kind != "heartbeat":
+            found.append(received)
+    return found
+
+
+def numbers(received):
+    return [one.head["mine"] for one in received]
+
+
+def data(number):
+    return dict(kind="data", mine=number)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 400_000])
+def test_a_message_arrives_as_it_was_sent(plain, size):
+    a, b = plain("a", slice_bytes=1024), plain("b")
+    a.connect({"b": b.address})
+    body = bytes(n % 251 for n in range(size))
+    a.send("b", data(3), body)
+    assert receive(b, 1) == [Received("a", data(3), body)]
+
+
+def test_messages_arrive_once_and_in_order(plain):
+    a, b = plain("a", slice_bytes=4096), plain("b")
+    a.connect({"b": b.address})
+    b.connect({"a": a.address})
+    for number in range(50):
+        a.send("b", data(number), bytes(80_000 * (number % 3 > 0)))
+        b.send("a", data(number))
+    assert numbers(receive(b, 50)) == numbers(receive(a, 50)) == list(range(50))
+
+
+class Cable:
+    """Passes bytes on between two ends, until it is torn."""
+
+    def __init__(self, target):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.target, self.most, self.torn = target, None, 0
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                here = self.listener.accept()[0]
+                host, port = self.target.removeprefix("tcp://").split(":")
+                there = socket.create_connection((host, int(port)))
+                for one, other in ((here, there), (there, here)):
+                    threading.Thread(target=self.carry, args=(one, other), daemon=True).start()
+
+    def carry(self, source, sink):
+        carried = 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(10_000):
+                carried += len(data)
+                if self.most is not None and carried > self.most:
+                    self.torn += 1
+                    break
+                sink.sendall(data)
+        for line in (source, sink):
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+
+def test_nothing_is_lost_when_connections_break_in_the_middle(plain):
+    a, b = plain("a", slice_bytes=4096), plain("b")
+    cable = Cable(b.address)
+    cable.most = 400_000  # then each connection breaks; a message has 200 000 bytes
+    a.connect({"b": cable.address})
+    for number in range(6):
+        a.send("b", data(number), bytes(200_000))
+    assert numbers(receive(b, 6)) == list(range(6))
+    assert cable.torn >= 3
+    assert b.receive(0.3) is None
+    cable.listener.close()
+
+
+def test_messages_wait_for_a_member_that_comes_later(plain):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    a = plain("a")
+    a.connect({"b": address})
+    a.send("b", data(0))
+    assert a.receive(0.3) is None
+    assert numbers(receive(plain("b", address), 1)) == [0]
+
+
+def test_a_restarted_member_gets_what_has_no_receipt(plain):
+    a, b = plain("a"), plain("b")
+    a.connect({"b": b.address})
+    a.send("b", data(0))
+    assert numbers(receive(b, 1)) == [0]
+    end = time.monotonic() + 10
+    while "b" not in a.heard:  # its receipt is there
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    b.close(0.0)
+    again = plain("b", b.address)
+    a.send("b", data(1))
+    assert numbers(receive(again, 1)) == [1]
+
+
+def test_connecting_anew_drops_what_was_under_way(plain):
+    a, b = plain("a"), plain("b")
+    a.connect({"b": "tcp://127.0.0.1:1"})  # nobody is there
+    a.send("b", data(0))
+    a.connect({"b": b.address})
+    a.send("b", data(1))
+    assert numbers(receive(b, 1)) == [1]
+
+
+def test_heartbeats_go_on_while_the_member_is_busy(plain):
+    a, b = plain("a", above="b"), plain("b")
+    a.connect({"b": b.address})
+    b.connect({"a": a.address})
+    beats, end = 0, time.monotonic() + 20
+    while beats < 3:
+        assert time.monotonic() < end, "no heartbeats"
+        sum(range(10_000))
+        while (received := b.receive(0)) is not None:
+            assert received == Received("a", dict(kind="heartbeat", address=a.address))
+            beats += 1
+    assert "a" in b.heard and "b" not in a.heard
+
+
+def test_heartbeats_pause_while_the_members_thread_does_not_come_back(plain):
+    """It may hang though the wire's thread goes on."""
+    a, b = plain("a", above="b", stall_s=0.5), plain("b")
+    a.connect({"b": b.address})
+    end = time.monotonic() + 20
+    while b.receive(1.0):  # a heartbeat comes ten times as often
+        assert time.monotonic() < end, "heartbeats go on"
+    a.receive(0)
+    assert b.receive(20).kind == "heartbeat"
+
+
+def test_who_watches_sees_at_once_that_a_process_is_gone(plain):
+    a, b = plain("a", watches=True, timeout_s=60), plain("b")
+    a.connect({"b": b.address})
+    a.send("b", data(0))
+    receive(b, 1)
+    b.close(0.0)
+    assert receive(a, 1) == [Received("b", dict(kind="left", reason="its process is gone"))]
+
+
+@pytest.mark.parametrize(
+    "parts, why",
+    [
+        ([b"{"], "1 parts"),
+        ([b"{", b""], "not JSON"),
+        ([b"[" * 5000, b""], "not JSON"),
+        ([b"[]", b""], "version"),
+        (piece(v=2), "version"),
+        (piece(sender=3), "no sender"),
+        (piece(sender="d"), "'d', who is no node"),
+        (piece(stream="x"), "stream must be"),
+        (piece(number=-1), "number must be"),
+        (piece(stream=2**62), "begins in the future"),
+        ([b" " * (MAX_HEAD + 1), b""], None),  # ZeroMQ itself closes the connection
+    ],
+)
+def test_what_is_malformed_is_dropped_and_the_next_message_read(plain, caplog, parts, why):
+    b = plain("b", limit_bytes=4096, slice_bytes=1024)
+    with zmq.Context() as context:
+        for message in (parts, piece(number=1, stream=2, mine=7)):
+            with context.socket(zmq.DEALER) as its:
+                its.connect(b.address)
+                its.send_multipart(message)
+                time.sleep(0.1)
+                its.setsockopt(zmq.LINGER, 1000)
+        assert numbers(receive(b, 1)) == [7]
+    assert why is None or why in caplog.text
+
+
+def test_slices_that_do_not_follow_on_each_other_are_dropped(plain):
+    b = plain("b")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as its:
+        its.connect(b.address)
+        for message in (
+            piece(at=5, size=9),  # no beginning
+            piece(number=0, mine=1),
+            piece(number=2, mine=2),  # 1 is missing
+            piece(number=1, mine=3),
+            piece(number=0, mine=4),  # had that
+            piece(stream=0, number=2, mine=5),  # of an earlier channel
+            piece(stream=2, number=9, mine=6),
+            piece(number=2, mine=7),
+        ):
+            its.send_multipart(message)
+        assert numbers(receive(b, 3)) == [1, 3, 6]
+        receipts = [its.recv() for _ in range(4)]
+    assert receipts == [b"1 0", b"1 1", b"1 1", b"2 9"]
+
+
+def test_slices_of_an_earlier_connection_do_not_mix_with_those_that_come_again(plain):
+    b, body = plain("b"), bytes(range(250))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as its:
+        its.connect(b.address)
+        for dial, at in ((1, 0), (2, 0), (2, 100), (1, 0), (1, 100), (2, 200)):
+            head, _ = piece(dial=dial, at=at, size=len(body))
+            its.send_multipart([head, body[at : at + 100]])
+        assert receive(b, 1)[0].body == body
+
+
+def test_receipts_that_are_none_are_dropped(plain, caplog):
+    a = plain("a")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as its:
+        port = its.bind_to_random_port("tcp://127.0.0.1")
+        a.connect({"b": f"tcp://127.0.0.1:{port}"})
+        a.send("b", data(0))
+        identity, text, _ = its.recv_multipart()
+        for receipt in (b"x", b"1", b"1 2 3", b"[]", b"%d 0" % json.loads(text)["stream"]):
+            its.send_multipart([identity, receipt])
+        a.close(5.0)
+    assert caplog.text.count("dropped a receipt of b") == 4
+
+
+@pytest.mark.parametrize(
+    "size, body, why", [(2**40, b"x", "at most 4096 fit"), (2, b"xyz", "payload of 2 bytes")]
+)
+def test_a_body_of_another_size_is_refused_with_its_senders_name(plain, size, body, why):
+    b = plain("b", limit_bytes=4096)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as its:
+        its.connect(b.address)
+        its.send_multipart([piece(size=size)[0], body])
+        with pytest.raises(ValueError, match=f"message of a refused: .*{why}"):
+            b.receive(5.0)
+        assert its.recv() == b"1 0"  # the connection goes on
+        its.send_multipart(piece(number=1, mine=7))
+        assert numbers(receive(b, 1)) == [7]
+
+
+def test_what_cannot_be(plain):
+    a = plain("a", limit_bytes=4096)
+    with pytest.raises(OSError, match="b: cannot listen at " + a.address):
+        plain("b", a.address)
+    with pytest.raises(ValueError, match="hello to b: body of over"):
+        a.send("b", dict(kind="hello", text="x" * MAX_HEAD))
+    with pytest.raises(ValueError, match="data to b: .* bytes, at most 4096 fit"):
+        a.send("b", data(0), bytes(2 * MAX_HEAD))
+
+
+def test_closing_waits_until_all_has_arrived_but_not_for_ever(plain):
+    a, b = plain("a"), plain("b")
+    a.connect({"b": b.address})
+    a.send("b", data(0), bytes(4_000_000))
+    a.close(5.0)
+    assert len(receive(b, 1)[0].body) == 4_000_000
+    lonely = plain("a")
+    lonely.connect({"b": "tcp://127.0.0.1:1"})
+    lonely.send("b", data(0))
+    lonely.close(0.2)
+    assert not lonely._thread.is_alive()

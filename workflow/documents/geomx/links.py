@@ -57,6 +57,10 @@ STALE = 0.01
 which is not emulated."""
 
 
+UNLIKE = "running statistics (BatchNorm) are the workers' mean, not as in virtual time"
+"""A note on live rows of models that have some."""
+
+
 class Links(Section):
     """Each pair of nodes is measured for ``measured_s`` before, and a round in which nothing
     happens for ``timeout_s`` has failed."""
@@ -431,6 +435,9 @@ def _lived(bench: Bench, run: Recipe, measured_s: float, timeout_s: float) -> li
     """
     ((case, link),) = run.networks.items()
     place = dict(case=case, variant="live", bandwidth=link.wan, evidence="emulated")
+    network = models.make(run.model.name, **run.model.parameters)
+    if any(buffer.is_floating_point() for buffer in network.buffers()):
+        place["reason"] = UNLIKE
     sites = trainer.topology(run.workers, link)
     plan = exchange.load(run.exchange.name, **run.exchange.parameters)(sites)
     nothing = Row(**run.told | place | dict(metric="test_accuracy", value=0.0, unit="%"))

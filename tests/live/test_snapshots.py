@@ -1,0 +1,25 @@
+"""Snapshots on disk: those of this run, whole, and the latest."""
+
+import pytest
+
+from slowlink.testbed.live.snapshots import Snapshots
+
+
+def test_snapshots_of_another_run_and_damaged_ones_are_refused(tmp_path):
+    Snapshots(tmp_path, "one", "site1/server").save(3, {"round": 3})
+    assert Snapshots(tmp_path, "one", "site1/server").load() == {3: {"round": 3}}
+    assert Snapshots(tmp_path, "one", "site1/server0").load() == {}
+    with pytest.raises(ValueError, match="of another configuration"):
+        Snapshots(tmp_path, "two", "site1/server").load()
+    next(tmp_path.iterdir()).write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="not a snapshot"):
+        Snapshots(tmp_path, "one", "site1/server").load()
+
+
+def test_only_the_latest_snapshots_stay_and_none_of_undone_rounds(tmp_path):
+    snapshots = Snapshots(tmp_path, "one", "node")
+    for number in (0, 1, 2, 3, 2):
+        snapshots.save(number, {"round": number})
+    assert sorted(snapshots.load()) == [2]
+    snapshots.save(3, {"round": 3})
+    assert sorted(snapshots.load()) == [2, 3]
