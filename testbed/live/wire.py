@@ -158,9 +158,9 @@ class ZmqWire:
     bind: ``tcp://host:port`` to listen at; port 0 for any.
     nodes: whom to listen to; what others send is dropped.
     keys: encrypt and authenticate all connections; None for neither.
-    watches: whether this is a scheduler: it sends heartbeats to all it is connected with, and hears
-        ``left`` from those whose process is seen to be gone.
-    above: whom any other node sends heartbeats to, its scheduler.
+    watches: whether this is the coordinator: it sends heartbeats to all it is connected with, and
+        hears ``left`` from those whose process is seen to be gone.
+    above: whom any other node sends heartbeats to, its coordinator.
     heartbeat_s: time between two.
     timeout_s: a connection on which nothing is confirmed for so long is made anew.
     stall_s: after so long without a call by the node's own thread heartbeats pause, for it may

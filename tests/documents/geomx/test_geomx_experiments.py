@@ -249,6 +249,10 @@ def test_the_system_is_compared_with_virtual_time(recipe, images, monkeypatch):
     off = 0.25
     with pytest.raises(RuntimeError, match="GeoMX FP16: test losses .* are 0.25 apart, not 0"):
         run(recipe, "system")
+    # Of a model with running statistics live rows say why they may differ.
+    rows = run(changed(recipe, live=dict(model=dict(name="resnet8", in_channels=1))), "system")
+    assert set(rows.loc[rows["variant"] == "live", "reason"]) == {links.UNLIKE}
+    assert rows.loc[rows["metric"] == "live_difference", "value"].item() == 0.25
 
     def fails(*_, **options):
         raise RuntimeError("site1/worker0 was lost")
