@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slowlink.methods.exchange import Plan, Topology
-from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.live.engine.plan_run import run_plan
 from slowlink.testbed.live.processor_load import LoadMonitor
 from slowlink.testbed.network import simulate
 from slowlink.testbed.network.counting import Sizes

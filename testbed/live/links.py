@@ -19,10 +19,13 @@ from dataclasses import dataclass
 import zmq
 
 from slowlink.testbed import given
-from slowlink.testbed.live.plan_node import FRAME_BYTES, QUEUED
 from slowlink.testbed.network.cluster import Cluster, Link, Quartiles, Rack, Site, quartiles
 
 GREETING = b"slowlink links 1"
+FRAME_BYTES = 1 << 18
+"""Bytes of a part of a message, at most."""
+QUEUED = 2
+"""Parts that ZeroMQ holds for a connection at either end."""
 SMALL = 64
 """Bytes of a message whose round trip is timed."""
 PINGS = 50

@@ -343,7 +343,7 @@ def test_contributions_larger_than_their_codec_makes_are_refused(learn):
             return sent
         its = sent.head["sum"]
         head = {"sum": its | {"size": its["size"] + 1}}
-        return type(sent)(sent.t, sent.to, head, sent.body + bytes(4))
+        return type(sent)(sent.t, sent.to, head, bytes(sent.body) + bytes(4))
 
     with pytest.raises(Refused, match="are the most") as refused:
         cluster.meet(drawn(learner, 0), spoil=spoil)

@@ -234,7 +234,7 @@ class Rogue:
 
     def send(self, to, head, body=b""):
         if head["kind"] == "data":
-            head, body = self.change(head, body)
+            head, body = self.change(head, bytes(body))
         self.wire.send(to, head, body)
 
 

@@ -6,13 +6,12 @@ server gets, it decodes, and encodes anew for the next level. An exchange withou
 (``whole``), or one whose levels all have one codec that adds, is one fragment, in which payloads
 add on the way or lie side by side.
 
-Everything here is a generator that yields ``(tag, Sent)`` for what leaves, and ``(tag, None)`` to
-be sent the next arrival with this tag; so that a node does all tensors at once.
+Everything here is a generator (:data:`Travel`), so that a node does all tensors at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
@@ -26,6 +25,7 @@ from slowlink.methods import compression
 from slowlink.methods.compression import Compressor, Payload
 from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.methods.exchange import Exchange, Plan, Topology
+from slowlink.testbed.live.engine.delivery import Travel, along
 from slowlink.testbed.live.engine.flow import (
     ANSWER,
     Algebra,
@@ -33,10 +33,8 @@ from slowlink.testbed.live.engine.flow import (
     Due,
     Part,
     Refused,
-    Sent,
     Sums,
     Value,
-    flow,
 )
 from slowlink.testbed.prices import default_down, load_codec, passes
 from slowlink.testbed.training.learner import Codecs, fused
@@ -48,12 +46,6 @@ it to its own."""
 Order = Literal["plan", "rank"]
 """How payloads that add are summed where no server is: on the way, as the plan says, or side by
 side until they arrive, and then in the order of the ranks, as the trainer adds them."""
-
-Tag = tuple[str, int, int]
-"""Of what arrives: the fragment of the plan, the key, and the round of communication."""
-
-Arrival = tuple[int, Mapping[str, Any], bytes]
-Travel = Generator[tuple[Tag, Sent | None], Arrival | None, Any]
 
 STATISTICS = -1
 """The key of running statistics."""
@@ -212,14 +204,14 @@ class Meeting:
         if vector is not None:
             own = algebra.own(DENSE.compress(vector / len(self.bringing), STATISTICS))
         tag = (self.phase, STATISTICS, 0)
-        value = yield from _along(tag, part, algebra, own)
+        value = yield from along(tag, part, algebra, own)
         if self.mode == "model":
             part = place.part(self.members, "pull", None)
             tag = ("pull", STATISTICS, 0)
             # The server answers with what it has summed, everybody else passes it on.
             gives = algebra.payload(value) if part.leaving and not part.arriving else None
             algebra = Sums(part, Due(DENSE.name, place.limit))
-            value = yield from _along(tag, part, algebra, gives and algebra.own(gives))
+            value = yield from along(tag, part, algebra, gives and algebra.own(gives))
         if not value:
             return None
         return DENSE.decompress(algebra.payload(value))
@@ -276,7 +268,7 @@ class Meeting:
         part = self.place.part(self.bringing, self.phase, slots)
         algebra = self._algebra(part, codec, key, 0)
         tag = (_fragment(self.phase, slots), key, 0)
-        yield from _along(tag, part, algebra, self._own(algebra, payload))
+        yield from along(tag, part, algebra, self._own(algebra, payload))
 
     def _combined(
         self,
@@ -303,7 +295,7 @@ class Meeting:
                 return algebra.own(merged, ANSWER)
 
         tag = (_fragment(self.phase, slots), key, step)
-        value = yield from _along(tag, part, algebra, own, turn)
+        value = yield from along(tag, part, algebra, own, turn)
         if isinstance(algebra, Sums):
             return algebra.payload(value)
         payloads = algebra.payloads(value)
@@ -376,14 +368,14 @@ class Meeting:
         part = self.place.part(self.members, phase, slots)
         algebra = Bundles(part, Due(payload.codec, self.place.limit))
         own = algebra.own(payload, ANSWER)
-        yield from _along((_fragment(phase, slots), key, 0), part, algebra, own)
+        yield from along((_fragment(phase, slots), key, 0), part, algebra, own)
 
     def _heard(self, level: int, phase: str, key: int, codec: Compressor) -> Travel:
         slots = self._pull_slots(level)
         part = self.place.part(self.members, phase, slots)
         shape = self.place.shapes[key] if phase == "pull" else self.place.shape(key)
         algebra = Bundles(part, Due(codec.name, self.place.limit, tuple(shape)))
-        value = yield from _along((_fragment(phase, slots), key, 0), part, algebra, None)
+        value = yield from along((_fragment(phase, slots), key, 0), part, algebra, None)
         (sender,) = {part.src[t] for t in part.arriving}
         payload = algebra.payloads(value)[ANSWER]
         return self._checked(lambda: codec.decompress(payload), codec, [sender], [payload])
@@ -426,22 +418,6 @@ class Meeting:
         if made is None:
             raise why
         raise ValueError(f"{codec.name}: the sum is not finite, though no summand is to blame")
-
-
-def _along(
-    tag: Tag,
-    part: Part,
-    algebra: Algebra,
-    own: Value | None,
-    turn: Callable[[Value], Value] | None = None,
-) -> Travel:
-    running, arrival = flow(part, algebra, own, turn), None
-    while True:
-        try:
-            sent = running.send(arrival)
-        except StopIteration as stop:
-            return stop.value
-        arrival = yield tag, sent
 
 
 def _fragment(phase: str, slots: tuple[str, ...] | None) -> str:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slowlink.methods.compression import Payload
 from slowlink.methods.exchange import COPY, Plan
+
+if TYPE_CHECKING:
+    from slowlink.methods.compression import Payload
 
 ANSWER = -1
 """Stands for the contributor of what is no contribution: an answer to all."""
@@ -93,6 +95,7 @@ class Part:
         self.src = {t: int(plan.src[t]) for t in mine}
         self.dst = {t: int(plan.dst[t]) for t in mine}
         self.copies = {t: bool(plan.op[t] == COPY) for t in mine}
+        self.slots = {t: int(plan.slot[t]) for t in mine}
         self.leaving = [t for t in mine if self.src[t] == node]
         self.arriving = [t for t in mine if self.src[t] != node]
         self.ending = [t for t in mine if self.dst[t] == node]
@@ -115,7 +118,7 @@ class Sent:
     t: int
     to: int
     head: dict[str, Any]
-    body: bytes
+    body: bytes | memoryview
 
 
 class Sums:
@@ -132,6 +135,11 @@ class Sums:
     def own(self, payload: Payload) -> Value:
         self._know(payload.form, payload.dtype, payload.shape, payload.nbytes)
         return self._cut(np.frombuffer(payload.body, self._dtype))
+
+    def own_vector(self, vector: np.ndarray) -> Value:
+        """As :meth:`own` of the dense payload of a float32 vector."""
+        self._know("dense", "float32", vector.shape, vector.nbytes)
+        return self._cut(vector)
 
     def _know(self, form: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
         self.like = form, dtype, tuple(shape)
@@ -159,10 +167,13 @@ class Sums:
             np.clip(total, -most, most, out=total)
         return total.astype(dtype, copy=False)
 
-    def pack(self, value: Value) -> tuple[dict[str, Any], bytes]:
+    def pack(self, t: int, value: Value) -> tuple[dict[str, Any], bytes | memoryview]:
         form, dtype, shape = self.like
         head = dict(form=form, dtype=dtype, shape=list(shape), size=self.size)
-        return {"sum": head}, b"".join(item.tobytes() for item in value.values())
+        items = list(value.values())
+        # Nothing changes an item, so a single one need not be copied.
+        body = items[0].view(np.uint8).data if len(items) == 1 else b"".join(items)
+        return {"sum": head}, body
 
     def unpack(self, t: int, head: Mapping[str, Any], body: bytes) -> Value:
         sender = self.part.src[t]
@@ -184,8 +195,10 @@ class Sums:
 
     def payload(self, value: Value) -> Payload:
         """What a whole value stands for."""
+        from slowlink.methods.compression import Payload  # here: with it comes torch
+
         form, dtype, shape = self.like
-        body = b"".join(value[i].tobytes() for i in range(len(self.part.edges) - 1))
+        body = b"".join(value[i] for i in range(len(self.part.edges) - 1))
         return Payload(body, self.due.codec, shape, form, dtype)
 
 
@@ -209,7 +222,7 @@ class Bundles:
             joined |= item
         return joined
 
-    def pack(self, value: Value) -> tuple[dict[str, Any], bytes]:
+    def pack(self, t: int, value: Value) -> tuple[dict[str, Any], bytes]:
         of = sorted({contributor for item in value.values() for contributor in item})
         described = []
         for contributor in of:
@@ -252,6 +265,8 @@ class Bundles:
 
     def payloads(self, value: Value) -> dict[int, Payload]:
         """The whole payloads of a whole value, by contributor."""
+        from slowlink.methods.compression import Payload  # here: with it comes torch
+
         found = {}
         for contributor in sorted({c for item in value.values() for c in item}):
             form, dtype, shape, size = self.known[contributor]
@@ -263,7 +278,28 @@ class Bundles:
         return found
 
 
-Algebra = Sums | Bundles
+class Given:
+    """Bodies that are given, by slot, whatever arrives: a transfer carries its share of its
+    sender's. Keeps what has come, by transfer."""
+
+    def __init__(self, part: Part, bodies: Mapping[int, bytes]) -> None:
+        self.part, self.bodies = part, bodies
+        self.came: dict[int, bytes] = {}
+
+    def total(self, items: Sequence[Item]) -> Item:
+        return None
+
+    def pack(self, t: int, value: Value) -> tuple[dict[str, Any], memoryview]:
+        body = memoryview(self.bodies[self.part.slots[t]])
+        cuts, segments = self.part.cuts(len(body)), self.part.segments[t]
+        return {}, body[cuts[segments.start] : cuts[segments.stop]]
+
+    def unpack(self, t: int, head: Mapping[str, Any], body: bytes) -> Value:
+        self.came[t] = body
+        return dict.fromkeys(self.part.segments[t])
+
+
+Algebra = Sums | Bundles | Given
 
 
 def flow(
@@ -308,7 +344,7 @@ def flow(
             if part.dst[t] == part.src[t]:
                 arrived[t] = carried if turn is None else turn(carried)
             else:
-                yield Sent(t, part.dst[t], *algebra.pack(carried))
+                yield Sent(t, part.dst[t], *algebra.pack(t, carried))
         if len(waiting) == len(todo):
             t, head, body = yield None
             if t not in missing:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,14 +44,8 @@ from torch import Tensor
 
 from slowlink.testbed import files
 from slowlink.testbed.live.engine import tasks
-from slowlink.testbed.live.engine.exchange import (
-    STATISTICS,
-    Meeting,
-    Place,
-    Tag,
-    Travel,
-    as_vector,
-)
+from slowlink.testbed.live.engine.delivery import Arrival, Delivery, Tag, Which
+from slowlink.testbed.live.engine.exchange import STATISTICS, Meeting, Place, as_vector
 from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
@@ -73,9 +67,9 @@ class Stopped(RuntimeError):
     """The run ended before its time; says why."""
 
 
-@dataclass
-class _Held:
-    """A meeting under way: its generators by key and phase, and what they are waiting for."""
+@dataclass(kw_only=True)
+class _Held(Delivery):
+    """A meeting under way, its travels by phase and key."""
 
     number: int
     attempt: int
@@ -85,10 +79,6 @@ class _Held:
     level: int
     brings: int
     scale: float
-    running: dict[tuple[str, int], Travel] = field(default_factory=dict)
-    waiting: dict[Tag, tuple[str, int]] = field(default_factory=dict)
-    results: dict[tuple[str, int], Any] = field(default_factory=dict)
-    early: dict[Tag, deque] = field(default_factory=lambda: defaultdict(deque))
     seen: set[tuple[Tag, int]] = field(default_factory=set)
     """Transfers that have come, each of which comes once."""
     before: dict | None = None
@@ -258,19 +248,19 @@ class Node:
         if not settings.stepwise and weights is None and over_all:
             scale = len(members) / len(nodes)
         held = self.held[meeting] = _Held(
-            meeting,
-            attempt,
-            Meeting(
+            number=meeting,
+            attempt=attempt,
+            meeting=Meeting(
                 self.place,
                 settings.mode,
                 [nodes[rank] for rank in bringing],
                 [nodes[rank] for rank in members],
             ),
-            members,
-            weights,
-            level,
-            brings,
-            scale,
+            members=members,
+            weights=weights,
+            level=level,
+            brings=brings,
+            scale=scale,
         )
         if settings.on_loss == "continue":
             held.before = self.task.codec.states()
@@ -295,7 +285,7 @@ class Node:
             own = as_vector(self.task.statistics()) if self.rank in bringing else None
             held.running["mean", STATISTICS] = travels.mean(own)
         for which in list(held.running):
-            self._go_on(held, which, None)
+            self._go_on(held, which)
         if self.centre and settings.mode == "model" and not bringing:
             model = self.models[seen] if level == GLOBAL else self.given[members[0]]
             self._hand_out(held, model)
@@ -394,10 +384,10 @@ class Node:
             raise Refused(culprit, f"{tag} is not of this meeting, or came before")
         held.seen.add((tag, t))
         self.carried += len(received.body) * (tag[1] != STATISTICS)
-        held.early[tag].append((t, head, received.body))
-        which = held.waiting.get(tag)
+        arrival = t, head, received.body
+        which = held.take(tag, arrival)
         if which is not None:
-            self._feed(held, tag, which)
+            self._go_on(held, which, arrival)
             self._close(held)
 
     def _sender_of(self, held: _Held, tag: Tag, t: int) -> int:
@@ -410,35 +400,17 @@ class Node:
             raise ValueError(f"{plan.name} has no transfer {t}")
         return int(plan.src[t])
 
-    def _feed(self, held: _Held, tag: Tag, which: tuple[str, int]) -> None:
-        del held.waiting[tag]
-        self._go_on(held, which, held.early[tag].popleft())
+    def _go_on(self, held: _Held, which: Which, arrival: Arrival | None = None) -> None:
+        for tag, sent in held.go_on(which, arrival):
+            head = dict(kind="data", meeting=held.number, attempt=held.attempt)
+            head |= dict(tag=list(tag), t=sent.t, **sent.head)
+            self.wire.send(self.names[sent.to], head, sent.body)
+            self.sent_bytes += len(sent.body)
+            self.carried += len(sent.body) * (tag[1] != STATISTICS)
+        if which in held.results and self._all_pushed(held, which):
+            self._apply(held)
 
-    def _go_on(self, held: _Held, which: tuple[str, int], arrival: Any) -> None:
-        travel = held.running[which]
-        while True:
-            try:
-                tag, sent = travel.send(arrival)
-            except StopIteration as stop:
-                del held.running[which]
-                held.results[which] = stop.value
-                if self._all_pushed(held, which):
-                    self._apply(held)
-                return
-            arrival = None
-            if sent is not None:
-                head = dict(kind="data", meeting=held.number, attempt=held.attempt)
-                head |= dict(tag=list(tag), t=sent.t, **sent.head)
-                self.wire.send(self.names[sent.to], head, sent.body)
-                self.sent_bytes += len(sent.body)
-                self.carried += len(sent.body) * (tag[1] != STATISTICS)
-            elif held.early[tag]:
-                arrival = held.early[tag].popleft()
-            else:
-                held.waiting[tag] = which
-                return
-
-    def _all_pushed(self, held: _Held, which: tuple[str, int]) -> bool:
+    def _all_pushed(self, held: _Held, which: Which) -> bool:
         if not self.centre or self.settings.mode != "model" or which[0] != "push":
             return False
         return not any(phase == "push" for phase, _ in held.running)
@@ -485,7 +457,7 @@ class Node:
         for index, parameter in enumerate(model):
             which = "pull", index
             held.running[which] = held.meeting.hand_out(parameter, index)
-            self._go_on(held, which, None)
+            self._go_on(held, which)
 
     def _count(self) -> None:
         """Evaluate the server's model when it has come so far."""

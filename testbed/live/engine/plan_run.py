@@ -1,10 +1,8 @@
-"""A plan on real processes: its fourth executor, beside arrays, fluid and packets.
+"""A plan alone on real processes: its fourth executor, beside arrays, fluid and packets.
 
-Every node that takes part is a process, in its own network namespace where links are emulated.
-Pieces travel over TCP connections that ZeroMQ keeps, opened before the clock starts: a plan's
-window is the number of connections from one node to another, each of which carries pieces whole,
-one after the other; without a window every transfer has its own. Nodes tell the parent, past the
-network, which phases are over.
+Every node that takes part is a process, in its own network namespace where links are emulated. They
+run the engine's flow over its wire, whose connections are open before the clock starts. Nodes tell
+the parent, past the network, which phases are over.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slowlink.methods.exchange import Plan, Topology
-from slowlink.testbed.live.plan_node import Job, Outcome, run_node
+from slowlink.testbed.live.engine.flow import Part
+from slowlink.testbed.live.engine.plan_node import Job, Outcome, shares, take_part
 from slowlink.testbed.live.processes import run_ranks
 from slowlink.testbed.network.counting import Sizes, transfer_bytes
 from slowlink.testbed.network.execution import verify
@@ -30,15 +28,11 @@ if TYPE_CHECKING:
     from slowlink.testbed.network.emulated import Emulated
 
 LOOPBACK = "127.0.0.1"
-BLOCK = 65_521
-"""Elements drawn for a node; repeated, they are its vector. A prime: no shift goes unseen."""
-LARGEST = 8
-"""Values drawn are whole numbers up to this, so that sums are exact in every order."""
 MARGIN_S = 0.05
 """From when all are told of the common start until it: so that it reaches them in time."""
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
-    # The memory of a frame is kept for the next one.
+    # The memory of a message is kept for the next one.
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
 }
@@ -50,10 +44,10 @@ class Ran:
 
     Attributes
     ----------
-    completion_s: when the last transfer arrived.
+    completion_s: when the last node had all that it shall end with.
     transfers: a record a transfer, as :class:`testbed.network.fluid.Result` has: ``nbytes`` is
-        payload; ``start_s`` is when its first byte was handed to its connection, ``end_s`` when
-        its last had arrived and was added or copied.
+        payload; ``start_s`` is when its first piece was handed to its connection, ``end_s`` when
+        its last had arrived.
     sent_bytes: payload that each node sent, by node id.
     cpu_s: processor time of all nodes, kernel included as far as it is charged to them.
     """
@@ -70,7 +64,6 @@ def run_plan(
     nbytes: Sizes | None,
     links: Emulated | None,
     *,
-    values: Sequence[np.ndarray] | None = None,
     bodies: Mapping[str, Mapping[int, bytes]] | None = None,
     repeats: int = 1,
     timeout_s: float = 60.0,
@@ -78,10 +71,9 @@ def run_plan(
 ) -> list[Ran]:
     """Run ``plan`` alone, ``repeats`` times by the same processes, and check what arrives.
 
-    Give one of ``nbytes``, ``values`` and ``bodies``. Where all messages have the size of one
-    vector, float32 vectors are really added up and copied, and every receiver must end with
-    exactly the sum. Where sizes differ, opaque bytes travel and each transfer must arrive
-    unchanged.
+    Give ``nbytes`` or ``bodies``. Where all messages have the size of one vector, float32 vectors
+    are really added up and copied, and every receiver must end with exactly the sum. Where sizes
+    differ, opaque bytes travel and each transfer must arrive unchanged.
 
     Parameters
     ----------
@@ -89,8 +81,6 @@ def run_plan(
         rounded up to whole elements.
     links: emulated links of ``topology``; without them all nodes share the loopback interface, as
         fast as it is.
-    values: vectors of the contributors, in their order: float32, whole numbers, so that sums are
-        exact in every order.
     bodies: by slot and sending node, the bytes that stand for the whole vector.
     timeout_s: longest time without any progress.
     say: called with a line for each run.
@@ -98,14 +88,16 @@ def run_plan(
     Raises
     ------
     ValueError
-        A plan that is none, or contents that do not fit it.
+        A plan that is none or that the wire cannot carry, or contents that do not fit it.
     RankFailed
         A node died, fell silent or ended with something else; names it, and what it waited for.
     """
-    if sum(given is not None for given in (nbytes, values, bodies)) != 1:
-        raise ValueError(f"{plan.name}: give one of nbytes, values and bodies")
+    if (nbytes is None) == (bodies is None):
+        raise ValueError(f"{plan.name}: give nbytes or bodies")
     if repeats < 1:
         raise ValueError(f"{plan.name}: repeats must be at least 1, not {repeats}")
+    if plan.window != 1:
+        raise ValueError(f"{plan.name}: window must be 1, as nodes keep one connection a pair")
     if links is not None and links.topology is not topology:
         raise ValueError(f"{plan.name}: links emulate another topology than {topology.name}")
     verify(plan)
@@ -113,32 +105,26 @@ def run_plan(
     nodes = tuple(taking_part.tolist())
     if nodes[-1] >= topology.n_nodes:
         raise ValueError(f"{plan.name}: {topology.name} has no node {nodes[-1]}")
-    job = partial(
-        Job,
+    size = None if nbytes is None else _vector_bytes(plan, nbytes)
+    if bodies is None and size is None:
+        bodies = _drawn_bodies(plan, nbytes)
+    job = Job(
         plan,
         nodes,
         tuple(topology.node_names[node] for node in nodes),
         tuple(links.address(node) if links else LOOPBACK for node in nodes),
         repeats,
+        timeout_s,
+        None if size is None else math.ceil(size / 4),
     )
-    size = None if nbytes is None else _vector_bytes(plan, nbytes)
-    if bodies is None and nbytes is not None and size is None:
-        bodies = _drawn_bodies(plan, nbytes)
-    if bodies is None:
-        blocks = _checked(plan, values) if values else _drawn(plan)
-        count = len(blocks[0]) if values else math.ceil(size / 4)
-        job, each = job(size=count), _shares(plan, nodes, blocks, count)
-    else:
-        ranges = _ranges(plan, bodies)
-        job, each = job(ranges=ranges), _parcels(plan, nodes, bodies, ranges)
     results = run_ranks(
-        run_node,
+        take_part,
         len(nodes),
         job,
         timeout_s=timeout_s,
         environment=ENVIRONMENT,
         command=lambda rank, argv: links.command(nodes[rank], argv) if links else argv,
-        each=each,
+        each=[None] * len(nodes) if bodies is None else _parcels(plan, nodes, bodies),
         hear=_Meetings(job, say),
     )
     return [_ran(job, outcomes) for outcomes in zip(*results, strict=True)]
@@ -194,46 +180,6 @@ def _vector_bytes(plan: Plan, nbytes: Sizes) -> float | None:
     return float(whole[0]) if np.allclose(whole, whole[0], rtol=1e-12, atol=0) else None
 
 
-def _drawn(plan: Plan) -> list[np.ndarray]:
-    """A block of whole numbers for each contributor, by its node id."""
-    return [
-        np.random.default_rng(node).integers(-LARGEST, LARGEST + 1, BLOCK).astype(np.float32)
-        for node in plan.contributors.tolist()
-    ]
-
-
-def _checked(plan: Plan, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    if len(values) != len(plan.contributors):
-        raise ValueError(
-            f"{plan.name}: {len(values)} values for {len(plan.contributors)} contributors"
-        )
-    values = [np.asarray(value) for value in values]
-    for node, value in zip(plan.contributors.tolist(), values, strict=True):
-        if value.dtype != np.float32 or value.ndim != 1 or len(value) != len(values[0]):
-            raise ValueError(
-                f"{plan.name}: values must be float32 vectors of one length; node {node}'s is "
-                f"{value.dtype} {value.shape}"
-            )
-        limit = 2**24 / len(values)
-        if np.any(value != np.rint(value)) or np.abs(value).max(initial=0) > limit:
-            raise ValueError(
-                f"{plan.name}: values of node {node} must be whole numbers up to {limit:.0f}, so "
-                f"that sums are exact in every order"
-            )
-    return values
-
-
-def _shares(
-    plan: Plan, nodes: tuple[int, ...], blocks: Sequence[np.ndarray], count: int
-) -> list[tuple[np.ndarray | None, list[int] | None]]:
-    """For each node its own vector (or the block that it repeats) and the check sums of parts."""
-    own = dict(zip(plan.contributors.tolist(), blocks, strict=True))
-    total = np.resize(np.sum(blocks, axis=0, dtype=np.float32), count)
-    cuts = np.arange(plan.units + 1) * count // plan.units
-    sums = [zlib.crc32(total[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
-    return [(own.get(node), sums if node in plan.receivers else None) for node in nodes]
-
-
 def _drawn_bodies(plan: Plan, nbytes: Sizes) -> dict[str, dict[int, bytes]]:
     """Random bytes for each slot and sender, of whole bytes."""
     sizes = transfer_bytes(plan, nbytes) * plan.units / (plan.hi - plan.lo)
@@ -246,37 +192,32 @@ def _drawn_bodies(plan: Plan, nbytes: Sizes) -> dict[str, dict[int, bytes]]:
     return bodies
 
 
-def _ranges(plan: Plan, bodies: Mapping[str, Mapping[int, bytes]]) -> np.ndarray:
-    """(n, 2) bytes of its sender's body that each transfer carries."""
-    sizes = {
-        slot: {node: len(body) for node, body in by_sender.items()}
-        for slot, by_sender in bodies.items()
-    }
-    share = (plan.hi - plan.lo) / plan.units
-    whole = np.rint(transfer_bytes(plan, sizes) / share).astype(np.int64)
-    return np.stack([plan.lo * whole // plan.units, plan.hi * whole // plan.units], axis=1)
-
-
 def _parcels(
-    plan: Plan,
-    nodes: tuple[int, ...],
-    bodies: Mapping[str, Mapping[int, bytes]],
-    ranges: np.ndarray,
+    plan: Plan, nodes: Sequence[int], bodies: Mapping[str, Mapping[int, bytes]]
 ) -> list[tuple[dict[int, bytes], dict[tuple[int, int], int]]]:
     """For each node its own bodies by slot number, and the check sum of each piece it gets."""
+    transfer_bytes(plan, {slot: _lengths(its) for slot, its in bodies.items()})  # all are there
     own: dict[int, dict[int, bytes]] = {node: {} for node in nodes}
     due: dict[int, dict[tuple[int, int], int]] = {node: {} for node in nodes}
     known: dict[tuple[int, int, int, int], int] = {}
-    for t in np.flatnonzero(plan.src != plan.dst).tolist():
-        slot, src = int(plan.slot[t]), int(plan.src[t])
-        body = own[src][slot] = bodies[plan.slots[slot]][src]
-        begin, end = ranges[t].tolist()
-        ends = [begin + c * (end - begin) // plan.chunks for c in range(plan.chunks + 1)]
-        for chunk, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-            if (slot, src, a, b) not in known:
-                known[slot, src, a, b] = zlib.crc32(memoryview(body)[a:b])
-            due[int(plan.dst[t])][t, chunk] = known[slot, src, a, b]
+    for node in nodes:
+        part = Part(plan, node)
+        for t in part.leaving:
+            if (to := part.dst[t]) == node:
+                continue
+            slot = part.slots[t]
+            body = own[node][slot] = bodies[plan.slots[slot]][node]
+            for chunk, (begin, end) in enumerate(shares(len(body), plan.chunks)):
+                cuts, segments = part.cuts(end - begin), part.segments[t]
+                a, b = begin + cuts[segments.start], begin + cuts[segments.stop]
+                if (slot, node, a, b) not in known:
+                    known[slot, node, a, b] = zlib.crc32(memoryview(body)[a:b])
+                due[to][t, chunk] = known[slot, node, a, b]
     return [(own[node], due[node]) for node in nodes]
+
+
+def _lengths(bodies: Mapping[int, bytes]) -> dict[int, int]:
+    return {node: len(body) for node, body in bodies.items()}
 
 
 def _ran(job: Job, outcomes: Sequence[Outcome]) -> Ran:
@@ -286,15 +227,13 @@ def _ran(job: Job, outcomes: Sequence[Outcome]) -> Ran:
         transfers[column] = getattr(plan, column)
     for outcome in outcomes:
         for column, seen in [
-            ("end_s", outcome.ends),
             ("start_s", outcome.starts),
+            ("end_s", outcome.ends),
             ("nbytes", outcome.received),
         ]:
             transfers[column][list(seen)] = list(seen.values())
-    local = plan.src == plan.dst
-    transfers["start_s"][local] = transfers["end_s"][local]
     return Ran(
-        completion_s=float(transfers["end_s"].max(initial=0.0)),
+        completion_s=max(outcome.done_s for outcome in outcomes),
         transfers=transfers,
         sent_bytes={
             node: outcome.sent_bytes for node, outcome in zip(job.nodes, outcomes, strict=True)

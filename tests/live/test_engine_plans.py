@@ -15,8 +15,9 @@ import pytest
 
 from slowlink.methods import exchange
 from slowlink.methods.exchange import REDUCE, PlanBuilder
-from slowlink.testbed.live import plan_node, plan_runner, processes
-from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.live import processes
+from slowlink.testbed.live.engine import plan_node, plan_run
+from slowlink.testbed.live.engine.plan_run import run_plan
 from slowlink.testbed.live.processes import RankFailed
 from slowlink.testbed.network import (
     emulated,
@@ -51,66 +52,78 @@ def started(monkeypatch):
             os.kill(process.pid, 0)
 
 
-def stepped(plan, job_size, arrays):
-    """Every node's :class:`plan_node.Values` after ``plan``, piece by piece in one process, in a
-    random order of what may come next; frames of odd sizes, sent late."""
+def delivered(plan, works):
+    """What every node's travels end with, all in one process, by node; messages arrive in a random
+    order, but those between two nodes in theirs."""
     random = np.random.default_rng(0)
-    nodes = sorted({*plan.src.tolist(), *plan.dst.tolist(), *plan.receivers.tolist()})
-    job = plan_node.Job(plan, tuple(nodes), (), (), 1, job_size)
-    own = dict(zip(plan.contributors.tolist(), arrays, strict=True))
-    works = {node: plan_node.Values(job, node, own.get(node)) for node in nodes}
-    for work in works.values():
-        work.reset()
-    done, flying = set(), []
-    pieces = [(t, chunk) for t in range(len(plan)) for chunk in range(plan.chunks)]
-    waiting = set(pieces)
-    while waiting or flying:
-        able = [
-            (t, chunk)
-            for t, chunk in sorted(waiting)
-            if all((d, chunk) in done for d in plan.dependencies(t).tolist())
-        ]
-        if able and (not flying or random.random() < 0.6):
-            t, chunk = able[random.integers(len(able))]
-            waiting.remove((t, chunk))
-            sender = works[int(plan.src[t])]
-            if plan.src[t] == plan.dst[t]:
-                sender.local(t, chunk)
-                done.add((t, chunk))
-            else:
-                views = list(sender.views(t, chunk))
-                assert sum(len(view) for _, view in views) == sender.nbytes(t, chunk)
-                flying.append((t, chunk, views))
-        else:
-            # What is on its way is read only now: it must not have changed since it left.
-            t, chunk, views = flying.pop(random.integers(len(flying)))
-            for offset, view in views:
-                for begin in range(0, len(view), 12):
-                    frame = view[begin : begin + 12]
-                    works[int(plan.dst[t])].arrive(t, chunk, offset + begin, frame)
-            done.add((t, chunk))
-    return works
+    deliveries = {node: work.deliver() for node, work in works.items()}
+    flying = {}
+
+    def go_on(node, which, arrival=None):
+        for tag, sent in deliveries[node].go_on(which, arrival):
+            flying.setdefault((node, sent.to), []).append((tag, sent))
+
+    for node, delivery in deliveries.items():
+        for which in list(delivery.running):
+            go_on(node, which)
+    while flying:
+        pair = sorted(flying)[random.integers(len(flying))]
+        # What is on its way is read only now: it must not have changed since it left.
+        tag, sent = flying[pair].pop(0)
+        if not flying[pair]:
+            del flying[pair]
+        arrival = sent.t, sent.head, bytes(sent.body)
+        which = deliveries[sent.to].take(tag, arrival)
+        if which is not None:
+            go_on(sent.to, which, arrival)
+    assert not any(delivery.running for delivery in deliveries.values())
+    return {node: delivery.results for node, delivery in deliveries.items()}
 
 
-def ended(work):
-    return np.concatenate(
-        [work.stores[s][work.cuts[p] : work.cuts[p + 1]] for p, s in enumerate(work.final)]
-    )
+def job_of(plan, size=None):
+    nodes = np.unique(np.concatenate([plan.src, plan.dst, plan.receivers])).tolist()
+    return plan_node.Job(plan, tuple(nodes), (), (), 1, 60.0, size)
+
+
+def works_of(plan, size):
+    job = job_of(plan, size)
+    return {node: plan_node.Vectors(job, node) for node in job.nodes}
+
+
+def ended(result):
+    """The vector of all chunks' segments."""
+    pieces = [value[segment] for _, value in sorted(result.items()) for segment in sorted(value)]
+    return np.concatenate(pieces)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
 @pytest.mark.parametrize("name", exchange.names())
 def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
     """Sums of whole numbers: the bits of :func:`execute`, whatever came first."""
-    topology = geo_sites([4, 4])
+    topology, size = geo_sites([4, 4]), 2 * plan_node.BLOCK + 101
     plan = exchange.load(name, chunks=chunks)(topology)
-    random = np.random.default_rng(1)
-    arrays = [
-        random.integers(-99, 99, 101).astype(np.float32) for _ in range(len(plan.contributors))
-    ]
-    works = stepped(plan, 101, arrays)
+    works = works_of(plan, size)
+    results = delivered(plan, works)
+    arrays = [np.resize(plan_node.drawn(node), size) for node in plan.contributors.tolist()]
     for node, expected in execute(plan, arrays).items():
-        np.testing.assert_array_equal(ended(works[node]), expected)
+        np.testing.assert_array_equal(ended(results[node]), expected)
+        works[node].check(results[node])
+
+
+def test_a_wrong_sum_is_found():
+    plan = exchange.load("k_nomial_tree", chunks=2)(FLAT)
+    works = works_of(plan, 1000)
+    results = delivered(plan, works)
+    (segment,) = results[3][1]
+    spoilt = results[3][1][segment].copy()
+    spoilt[-1] += 1
+    for value, message in [
+        ({segment: spoilt}, "another sum than expected, chunk 1"),
+        ({segment: spoilt[:-3]}, "without the last 3 elements of chunk 1"),
+        ({}, "without the last 500 elements of chunk 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            works[3].check(results[3] | {1: value})
 
 
 PLANS = [
@@ -135,13 +148,13 @@ def test_processes_do_what_the_plan_says(started, name, topology, parameters):
         transfers = ran.transfers
         moves = plan.src != plan.dst
         expected = transfer_bytes(plan, 4.0 * size)
-        # Parts end at whole elements.
-        np.testing.assert_allclose(transfers["nbytes"], expected, atol=4 * moves.max())
+        # Parts of every chunk end at whole elements.
+        np.testing.assert_allclose(transfers["nbytes"], expected, atol=4 * plan.chunks)
         assert not transfers["nbytes"][~moves].any()
         sent = np.bincount(plan.src, transfers["nbytes"], minlength=topology.n_nodes)
         assert ran.sent_bytes == {node: sent[node] for node in ran.sent_bytes}
         assert sum(ran.sent_bytes.values()) == transfers["nbytes"].sum()
-        assert ran.completion_s == transfers["end_s"].max() and ran.cpu_s > 0
+        assert ran.completion_s >= transfers["end_s"].max() and ran.cpu_s > 0
         assert np.all(transfers["start_s"] >= 0) and np.all(
             transfers["end_s"] >= transfers["start_s"]
         )
@@ -152,22 +165,27 @@ def assert_in_order(plan, transfers):
     """Nothing ends before what it needs; where it is sent whole, it does not begin before either;
     phases that do not overlap wait for all of the earlier ones."""
     when = "start_s" if plan.chunks == 1 else "end_s"
+    needed = {}
+    moves = plan.src != plan.dst
     for t in range(len(plan)):
-        needed = plan.dependencies(t)
-        assert np.all(transfers["end_s"][needed] <= transfers[when][t])
+        # A local transfer takes no time, and stands for all that it joins.
+        needed[t] = {
+            d
+            for other in plan.dependencies(t).tolist()
+            for d in ([other] if moves[other] else needed[other])
+        }
+        if not moves[t]:
+            continue
+        assert np.all(transfers["end_s"][list(needed[t])] <= transfers[when][t])
         if not plan.overlap:
-            earlier = plan.phase < plan.phase[t]
+            earlier = moves & (plan.phase < plan.phase[t])
             assert np.all(transfers["end_s"][earlier] <= transfers["start_s"][t])
 
 
 @pytest.mark.slow
-def test_given_values_and_bodies(started):
-    plan = exchange.load("hips")(SITES)
-    random = np.random.default_rng(2)
-    values = [random.integers(-9, 9, 1000).astype(np.float32) for _ in plan.contributors]
-    (ran,) = run_plan(plan, SITES, None, None, values=values, timeout_s=30)
-    assert ran.transfers["nbytes"].max() == 4000
-
+def test_given_bodies(started):
+    """Each transfer carries its sender's for its slot, some of no bytes."""
+    plan, random = exchange.load("hips")(SITES), np.random.default_rng(2)
     bodies = {}
     for t in np.flatnonzero(plan.src != plan.dst).tolist():
         slot = bodies.setdefault(plan.slots[plan.slot[t]], {})
@@ -181,8 +199,7 @@ def test_given_values_and_bodies(started):
 
 @pytest.mark.slow
 def test_sizes_that_differ_move_bytes(started):
-    """In pieces, over two connections a pair."""
-    plan = dataclasses.replace(exchange.load("ring", chunks=2)(FLAT), window=2)
+    plan = exchange.load("ring", chunks=2)(FLAT)
     sizes = {"push/0": 2e6, "pull/0": 1e5}
     for ran in run_plan(plan, FLAT, sizes, None, repeats=2, timeout_s=30):
         np.testing.assert_array_equal(ran.transfers["nbytes"], transfer_bytes(plan, sizes))
@@ -191,48 +208,22 @@ def test_sizes_that_differ_move_bytes(started):
 def test_what_arrives_changed_is_found():
     plan = exchange.load("parameter_server", chunks=2)(FLAT)
     bodies = {"push/0": {n: bytes(range(9)) for n in range(4)}, "pull/0": {4: b"sum"}}
-    ranges = plan_runner._ranges(plan, bodies)
-    nodes = tuple(range(5))
-    job = plan_node.Job(plan, nodes, (), (), 1, ranges=ranges)
-    _, expected = plan_runner._parcels(plan, nodes, bodies, ranges)[4]
+    job = job_of(plan)
+    works, expected = {}, {}
+    for node, (own, due) in zip(job.nodes, plan_run._parcels(plan, job.nodes, bodies), strict=True):
+        works[node], expected[node] = plan_node.Bodies(job, node, own), due
     for spoilt in (None, 6):
-        server = plan_node.Bodies(job, {})
-        for t in range(4):
-            for chunk in range(2):
-                for offset, view in plan_node.Bodies(job, {0: bytes(range(9))}).views(t, chunk):
-                    frame = bytearray(view)
-                    if t == 2 and spoilt is not None and offset <= spoilt < offset + len(frame):
-                        frame[spoilt - offset] ^= 1
-                    server.arrive(t, chunk, offset, memoryview(frame))
+        ended = delivered(plan, works)
+        came = works[4].given[1].came
+        assert [len(came[t]) for t in range(4)] == [5] * 4  # of nine bytes, the second half
         if spoilt is None:
-            server.check(expected)
+            for node in job.nodes:
+                works[node].check(ended[node], expected[node])
+            assert not came
         else:
+            came[2] = came[2][:-1] + b"x"
             with pytest.raises(ValueError, match="transfer 2 from node 2 arrived changed"):
-                server.check(expected)
-
-
-@pytest.mark.slow
-def test_a_wrong_sum_is_found(started, monkeypatch):
-    plan = exchange.load("k_nomial_tree")(FLAT)
-    monkeypatch.setattr(plan_runner, "_shares", spoilt := _Spoilt(plan_runner._shares))
-    with pytest.raises(
-        RankFailed, match=r"node 3 \(worker3\).*another sum than expected in part 0"
-    ):
-        run_plan(plan, FLAT, 4e4, None, timeout_s=30)
-    assert spoilt.called
-
-
-class _Spoilt:
-    """What node 3 should end with is another number."""
-
-    def __init__(self, shares):
-        self.shares, self.called = shares, False
-
-    def __call__(self, plan, nodes, blocks, count):
-        self.called = True
-        shares = self.shares(plan, nodes, blocks, count)
-        shares[3] = (shares[3][0], [0])
-        return shares
+                works[4].check(ended[4], expected[4])
 
 
 @pytest.mark.slow
@@ -259,26 +250,25 @@ def test_a_silent_node_is_named(started):
         if not stopped:
             stopped.append(os.kill(started[1].pid, signal.SIGSTOP))
 
-    pattern = r"said anything for 2 s; .*waiting for \d+ more bytes of transfer \d+ from node"
+    pattern = r"said anything for 2 s; .*waiting for 1 of 1 pieces of transfer \d+ from node"
     with pytest.raises(RankFailed, match=pattern):
         run_plan(plan, FLAT, 4e7, None, repeats=500, timeout_s=2, say=stop)
 
 
 def test_refused():
     plan = exchange.load("ring")(FLAT)
-    ones = [np.ones(5, np.float32)] * 4
+    one = {"push/0": {0: b"1"}}
     for keywords, message in [
-        (dict(nbytes=None), "give one of nbytes, values and bodies"),
-        (dict(nbytes=1.0, values=ones), "give one of nbytes, values and bodies"),
+        (dict(nbytes=None), "give nbytes or bodies"),
+        (dict(nbytes=1.0, bodies=one), "give nbytes or bodies"),
         (dict(nbytes=1.0, repeats=0), "repeats must be at least 1"),
         (dict(nbytes=-1.0), "must be bytes"),
-        (dict(nbytes=None, values=ones[:3]), "3 values for 4 contributors"),
-        (dict(nbytes=None, values=[*ones[:3], np.ones(5)]), "node 3's is float64"),
-        (dict(nbytes=None, values=[*ones[:3], ones[0] / 2]), "values of node 3 must be whole"),
-        (dict(nbytes=None, bodies={"push/0": {0: b"1"}}), "has no size for sender 1"),
+        (dict(nbytes=None, bodies=one), "has no size for sender 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             run_plan(plan, FLAT, links=None, **keywords)
+    with pytest.raises(ValueError, match="window must be 1"):
+        run_plan(dataclasses.replace(plan, window=2), FLAT, 1.0, None)
     with pytest.raises(ValueError, match="star has no node"):
         run_plan(exchange.load("ring")(star(9, 1e9)), FLAT, 1.0, None)
     builder = PlanBuilder("half", 1, ("push/0",))
@@ -322,7 +312,7 @@ def test_emulated_links_take_the_simulated_time(linked, name, topology, nbytes, 
 USER = """
 import os
 from slowlink.methods import exchange
-from slowlink.testbed.live.plan_runner import run_plan
+from slowlink.testbed.live.engine.plan_run import run_plan
 from slowlink.testbed.network import star
 from slowlink.testbed.network.emulated import Emulated
 

@@ -1,0 +1,338 @@
+"""One node of a plan that runs alone, against the clock; :mod:`testbed.live.engine.plan_run` starts
+a process for each.
+
+A plan's chunk is a travel of its own, over as large a share of the vector, so that pieces go on as
+soon as what they need is there. To each other node goes one connection of the wire, on which
+pieces leave in the order in which they become ready. The processes of all nodes start with this
+file, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from slowlink.methods.exchange import Plan
+from slowlink.testbed.live.engine.delivery import Delivery, Tag, along
+from slowlink.testbed.live.engine.flow import Due, Given, Part, Sent, Sums
+from slowlink.testbed.live.processes import Line
+from slowlink.testbed.live.wire import ZmqWire
+
+BLOCK = 65_521
+"""Elements drawn for a node; repeated, they are its vector. A prime: no shift goes unseen."""
+LARGEST = 8
+"""Values drawn are whole numbers up to this, so that sums are exact in every order."""
+MOST_BYTES = 2**40
+"""No body is larger: all nodes are ours."""
+TELL_S = 0.5
+"""A node says how far it is so often, if it got any further."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all nodes know: the plan, and of each rank its node, that node's name and address.
+
+    Float32 vectors of ``size`` elements are added up; where that is None, bodies are given.
+    """
+
+    plan: Plan
+    nodes: tuple[int, ...]
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    repeats: int
+    timeout_s: float
+    size: int | None = None
+
+
+@dataclass
+class Outcome:
+    """A node's record of one run: times in seconds from the common start on.
+
+    Attributes
+    ----------
+    starts, ends, received: by transfer, when its first piece left, when its last one was here, and
+        its bytes.
+    done_s: when all had been added and copied here.
+    sent_bytes: of payload.
+    cpu_s: processor time until all nodes were done.
+    """
+
+    starts: dict[int, float]
+    ends: dict[int, float]
+    received: dict[int, int]
+    done_s: float = 0.0
+    sent_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+# What is exchanged --------------------------------------------------------------------------------
+
+
+class Vectors:
+    """Float32 vectors, drawn for each contributor, whose sum every receiver must end with."""
+
+    def __init__(self, job: Job, node: int) -> None:
+        self.plan, self.node, self.size = job.plan, node, job.size
+        self.part, self.limit = Part(job.plan, node), max(4 * job.size, 1)
+        own = np.resize(drawn(node), job.size) if node in job.plan.contributors else None
+        self.own = own
+        self.sums: dict[int, Sums] = {}
+
+    def deliver(self) -> Delivery:
+        """A travel a chunk, which adds up what comes."""
+        delivery = Delivery()
+        cuts = shares(self.size, self.plan.chunks)
+        for chunk, (begin, end) in enumerate(cuts):
+            sums = self.sums[chunk] = Sums(self.part, Due("identity", self.limit))
+            own = None if self.own is None else sums.own_vector(self.own[begin:end])
+            delivery.running[chunk] = along(tag(chunk), self.part, sums, own)
+        return delivery
+
+    def check(self, ended: Mapping[int, Any], expected: None = None) -> None:
+        """Compare what a receiver has ended with, by chunk."""
+        if self.node not in self.plan.receivers:
+            return
+        total = sum(drawn(node) for node in self.plan.contributors.tolist())
+        total = np.concatenate([total, total])
+        for chunk, (at, end) in enumerate(shares(self.size, self.plan.chunks)):
+            for segment in sorted(ended[chunk]):
+                item = ended[chunk][segment]
+                for i in range(0, len(item), BLOCK):
+                    piece, first = item[i : i + BLOCK], at % BLOCK
+                    if not np.array_equal(piece, total[first : first + len(piece)]):
+                        raise ValueError(f"it ended with another sum than expected, chunk {chunk}")
+                    at += len(piece)
+            if at != end:
+                raise ValueError(f"it ended without the last {end - at} elements of chunk {chunk}")
+
+
+class Bodies:
+    """Bodies of bytes by slot, of which transfers carry their shares, and which must not change."""
+
+    def __init__(self, job: Job, node: int, bodies: Mapping[int, bytes]) -> None:
+        self.plan, self.part, self.bodies = job.plan, Part(job.plan, node), bodies
+        self.given: dict[int, Given] = {}
+
+    def deliver(self) -> Delivery:
+        """A travel a chunk."""
+        delivery = Delivery()
+        for chunk in range(self.plan.chunks):
+            pieces = {}
+            for slot, body in self.bodies.items():
+                begin, end = shares(len(body), self.plan.chunks)[chunk]
+                pieces[slot] = memoryview(body)[begin:end]
+            given = self.given[chunk] = Given(self.part, pieces)
+            delivery.running[chunk] = along(tag(chunk), self.part, given, None)
+        return delivery
+
+    def check(self, ended: Mapping[int, Any], expected: Mapping[tuple[int, int], int]) -> None:
+        """Compare what has arrived, by the check sum of each transfer's chunks."""
+        for (t, chunk), due in expected.items():
+            if zlib.crc32(self.given[chunk].came.pop(t)) != due:
+                raise ValueError(f"transfer {t} from node {self.plan.src[t]} arrived changed")
+
+
+def drawn(node: int) -> np.ndarray:
+    """A block of whole numbers."""
+    random = np.random.default_rng(node)
+    return random.integers(-LARGEST, LARGEST + 1, BLOCK).astype(np.float32)
+
+
+def shares(size: int, chunks: int) -> list[tuple[int, int]]:
+    """Where each chunk of so many elements or bytes begins and ends."""
+    cuts = [chunk * size // chunks for chunk in range(chunks + 1)]
+    return list(zip(cuts[:-1], cuts[1:], strict=True))
+
+
+def tag(chunk: int) -> Tag:
+    """Under which the pieces of a chunk travel."""
+    return "all", chunk, 0
+
+
+# The node -----------------------------------------------------------------------------------------
+
+
+def take_part(
+    job: Job,
+    given: tuple[Mapping[int, bytes], Mapping[tuple[int, int], int]] | None,
+    rank: int,
+    line: Line,
+) -> list[Outcome]:
+    """Take part in ``job`` as one node; ``given`` are its bodies by slot number, if there are any,
+    and the check sums of what it gets."""
+    node = job.nodes[rank]
+    line(f"node {node} ({job.names[rank]}), preparing")
+    bodies, expected = given or (None, None)
+    work = Vectors(job, node) if bodies is None else Bodies(job, node, bodies)
+    wire = ZmqWire(
+        job.names[rank],
+        f"tcp://{job.addresses[rank]}:0",
+        job.names,
+        timeout_s=job.timeout_s,
+        limit_bytes=MOST_BYTES,
+        queue_bytes=MOST_BYTES,
+    )
+    try:
+        return _Node(job, rank, work, wire, line).run(expected)
+    finally:
+        wire.close(0.0)
+
+
+class _Node:
+    """A node and its two lines: the wire to the others, and one to the parent past the network."""
+
+    def __init__(
+        self, job: Job, rank: int, work: Vectors | Bodies, wire: ZmqWire, line: Line
+    ) -> None:
+        self.job, self.work, self.wire, self.line = job, work, wire, line
+        self.number = job.nodes[rank]
+        self.me = f"node {self.number} ({job.names[rank]})"
+        self.names = dict(zip(job.nodes, job.names, strict=True))
+        plan, part = job.plan, work.part
+        phases = np.zeros(len(plan), int)
+        if not plan.overlap and len(plan):
+            phases = np.unique(plan.phase, return_inverse=True)[1].reshape(-1)
+        self.phases = phases.tolist()
+        self.due = np.bincount(phases[part.arriving], minlength=int(phases.max(initial=0)) + 1)
+        self.answers: queue.SimpleQueue[tuple[list, float]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._open = 0
+        """How many phases are over on all nodes."""
+        self._back: list[tuple[Tag, Sent]] = []
+        """What is held back until its phase begins."""
+        threading.Thread(target=self._listen, name="line", daemon=True).start()
+
+    def run(self, expected: Any) -> list[Outcome]:
+        self._greet()
+        outcomes = []
+        for _ in range(self.job.repeats):
+            delivery = self.work.deliver()
+            self.missing = dict.fromkeys(self.work.part.arriving, self.job.plan.chunks)
+            self.left = self.job.plan.chunks * self.due  # by phase
+            self.over = self._open = 0
+            _, start = self._meet()
+            time.sleep(max(0.0, start - time.monotonic()))
+            began = time.process_time()
+            outcome = self._once(delivery, start)
+            self._meet(outcome.done_s)
+            # The wire sends on its own, so only now all is done.
+            outcome.cpu_s = time.process_time() - began
+            outcomes.append(outcome)
+            # Checking waits until everybody is done, because the others still need the processor.
+            self.line(f"{self.me}, checking")
+            self.work.check(delivery.results, expected)
+        self._meet()
+        return outcomes
+
+    def _greet(self) -> None:
+        """Connect with all whom this node sends to, and wait for those who send to it."""
+        part = self.work.part
+        addresses, _ = self._meet(self.wire.address)
+        at = dict(zip(self.job.nodes, addresses, strict=True))
+        to = sorted({part.dst[t] for t in part.leaving} - {self.number})
+        self.wire.connect({self.names[node]: at[node] for node in to})
+        for node in to:
+            self.wire.send(self.names[node], dict(kind="hello"))
+        silent = {self.names[part.src[t]] for t in part.arriving}
+        while silent:
+            self.line(f"{self.me}, waiting for a connection of {', '.join(sorted(silent))}")
+            if (received := self.wire.receive(self.job.timeout_s)) is not None:
+                silent.discard(received.sender)
+
+    def _meet(self, value: Any = None) -> tuple[list, float]:
+        """Wait until all nodes are here: what each of them brought, and when to go on."""
+        self.line.post(("here", value))
+        return self.answers.get()
+
+    def _listen(self) -> None:
+        """Hear the parent."""
+        try:
+            while True:
+                match self.line.receive():
+                    case "all here", values, start:
+                        self.answers.put((values, start))
+                    case "phase", over:
+                        self._begin(over)
+        except BrokenPipeError:
+            os._exit(1)
+
+    # One run --------------------------------------------------------------------------------------
+
+    def _once(self, delivery: Delivery, start: float) -> Outcome:
+        self.start, self.outcome = start, Outcome({}, {}, defaultdict(int))
+        self._tell_phase()
+        for which in list(delivery.running):
+            self._send(delivery.go_on(which))
+        self.line(self._doing())
+        told = time.monotonic()
+        while delivery.running:
+            received = self.wire.receive(TELL_S)
+            now = time.monotonic()
+            if now - told > TELL_S and max(self.wire.heard.values(), default=0.0) > told:
+                self.line(self._doing())
+                told = now
+            if received is None or received.kind != "piece":
+                continue
+            head, t = received.head, received.head["t"]
+            self.outcome.ends[t] = now - start
+            self.outcome.received[t] += len(received.body)
+            (fragment, chunk, step), arrival = head["tag"], (t, head, received.body)
+            which = delivery.take((fragment, chunk, step), arrival)
+            if which is not None:
+                self._send(delivery.go_on(which, arrival))
+            self.missing[t] -= 1
+            self.left[self.phases[t]] -= 1
+            self._tell_phase()
+        self.outcome.done_s = time.monotonic() - start
+        return self.outcome
+
+    def _send(self, leaving: Iterable[tuple[Tag, Sent]]) -> None:
+        for tag, sent in leaving:
+            self.outcome.sent_bytes += len(sent.body)
+            with self._lock:
+                if self.phases[sent.t] > self._open:
+                    self._back.append((tag, sent))
+                else:
+                    self._hand_over(tag, sent)
+
+    def _hand_over(self, tag: Tag, sent: Sent) -> None:
+        self.outcome.starts.setdefault(sent.t, time.monotonic() - self.start)
+        head = dict(kind="piece", tag=list(tag), t=sent.t, **sent.head)
+        self.wire.send(self.names[sent.to], head, sent.body)
+
+    def _tell_phase(self) -> None:
+        """Tell the parent which phases are over here."""
+        over = self.over
+        while over < len(self.left) and not self.left[over]:
+            over += 1
+        if over > self.over and len(self.left) > 1:
+            self.line.post(("phase", over))
+        self.over = over
+
+    def _begin(self, over: int) -> None:
+        """Send what waited for the first ``over`` phases."""
+        with self._lock:
+            self._open = over
+            back, self._back = self._back, []
+            for tag, sent in back:
+                if self.phases[sent.t] > over:
+                    self._back.append((tag, sent))
+                else:
+                    self._hand_over(tag, sent)
+
+    def _doing(self) -> str:
+        """What this node waits for, in words."""
+        for t, left in self.missing.items():
+            if left:
+                source, pieces = self.work.part.src[t], f"{left} of {self.job.plan.chunks} pieces"
+                return f"{self.me}, waiting for {pieces} of transfer {t} from node {source}"
+        return f"{self.me}, sending"
