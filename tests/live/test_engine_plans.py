@@ -80,18 +80,18 @@ def delivered(plan, works):
     return {node: delivery.results for node, delivery in deliveries.items()}
 
 
-def job_of(plan, size=None):
+def job_of(plan, size=None, slices=1):
     nodes = np.unique(np.concatenate([plan.src, plan.dst, plan.receivers])).tolist()
-    return plan_node.Job(plan, tuple(nodes), (), (), 1, 60.0, size)
+    return plan_node.Job(plan, tuple(nodes), (), (), 1, 60.0, size, slices)
 
 
-def works_of(plan, size):
-    job = job_of(plan, size)
+def works_of(plan, size, slices=1):
+    job = job_of(plan, size, slices)
     return {node: plan_node.Vectors(job, node) for node in job.nodes}
 
 
 def ended(result):
-    """The vector of all chunks' segments."""
+    """The vector of all slices' segments."""
     pieces = [value[segment] for _, value in sorted(result.items()) for segment in sorted(value)]
     return np.concatenate(pieces)
 
@@ -102,7 +102,7 @@ def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
     """Sums of whole numbers: the bits of :func:`execute`, whatever came first."""
     topology, size = geo_sites([4, 4]), 2 * plan_node.BLOCK + 101
     plan = exchange.load(name, chunks=chunks)(topology)
-    works = works_of(plan, size)
+    works = works_of(plan, size, slices=2)
     results = delivered(plan, works)
     arrays = [np.resize(plan_node.drawn(node), size) for node in plan.contributors.tolist()]
     for node, expected in execute(plan, arrays).items():
@@ -118,9 +118,9 @@ def test_a_wrong_sum_is_found():
     spoilt = results[3][1][segment].copy()
     spoilt[-1] += 1
     for value, message in [
-        ({segment: spoilt}, "another sum than expected, chunk 1"),
-        ({segment: spoilt[:-3]}, "without the last 3 elements of chunk 1"),
-        ({}, "without the last 500 elements of chunk 1"),
+        ({segment: spoilt}, "another sum than expected, slice 1"),
+        ({segment: spoilt[:-3]}, "without the last 3 elements of slice 1"),
+        ({}, "without the last 500 elements of slice 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             works[3].check(results[3] | {1: value})
@@ -138,9 +138,12 @@ PLANS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "topology", "parameters"), PLANS, ids=[p[0] for p in PLANS])
-def test_processes_do_what_the_plan_says(started, name, topology, parameters):
+def test_processes_do_what_the_plan_says(started, monkeypatch, name, topology, parameters):
     plan = exchange.load(name, **parameters)(topology)
-    size = 300_001  # some frames and a remainder
+    monkeypatch.setattr(plan_run, "SLICE_BYTES", 1 << 17)
+    size = 300_001
+    largest = transfer_bytes(plan, 4.0 * size).max() / plan.chunks
+    slices = max(1, round(largest / plan_run.SLICE_BYTES))
     lines = []
     runs = run_plan(plan, topology, 4.0 * size, None, repeats=2, timeout_s=30, say=lines.append)
     assert len(runs) == len(lines) == 2
@@ -148,8 +151,8 @@ def test_processes_do_what_the_plan_says(started, name, topology, parameters):
         transfers = ran.transfers
         moves = plan.src != plan.dst
         expected = transfer_bytes(plan, 4.0 * size)
-        # Parts of every chunk end at whole elements.
-        np.testing.assert_allclose(transfers["nbytes"], expected, atol=4 * plan.chunks)
+        # Parts of every slice end at whole elements.
+        np.testing.assert_allclose(transfers["nbytes"], expected, atol=4 * plan.chunks * slices)
         assert not transfers["nbytes"][~moves].any()
         sent = np.bincount(plan.src, transfers["nbytes"], minlength=topology.n_nodes)
         assert ran.sent_bytes == {node: sent[node] for node in ran.sent_bytes}
@@ -210,7 +213,7 @@ def test_what_arrives_changed_is_found():
     bodies = {"push/0": {n: bytes(range(9)) for n in range(4)}, "pull/0": {4: b"sum"}}
     job = job_of(plan)
     works, expected = {}, {}
-    for node, (own, due) in zip(job.nodes, plan_run._parcels(plan, job.nodes, bodies), strict=True):
+    for node, (own, due) in zip(job.nodes, plan_run._parcels(job, bodies), strict=True):
         works[node], expected[node] = plan_node.Bodies(job, node, own), due
     for spoilt in (None, 6):
         ended = delivered(plan, works)
@@ -250,7 +253,7 @@ def test_a_silent_node_is_named(started):
         if not stopped:
             stopped.append(os.kill(started[1].pid, signal.SIGSTOP))
 
-    pattern = r"said anything for 2 s; .*waiting for 1 of 1 pieces of transfer \d+ from node"
+    pattern = r"said anything for 2 s; .*waiting for \d+ of \d+ slices of transfer \d+ from node"
     with pytest.raises(RankFailed, match=pattern):
         run_plan(plan, FLAT, 4e7, None, repeats=500, timeout_s=2, say=stop)
 

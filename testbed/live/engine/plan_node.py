@@ -1,10 +1,11 @@
 """One node of a plan that runs alone, against the clock; :mod:`testbed.live.engine.plan_run` starts
 a process for each.
 
-A plan's chunk is a travel of its own, over as large a share of the vector, so that pieces go on as
-soon as what they need is there. To each other node goes one connection of the wire, on which
-pieces leave in the order in which they become ready. The processes of all nodes start with this
-file, so it imports little.
+A plan's chunk is a share of the vector, and pieces go on as soon as what they need is there; to
+each other node over the one connection of the wire, in the order in which they become ready. So
+that adding overlaps receiving, chunks are cut into slices, each a travel of its own, and a piece
+leaves when all of its slices can. The processes of all nodes start with this file, so it imports
+little.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ TELL_S = 0.5
 class Job:
     """What all nodes know: the plan, and of each rank its node, that node's name and address.
 
-    Float32 vectors of ``size`` elements are added up; where that is None, bodies are given.
+    Float32 vectors of ``size`` elements are added up; where that is None, bodies are given. Each
+    chunk is cut into ``slices``.
     """
 
     plan: Plan
@@ -51,6 +53,17 @@ class Job:
     repeats: int
     timeout_s: float
     size: int | None = None
+    slices: int = 1
+
+    @property
+    def travels(self) -> int:
+        """Slices of all chunks."""
+        return self.plan.chunks * self.slices
+
+    def shares(self, size: int) -> list[tuple[int, int]]:
+        """Where each slice begins and ends in so many elements or bytes."""
+        cuts = [number * size // self.travels for number in range(self.travels + 1)]
+        return list(zip(cuts[:-1], cuts[1:], strict=True))
 
 
 @dataclass
@@ -81,64 +94,60 @@ class Vectors:
     """Float32 vectors, drawn for each contributor, whose sum every receiver must end with."""
 
     def __init__(self, job: Job, node: int) -> None:
-        self.plan, self.node, self.size = job.plan, node, job.size
+        self.job, self.node = job, node
         self.part, self.limit = Part(job.plan, node), max(4 * job.size, 1)
-        own = np.resize(drawn(node), job.size) if node in job.plan.contributors else None
-        self.own = own
-        self.sums: dict[int, Sums] = {}
+        self.own = np.resize(drawn(node), job.size) if node in job.plan.contributors else None
 
     def deliver(self) -> Delivery:
-        """A travel a chunk, which adds up what comes."""
+        """A travel a slice, which adds up what comes."""
         delivery = Delivery()
-        cuts = shares(self.size, self.plan.chunks)
-        for chunk, (begin, end) in enumerate(cuts):
-            sums = self.sums[chunk] = Sums(self.part, Due("identity", self.limit))
+        for number, (begin, end) in enumerate(self.job.shares(self.job.size)):
+            sums = Sums(self.part, Due("identity", self.limit))
             own = None if self.own is None else sums.own_vector(self.own[begin:end])
-            delivery.running[chunk] = along(tag(chunk), self.part, sums, own)
+            delivery.running[number] = along(tag(number), self.part, sums, own)
         return delivery
 
     def check(self, ended: Mapping[int, Any], expected: None = None) -> None:
-        """Compare what a receiver has ended with, by chunk."""
-        if self.node not in self.plan.receivers:
+        """Compare what a receiver has ended with, by slice."""
+        if self.node not in self.job.plan.receivers:
             return
-        total = sum(drawn(node) for node in self.plan.contributors.tolist())
+        total = sum(drawn(node) for node in self.job.plan.contributors.tolist())
         total = np.concatenate([total, total])
-        for chunk, (at, end) in enumerate(shares(self.size, self.plan.chunks)):
-            for segment in sorted(ended[chunk]):
-                item = ended[chunk][segment]
+        for number, (at, end) in enumerate(self.job.shares(self.job.size)):
+            for segment in sorted(ended[number]):
+                item = ended[number][segment]
                 for i in range(0, len(item), BLOCK):
                     piece, first = item[i : i + BLOCK], at % BLOCK
                     if not np.array_equal(piece, total[first : first + len(piece)]):
-                        raise ValueError(f"it ended with another sum than expected, chunk {chunk}")
+                        raise ValueError(f"it ended with another sum than expected, slice {number}")
                     at += len(piece)
             if at != end:
-                raise ValueError(f"it ended without the last {end - at} elements of chunk {chunk}")
+                raise ValueError(f"it ended without the last {end - at} elements of slice {number}")
 
 
 class Bodies:
     """Bodies of bytes by slot, of which transfers carry their shares, and which must not change."""
 
     def __init__(self, job: Job, node: int, bodies: Mapping[int, bytes]) -> None:
-        self.plan, self.part, self.bodies = job.plan, Part(job.plan, node), bodies
-        self.given: dict[int, Given] = {}
+        self.job, self.part, self.bodies = job, Part(job.plan, node), bodies
+        self.given: list[Given] = []
 
     def deliver(self) -> Delivery:
-        """A travel a chunk."""
-        delivery = Delivery()
-        for chunk in range(self.plan.chunks):
-            pieces = {}
-            for slot, body in self.bodies.items():
-                begin, end = shares(len(body), self.plan.chunks)[chunk]
-                pieces[slot] = memoryview(body)[begin:end]
-            given = self.given[chunk] = Given(self.part, pieces)
-            delivery.running[chunk] = along(tag(chunk), self.part, given, None)
-        return delivery
+        """A travel a slice."""
+        cuts = {slot: self.job.shares(len(body)) for slot, body in self.bodies.items()}
+        views = {slot: memoryview(body) for slot, body in self.bodies.items()}
+        self.given = [
+            Given(self.part, {slot: view[slice(*cuts[slot][i])] for slot, view in views.items()})
+            for i in range(self.job.travels)
+        ]
+        travels = (along(tag(i), self.part, given, None) for i, given in enumerate(self.given))
+        return Delivery(running=dict(enumerate(travels)))
 
     def check(self, ended: Mapping[int, Any], expected: Mapping[tuple[int, int], int]) -> None:
-        """Compare what has arrived, by the check sum of each transfer's chunks."""
-        for (t, chunk), due in expected.items():
-            if zlib.crc32(self.given[chunk].came.pop(t)) != due:
-                raise ValueError(f"transfer {t} from node {self.plan.src[t]} arrived changed")
+        """Compare what has arrived, by the check sum of each transfer's slices."""
+        for (t, number), due in expected.items():
+            if zlib.crc32(self.given[number].came.pop(t)) != due:
+                raise ValueError(f"transfer {t} from node {self.job.plan.src[t]} arrived changed")
 
 
 def drawn(node: int) -> np.ndarray:
@@ -147,15 +156,9 @@ def drawn(node: int) -> np.ndarray:
     return random.integers(-LARGEST, LARGEST + 1, BLOCK).astype(np.float32)
 
 
-def shares(size: int, chunks: int) -> list[tuple[int, int]]:
-    """Where each chunk of so many elements or bytes begins and ends."""
-    cuts = [chunk * size // chunks for chunk in range(chunks + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
-
-
-def tag(chunk: int) -> Tag:
-    """Under which the pieces of a chunk travel."""
-    return "all", chunk, 0
+def tag(number: int) -> Tag:
+    """Under which a slice travels."""
+    return "all", number, 0
 
 
 # The node -----------------------------------------------------------------------------------------
@@ -207,8 +210,8 @@ class _Node:
         self._lock = threading.Lock()
         self._open = 0
         """How many phases are over on all nodes."""
-        self._back: list[tuple[Tag, Sent]] = []
-        """What is held back until its phase begins."""
+        self._back: list[list[tuple[Tag, Sent]]] = []
+        """Pieces that are held back until their phase begins."""
         threading.Thread(target=self._listen, name="line", daemon=True).start()
 
     def run(self, expected: Any) -> list[Outcome]:
@@ -216,8 +219,9 @@ class _Node:
         outcomes = []
         for _ in range(self.job.repeats):
             delivery = self.work.deliver()
-            self.missing = dict.fromkeys(self.work.part.arriving, self.job.plan.chunks)
-            self.left = self.job.plan.chunks * self.due  # by phase
+            self.missing = dict.fromkeys(self.work.part.arriving, self.job.travels)
+            self.left = self.job.travels * self.due  # by phase
+            self.pieces: dict[tuple[int, int], list[tuple[Tag, Sent]]] = defaultdict(list)
             self.over = self._open = 0
             _, start = self._meet()
             time.sleep(max(0.0, start - time.monotonic()))
@@ -280,13 +284,13 @@ class _Node:
             if now - told > TELL_S and max(self.wire.heard.values(), default=0.0) > told:
                 self.line(self._doing())
                 told = now
-            if received is None or received.kind != "piece":
+            if received is None or received.kind != "slice":
                 continue
             head, t = received.head, received.head["t"]
             self.outcome.ends[t] = now - start
             self.outcome.received[t] += len(received.body)
-            (fragment, chunk, step), arrival = head["tag"], (t, head, received.body)
-            which = delivery.take((fragment, chunk, step), arrival)
+            arrival = t, head, received.body
+            which = delivery.take(tuple(head["tag"]), arrival)
             if which is not None:
                 self._send(delivery.go_on(which, arrival))
             self.missing[t] -= 1
@@ -296,18 +300,25 @@ class _Node:
         return self.outcome
 
     def _send(self, leaving: Iterable[tuple[Tag, Sent]]) -> None:
+        """Send pieces whose slices are all there, if their phase has begun."""
         for tag, sent in leaving:
             self.outcome.sent_bytes += len(sent.body)
+            which = sent.t, tag[1] // self.job.slices
+            self.pieces[which].append((tag, sent))
+            if len(self.pieces[which]) < self.job.slices:
+                continue
+            piece = self.pieces.pop(which)
             with self._lock:
                 if self.phases[sent.t] > self._open:
-                    self._back.append((tag, sent))
+                    self._back.append(piece)
                 else:
-                    self._hand_over(tag, sent)
+                    self._hand_over(piece)
 
-    def _hand_over(self, tag: Tag, sent: Sent) -> None:
-        self.outcome.starts.setdefault(sent.t, time.monotonic() - self.start)
-        head = dict(kind="piece", tag=list(tag), t=sent.t, **sent.head)
-        self.wire.send(self.names[sent.to], head, sent.body)
+    def _hand_over(self, piece: list[tuple[Tag, Sent]]) -> None:
+        for tag, sent in piece:
+            self.outcome.starts.setdefault(sent.t, time.monotonic() - self.start)
+            head = dict(kind="slice", tag=list(tag), t=sent.t, **sent.head)
+            self.wire.send(self.names[sent.to], head, sent.body)
 
     def _tell_phase(self) -> None:
         """Tell the parent which phases are over here."""
@@ -323,16 +334,17 @@ class _Node:
         with self._lock:
             self._open = over
             back, self._back = self._back, []
-            for tag, sent in back:
+            for piece in back:
+                _, sent = piece[0]
                 if self.phases[sent.t] > over:
-                    self._back.append((tag, sent))
+                    self._back.append(piece)
                 else:
-                    self._hand_over(tag, sent)
+                    self._hand_over(piece)
 
     def _doing(self) -> str:
         """What this node waits for, in words."""
         for t, left in self.missing.items():
             if left:
-                source, pieces = self.work.part.src[t], f"{left} of {self.job.plan.chunks} pieces"
-                return f"{self.me}, waiting for {pieces} of transfer {t} from node {source}"
+                source, slices = self.work.part.src[t], f"{left} of {self.job.travels} slices"
+                return f"{self.me}, waiting for {slices} of transfer {t} from node {source}"
         return f"{self.me}, sending"

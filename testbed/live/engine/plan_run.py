@@ -18,7 +18,7 @@ import numpy as np
 
 from slowlink.methods.exchange import Plan, Topology
 from slowlink.testbed.live.engine.flow import Part
-from slowlink.testbed.live.engine.plan_node import Job, Outcome, shares, take_part
+from slowlink.testbed.live.engine.plan_node import Job, Outcome, take_part
 from slowlink.testbed.live.processes import run_ranks
 from slowlink.testbed.network.counting import Sizes, transfer_bytes
 from slowlink.testbed.network.execution import verify
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from slowlink.testbed.network.emulated import Emulated
 
 LOOPBACK = "127.0.0.1"
+SLICE_BYTES = 1 << 20
+"""Of the largest transfer, about so many bytes are a message."""
 MARGIN_S = 0.05
 """From when all are told of the common start until it: so that it reaches them in time."""
 ENVIRONMENT = {
@@ -108,6 +110,8 @@ def run_plan(
     size = None if nbytes is None else _vector_bytes(plan, nbytes)
     if bodies is None and size is None:
         bodies = _drawn_bodies(plan, nbytes)
+    sizes = nbytes if bodies is None else _lengths(bodies)
+    largest = transfer_bytes(plan, sizes).max(initial=0) / plan.chunks
     job = Job(
         plan,
         nodes,
@@ -116,6 +120,7 @@ def run_plan(
         repeats,
         timeout_s,
         None if size is None else math.ceil(size / 4),
+        max(1, round(largest / SLICE_BYTES)),
     )
     results = run_ranks(
         take_part,
@@ -124,7 +129,7 @@ def run_plan(
         timeout_s=timeout_s,
         environment=ENVIRONMENT,
         command=lambda rank, argv: links.command(nodes[rank], argv) if links else argv,
-        each=[None] * len(nodes) if bodies is None else _parcels(plan, nodes, bodies),
+        each=[None] * len(nodes) if bodies is None else _parcels(job, bodies),
         hear=_Meetings(job, say),
     )
     return [_ran(job, outcomes) for outcomes in zip(*results, strict=True)]
@@ -193,10 +198,10 @@ def _drawn_bodies(plan: Plan, nbytes: Sizes) -> dict[str, dict[int, bytes]]:
 
 
 def _parcels(
-    plan: Plan, nodes: Sequence[int], bodies: Mapping[str, Mapping[int, bytes]]
+    job: Job, bodies: Mapping[str, Mapping[int, bytes]]
 ) -> list[tuple[dict[int, bytes], dict[tuple[int, int], int]]]:
-    """For each node its own bodies by slot number, and the check sum of each piece it gets."""
-    transfer_bytes(plan, {slot: _lengths(its) for slot, its in bodies.items()})  # all are there
+    """For each node its own bodies by slot number, and the check sum of each slice it gets."""
+    plan, nodes = job.plan, job.nodes
     own: dict[int, dict[int, bytes]] = {node: {} for node in nodes}
     due: dict[int, dict[tuple[int, int], int]] = {node: {} for node in nodes}
     known: dict[tuple[int, int, int, int], int] = {}
@@ -207,17 +212,17 @@ def _parcels(
                 continue
             slot = part.slots[t]
             body = own[node][slot] = bodies[plan.slots[slot]][node]
-            for chunk, (begin, end) in enumerate(shares(len(body), plan.chunks)):
+            for number, (begin, end) in enumerate(job.shares(len(body))):
                 cuts, segments = part.cuts(end - begin), part.segments[t]
                 a, b = begin + cuts[segments.start], begin + cuts[segments.stop]
                 if (slot, node, a, b) not in known:
                     known[slot, node, a, b] = zlib.crc32(memoryview(body)[a:b])
-                due[to][t, chunk] = known[slot, node, a, b]
+                due[to][t, number] = known[slot, node, a, b]
     return [(own[node], due[node]) for node in nodes]
 
 
-def _lengths(bodies: Mapping[int, bytes]) -> dict[int, int]:
-    return {node: len(body) for node, body in bodies.items()}
+def _lengths(bodies: Mapping[str, Mapping[int, bytes]]) -> dict[str, dict[int, int]]:
+    return {slot: {node: len(body) for node, body in its.items()} for slot, its in bodies.items()}
 
 
 def _ran(job: Job, outcomes: Sequence[Outcome]) -> Ran:
