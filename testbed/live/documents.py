@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 Made = TypeVar("Made")
+
+USUAL: dict[str, Any] = dict(
+    document="", seed=0, scale="desk", device="this machine", accelerator="cpu"
+)
+"""Fields of a recipe that no live run has a use for, or that are seldom others."""
 
 
 def read(path: str | Path, make: Callable[[Any], Made]) -> Made:
@@ -25,15 +32,15 @@ def read(path: str | Path, make: Callable[[Any], Made]) -> Made:
     """
     text = Path(path).read_text(encoding="utf-8")
     try:
-        return make(yaml.load(text, Loader=_Loader))
+        return make(_data(text))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: neither JSON nor YAML: {error}") from None
     except ValueError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
 
 
-def validated(kind: type[Model], document: Any, **inner: type[BaseModel]) -> Model:
-    """``document`` as a ``kind``; ``inner`` are the models of its fields, for the names of theirs.
+def validated(kind: type[Model], document: Any) -> Model:
+    """``document`` as a ``kind``.
 
     Raises
     ------
@@ -43,8 +50,44 @@ def validated(kind: type[Model], document: Any, **inner: type[BaseModel]) -> Mod
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        lines = (_line(entry, kind, inner) for entry in error.errors())
-        raise ValueError("\n".join(lines)) from None
+        raise ValueError("\n".join(lines(error, kind))) from None
+
+
+def lines(error: ValidationError, kind: type[BaseModel], within: str = "") -> list[str]:
+    """What of a ``kind`` is wrong, a line each: the field and what is allowed; ``within`` is the
+    field in which all of it stands."""
+    return [_line(entry, kind, within) for entry in error.errors()]
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse a JSON text, but refuse what Python's reader accepts: repeated keys, NaN and infinity.
+
+    Raises
+    ------
+    ValueError, and RecursionError where it nests too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+
+
+def _data(text: str) -> Any:
+    try:
+        return loads(text)
+    except json.JSONDecodeError:
+        return yaml.load(text, Loader=_Loader)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"key {name!r} is given twice")
+    return dict(pairs)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return float(text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,13 +101,27 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _line(entry: dict, kind: type[BaseModel], inner: dict[str, type[BaseModel]]) -> str:
-    where = ".".join(map(str, entry["loc"]))
+def _line(entry: dict, kind: type[BaseModel], within: str) -> str:
+    where = ".".join(map(str, (within, *entry["loc"]) if within else entry["loc"]))
     text = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
-        known = inner.get(entry["loc"][0], kind)
-        text = f"no such key; there are: {', '.join(known.model_fields)}"
-    elif entry["type"] not in ("missing", "value_error"):
-        given = str(entry["input"])
-        text += f", not {given[:50]}" if not isinstance(entry["input"], dict | list) else ""
+        text = f"no such key; there are: {', '.join(_model(kind, entry['loc'][:-1]).model_fields)}"
+    elif entry["type"] not in ("missing", "value_error", "json_invalid"):
+        given = entry["input"]
+        text += "" if isinstance(given, dict | list) else f", not {repr(given)[:50]}"
     return f"{where}: {text}" if where else text
+
+
+def _model(kind: type[BaseModel], steps: Sequence[str | int]) -> type[BaseModel]:
+    """The model at the end of ``steps`` from ``kind`` through its fields and what they hold."""
+    for step in steps:
+        if isinstance(step, str) and step in kind.model_fields:
+            kind = _within(kind.model_fields[step].annotation) or kind
+    return kind
+
+
+def _within(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, alone, in a container or where there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for its in get_args(annotation) if (found := _within(its))), None)

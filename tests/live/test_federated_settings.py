@@ -79,7 +79,7 @@ def test_every_field_is_described(kind):
 
 
 WRONG = [
-    ("rounds", 0, "c.json: rounds: Input should be greater than or equal to 1, not '0'"),
+    ("rounds", 0, "c.json: rounds: Input should be greater than or equal to 1, not 0"),
     ("rounds", "3", "c.json: rounds: Input should be a valid integer, not '3'"),
     ("rounds", True, "c.json: rounds: Input should be a valid integer"),
     ("lr", None, "c.json: lr: Input should be a valid number"),
@@ -87,7 +87,7 @@ WRONG = [
     ("domain", 233, "c.json: domain: Input should be less than or equal to 232"),
     ("run", "", "c.json: run: String should have at least 1 character"),
     ("min_clients", 4, "c.json: min_clients: 4 of 3 clients"),
-    ("task.batch", -1, "c.json: task.batch: Input should be greater than 0, not '-1'"),
+    ("task.batch", -1, "c.json: task.batch: Input should be greater than 0, not -1"),
     ("task.bach", 1, "c.json: task.bach: no such key; there are: model, data, clients, split"),
     ("task.data.folder", "x", "task.data.folder: no such key; there are: name, directory, limit"),
     ("round", 1, "c.json: round: no such key; there are: task, domain, run"),

@@ -1,4 +1,4 @@
-"""Data-parallel training over DDS as a command, set up by a JSON file.
+"""Data-parallel training over DDS as a command, set up by a file, JSON or YAML.
 
 ``python -m slowlink.testbed.live.dds.launch --config file.json --workers 2`` runs all ranks on this
 machine. Without ``--workers`` it is one rank: ``RANK`` of ``WORLD``, both from the environment, as
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 
 from slowlink.methods import compression
 from slowlink.testbed import files
-from slowlink.testbed.live import data_parallel, strict_json
+from slowlink.testbed.live import data_parallel, documents
 from slowlink.testbed.live.data_parallel import LiveRun
 from slowlink.testbed.live.dds.data_parallel import join
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN
@@ -31,24 +31,19 @@ from slowlink.testbed.live.processes import RankFailed, run_ranks
 from slowlink.testbed.training import models
 from slowlink.testbed.training.recipe import Recipe
 
-USUAL: dict[str, Any] = dict(
-    document="",
+USUAL: dict[str, Any] = documents.USUAL | dict(
     experiment="launch",
     system="dds",
     exchange=dict(name="allgather"),
     synchronization=dict(name="bsp"),
     evaluate_every=100,
-    seed=0,
-    scale="desk",
-    device="this machine",
     networks={"this": dict(lan=1.0, wan=1.0)},
-    accelerator="cpu",
 )
-"""Fields of a recipe that a live run has no use for, or that are seldom others."""
+"""Fields of a recipe that may be left out."""
 
 
 class Settings(BaseModel):
-    """What the JSON file says.
+    """What the file says.
 
     Attributes
     ----------
@@ -84,7 +79,7 @@ class Settings(BaseModel):
         try:
             recipe = Recipe(**(USUAL | self.training), workers=[workers])
         except ValidationError as error:
-            raise ValueError(_first(error, "training")) from error
+            raise ValueError("\n".join(documents.lines(error, Recipe, "training"))) from None
         if recipe.rounds is None:
             raise ValueError("training.rounds: needs the number of steps")
         case = LiveRun(recipe, recipe.rounds, ordered=True, evaluate=True)
@@ -99,18 +94,8 @@ class Settings(BaseModel):
 
 
 def load_settings(path: str | Path) -> Settings:
-    """Read a JSON file. Raises ValueError, naming the file and the field, and OSError."""
-    try:
-        return Settings.model_validate(strict_json.loads(Path(path).read_bytes()))
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_first(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _first(error: ValidationError, *where: str) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, (*where, *first['loc'])))}: {first['msg']}"
+    """Read a file; raises as :func:`testbed.live.documents.read`."""
+    return documents.read(path, lambda document: documents.validated(Settings, document))
 
 
 def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -192,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m slowlink.testbed.live.dds.launch", description=main.__doc__
     )
-    parser.add_argument("--config", required=True, help="JSON file; see Settings")
+    parser.add_argument("--config", required=True, help="JSON or YAML; see Settings")
     parser.add_argument("--workers", type=int, help="start so many ranks here; else one rank")
     given = parser.parse_args(arguments)
     try:

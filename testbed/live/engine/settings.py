@@ -60,17 +60,8 @@ COORDINATOR = "coordinator"
 
 ADDRESS = re.compile(r"tcp://[^:/\s]+:\d{1,5}\Z")
 
-USUAL: dict[str, Any] = dict(
-    document="",
-    experiment="live",
-    system="live",
-    seed=0,
-    scale="desk",
-    device="this machine",
-    accelerator="cpu",
-    compute_s=0.0,
-)
-"""Fields of a recipe that a live run has no use for, or that are seldom others."""
+USUAL: dict[str, Any] = documents.USUAL | dict(experiment="live", system="live", compute_s=0.0)
+"""Fields of a recipe that may be left out."""
 
 OWN: dict[str, Any] = dict(model={"name": "own"}, dataset="own", batch=1, lr=1.0)
 """Fields of a recipe that one's own training has no use for."""
@@ -365,8 +356,7 @@ def _check_levels(settings: LiveSettings, policy: Policy) -> None:
 
 def parse(document: Any) -> LiveSettings:
     """The run that plain data describe. Raises ValueError: what is wrong, a line each."""
-    inner = dict(training=Recipe, own=Own, limits=Limits, network=Link)
-    return documents.validated(LiveSettings, document, **inner)
+    return documents.validated(LiveSettings, document)
 
 
 def read(path: str | Path) -> LiveSettings:

@@ -32,7 +32,7 @@ from pydantic import (
 from slowlink.methods import aggregation, compression
 from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import MAX_VALUES, Compressor
-from slowlink.testbed.live import strict_json
+from slowlink.testbed.live import documents
 from slowlink.testbed.live.dds import domain
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, LOOPBACK, DomainConfig
 from slowlink.testbed.live.identity import Keys
@@ -345,26 +345,13 @@ def read(path: str | Path, kind: type[S]) -> S:
 def parse(text: str | bytes, kind: type[S], name: str = "settings") -> S:
     """The settings in a JSON text; raises as :func:`read`."""
     try:
-        strict_json.loads(text)  # pydantic's reader would take a key twice
+        documents.loads(text)  # pydantic's reader would take a key twice
         return kind.model_validate_json(text)
     except ValidationError as error:
-        raise ValueError("\n".join(_line(name, kind, entry) for entry in error.errors())) from None
+        lines = (f"{name}: {line}" for line in documents.lines(error, kind))
+        raise ValueError("\n".join(lines)) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: not JSON: {error}") from None
-
-
-def _line(name: str, kind: type[BaseModel], entry: dict) -> str:
-    where, at = ".".join(map(str, entry["loc"])), kind
-    if entry["type"] == "extra_forbidden":
-        for step in entry["loc"][:-1]:
-            at = at.model_fields[step].annotation
-        return f"{name}: {where}: no such key; there are: {', '.join(at.model_fields)}"
-    text = entry["msg"].removeprefix("Value error, ")
-    given = entry["input"]
-    shown = "" if isinstance(given, dict | list) else f", not {str(given)[:50]!r}"
-    if entry["type"] in ("missing", "value_error", "json_invalid"):
-        shown = ""
-    return f"{name}: {where + ': ' if where else ''}{text}{shown}"
 
 
 def load_script(script: str) -> Callable:
