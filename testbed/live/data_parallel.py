@@ -11,7 +11,6 @@ gradients is there, while backward goes on.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from slowlink.methods.fusion import Costs
 from slowlink.testbed.live.processes import GRACE_S, Tell, run_ranks
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
-from slowlink.testbed.training.learner import Learner, Replica
+from slowlink.testbed.training.learner import Learner, Replica, digest, fused, unfused
 from slowlink.testbed.training.recipe import Part, Recipe
 from slowlink.torch.data_parallel import CommHook
 from slowlink.torch.messenger import Aggregation, Messenger, combine
@@ -322,10 +321,9 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
             say(_window(done, case.steps, accuracy, recipe.evaluate_every, times, sent, received))
     messenger.close()
     final = learner.replicas[rank].parameters
-    digest = hashlib.blake2b(b"".join(p.numpy().tobytes() for p in final)).digest()
     return dict(
         parameters=dict(zip(names, final, strict=True)) if rank == 0 else None,
-        digest=digest,
+        digest=digest(final),
         sent=sent,
         framed=framed,
         received=received,
@@ -418,7 +416,8 @@ class _Hooks:
             if not self.owed.isdisjoint(group):
                 return
             gradients = [self.parameters[i].grad for i in group]
-            share = _share(gradients, self.messenger.wire.size)
+            # This rank's summand of the mean, scaled as the learner does.
+            share = fused(gradients, range(len(group))) * (1 / self.messenger.wire.size)
             self.messages.append(self.messenger.launch([(key, share)]))
             self.launched_early += bool(self.owed)
 
@@ -436,13 +435,12 @@ class _Hooks:
     def end(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         if self.owed:
             raise ValueError(f"{len(self.owed)} parameters got no gradient; all must be used")
-        totals: list[Tensor] = list(gradients)
+        totals: dict[int, Tensor] = dict(enumerate(gradients))
+        shapes = [gradient.shape for gradient in gradients]
         for group, message in zip(self.groups, self.messages, strict=True):
             (total,) = message.totals.result()
-            parts = _part(total, [gradients[i] for i in group])
-            for index, part in zip(group, parts, strict=True):
-                totals[index] = part
-        return totals
+            totals |= unfused(total, group, shapes)
+        return list(totals.values())
 
 
 class _Ddp:
@@ -485,17 +483,6 @@ def _cause(error: RuntimeError, messages: Sequence[Aggregation]) -> BaseExceptio
     """The error of a message, if there is one: DDP wraps it into another, mangled one."""
     failed = (m.totals.exception() for m in messages if m.totals.done())
     return next((cause for cause in failed if cause is not None), error)
-
-
-def _share(gradients: Sequence[Tensor], ranks: int) -> Tensor:
-    """This rank's summand of the mean: its gradients as one tensor, scaled as the learner does."""
-    one = gradients[0] if len(gradients) == 1 else torch.cat([g.flatten() for g in gradients])
-    return one * (1 / ranks)
-
-
-def _part(total: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    pieces = total.flatten().split([tensor.numel() for tensor in like])
-    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
 # The parent -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -539,6 +539,14 @@ def unfused(
     """By index, the tensors of a group, given all of them as one; ``shapes`` is of all tensors."""
     pieces = total.flatten().split([shapes[i].numel() for i in group])
     return {i: piece.view(shapes[i]) for i, piece in zip(group, pieces, strict=True)}
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Of all their bits, in order."""
+    found = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        found.update(tensor.detach().contiguous().numpy().tobytes())
+    return found.digest()
 
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:

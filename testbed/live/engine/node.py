@@ -31,7 +31,6 @@ member was lost can be dropped and held anew among the others.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import defaultdict
@@ -50,7 +49,7 @@ from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.live.wire import Received, Unreadable, Wire
-from slowlink.testbed.training.learner import unfused
+from slowlink.testbed.training.learner import digest, unfused
 from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
@@ -345,13 +344,10 @@ class Node:
 
     def _end(self, final: bool) -> None:
         self._settle()
-        digest = hashlib.blake2b(digest_size=16)
-        for value in self.task.values():
-            digest.update(value.detach().contiguous().numpy().tobytes())
         if final:
             with files.whole(self.settings.output / "model.pt") as part:
                 torch.save(self.task.model(), part)
-        self.tell("done", digest=digest.hexdigest(), sent_bytes=self.sent_bytes)
+        self.tell("done", digest=digest(self.task.values()).hex(), sent_bytes=self.sent_bytes)
 
     # Meetings ------------------------------------------------------------------------------------
 
