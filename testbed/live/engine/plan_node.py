@@ -249,8 +249,9 @@ class _Node:
         silent = {self.names[part.src[t]] for t in part.arriving}
         while silent:
             self.line(f"{self.me}, waiting for a connection of {', '.join(sorted(silent))}")
-            if (received := self.wire.receive(self.job.timeout_s)) is not None:
-                silent.discard(received.sender)
+            while (received := self.wire.receive(self.job.timeout_s)) is None:
+                pass  # saying it again would look like progress
+            silent.discard(received.sender)
 
     def _meet(self, value: Any = None) -> tuple[list, float]:
         """Wait until all nodes are here: what each of them brought, and when to go on."""
