@@ -86,7 +86,7 @@ class Work:
     products: float = 0.0
 
     def __bool__(self) -> bool:
-        return any(dataclasses.astuple(self))
+        return bool(self.passes or self.kernels or self.selections or self.draws or self.products)
 
     @property
     def over_values(self) -> Work:
@@ -101,7 +101,8 @@ class Compressor:
     One-shot codecs implement ``compress`` and ``decompress`` (and ``merge`` where ``combine`` is
     ``merge``); codecs with several rounds override ``encode``. ``adds`` is false where the
     aggregate is a vote of signs, not a sum: such a codec sends no zeros. ``elementwise`` is true
-    where a value's bytes depend on nothing else, so that tensors may be coded as one.
+    where a value's bytes depend on nothing else, so that tensors may be coded as one; ``compress``
+    then takes a ``factor`` of at most 1, too, and codes so many times the values in the same pass.
 
     ``encode_work`` and ``decode_work`` say what coding a tensor does, decoding by what one payload
     takes; a property where parameters decide. A test holds them against the clock, and
@@ -160,9 +161,9 @@ class Compressor:
         times = 1 if self.combine == "sum" else parties
         return tuple(times * nbytes for nbytes in self.payload_bytes(shape))
 
-    def encode(self, tensor: torch.Tensor, key: Key) -> Encoding:
+    def encode(self, tensor: torch.Tensor, key: Key, **factor: float) -> Encoding:
         """Yield ``(payload, combine)`` each round; return the sum over all parties."""
-        combined = yield self.compress(tensor, key), self.combine
+        combined = yield self.compress(tensor, key, **factor), self.combine
         if self.combine == "gather":
             total = self.decompress(combined[0], tensor.device)
             for payload in combined[1:]:

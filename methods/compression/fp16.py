@@ -28,9 +28,9 @@ class Fp16(Compressor):
     encode_work: ClassVar[Work] = Work(passes=0.9, kernels=8)
     decode_work: ClassVar[Work] = Work(passes=2.1, kernels=7)
 
-    def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
+    def compress(self, tensor: torch.Tensor, key: Key, factor: float = 1.0) -> Payload:
         flat = self._unchecked(tensor, key)
-        body, beyond = packing.write_halves(flat, self._what(key), LARGEST_HALF)
+        body, beyond = packing.write_halves(flat, self._what(key), LARGEST_HALF, factor)
         if beyond:
             state = self._memory(key, flat)
             state["saturated"] = state.get("saturated", 0) + beyond

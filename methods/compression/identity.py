@@ -23,8 +23,9 @@ class Identity(Compressor):
     encode_work: ClassVar[Work] = Work()
     decode_work: ClassVar[Work] = Work()
 
-    def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
-        return self._dense(self._flat(tensor, key), tensor.shape)
+    def compress(self, tensor: torch.Tensor, key: Key, factor: float = 1.0) -> Payload:
+        flat = self._flat(tensor, key)
+        return self._dense(flat if factor == 1 else flat * factor, tensor.shape)
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         self._expect(payload, {"dense": ("float32",)})

@@ -294,10 +294,12 @@ class CommHook:
         self, parts: list[tuple[str, Tensor]], buckets: Sequence[_Bucket], number: int
     ) -> None:
         scale = self.scaler.get_scale() if self.scaler else 1.0
-        gradients = [gradient for _, gradient in parts]
-        shares = [
-            _share(gradient, 1 / (self.messenger.wire.size * scale)) for gradient in gradients
-        ]
+        gradients, own = [gradient for _, gradient in parts], 1 / (self.messenger.wire.size * scale)
+        # This rank's summand of the mean; a codec that can takes the factor along.
+        factor = dict(factor=own) if self.codec.elementwise and not self.whole else {}
+        shares = [gradient.to(torch.float32) for gradient in gradients]
+        if not factor:
+            shares = [share.mul_(own) for share in shares]
         if self.whole or self.codec.elementwise:
             joined = shares[0] if len(shares) == 1 else torch.cat([s.flatten() for s in shares])
             # Without memory of what was, only the size has to be the key's own.
@@ -324,7 +326,7 @@ class CommHook:
             return lambda: [bucket.arrived() for bucket in buckets]
 
         tolerant = self.non_finite == "pass"
-        message = _refusing(self.messenger.launch, coded, write, tolerant=tolerant)
+        message = _refusing(self.messenger.launch, coded, write, tolerant=tolerant, **factor)
         self._add(message)
 
         def fail(totals) -> None:
@@ -368,13 +370,6 @@ def _refusing(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
         if "NaN or infin" in str(error):
             error.add_note("non_finite='pass' hands such gradients on, as AMP's scaler expects")
         raise
-
-
-def _share(gradient: Tensor, factor: float) -> Tensor:
-    """This rank's summand of the mean, as float32."""
-    if gradient.dtype == torch.float32:
-        return gradient.mul_(factor)
-    return gradient.to(torch.float32).mul_(factor)
 
 
 def _kept(old: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any]:

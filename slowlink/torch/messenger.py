@@ -93,7 +93,12 @@ class Messenger:
         self._thread = ThreadPoolExecutor(1, "messenger")
 
     def launch(
-        self, parts: Parts, finish: Finish | None = None, *, tolerant: bool = False
+        self,
+        parts: Parts,
+        finish: Finish | None = None,
+        *,
+        tolerant: bool = False,
+        **factor: float,
     ) -> Aggregation:
         """Encode ``parts`` now and send them off as one message.
 
@@ -101,13 +106,14 @@ class Messenger:
         ----------
         finish: called with the message and its sums, on the thread; what it returns is called when
             the message has been counted and ``totals`` resolved.
+        factor: code so many times the values, which elementwise codecs can.
         tolerant: where values are not finite, send zeros and let all ranks know; else ValueError.
         """
         start = time.perf_counter()
         keys, rounds, asked = [key for key, _ in parts], [], []
         finite = True
         for key, tensor in parts:
-            one = self.codec.encode(tensor, key)
+            one = self.codec.encode(tensor, key, **factor)
             try:
                 asked.append(next(one))
             except ValueError:

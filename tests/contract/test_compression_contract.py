@@ -351,3 +351,5 @@ def test_tensors_of_elementwise_codecs_may_be_coded_as_one(name):
     apart = [codec.compress(part, i) for i, part in enumerate(parts)]
     assert joined.body == b"".join(payload.body for payload in apart)
     assert codec.decompress(joined).equal(torch.cat([codec.decompress(one) for one in apart]))
+    third = codec.compress(torch.cat(parts), "all", 1 / 3)
+    assert third.body == codec.compress(torch.cat(parts) * (1 / 3), "all").body

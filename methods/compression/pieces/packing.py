@@ -203,26 +203,29 @@ def write_signs(values: torch.Tensor, what: str, head: bytes = b"") -> bytes:
     return made
 
 
-def write_halves(values: torch.Tensor, what: str, most: float) -> tuple[torch.Tensor, int]:
-    """The values as float16, those beyond ±``most`` as that; and how many they are."""
+def write_halves(
+    values: torch.Tensor, what: str, most: float, factor: float = 1.0
+) -> tuple[torch.Tensor, int]:
+    """``factor`` times the values as float16, those beyond ±``most`` as that; how many they are."""
     if values.device.type != "cpu":
-        beyond = int((check_finite(values, what).abs() > most).sum())
-        return values.clamp(-most, most).to(torch.float16), beyond
+        values = check_finite(values, what) * factor
+        beyond = int((values.abs() > most).sum())
+        return values.clamp_(-most, most).to(torch.float16), beyond
     flat = values.contiguous()
-    halves, bits = buffers.empty(flat.numel(), "float16"), bits_of(flat)
+    halves = buffers.empty(flat.numel(), "float16")
 
     def write(start: int, stop: int) -> np.int32:
-        largest = vectors.largest(bits[start:stop])
-        halves[start:stop].copy_(flat[start:stop])
-        return largest
+        some = flat[start:stop] if factor == 1 else flat[start:stop] * factor
+        halves[start:stop].copy_(some)
+        return vectors.largest(bits_of(some))
 
-    largest = max(each_block(len(bits), write), default=0)
+    largest = max(each_block(len(flat), write), default=0)
     if largest >= vectors.INFINITE:
         refuse(values, what)
     if largest <= np.float32(most).view(np.int32):
         return halves, 0
     halves.clamp_(-most, most)
-    return halves, int((flat.abs() > most).sum())
+    return halves, int(((flat * factor).abs() > most).sum())
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
