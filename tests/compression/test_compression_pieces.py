@@ -326,3 +326,26 @@ def test_saturate_takes_infinite_halves_and_nothing_else(n):
             halves[place] = infinite
             wanted = halves.clone().clamp_(-most, most)
             assert packing.saturate(halves, most) is halves and halves.equal(wanted)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 2**18 + 65])
+def test_halves_are_those_of_torch(monkeypatch, n, native):
+    """Held against torch's conversions, of magnitudes from below the least half to the largest."""
+    monkeypatch.setattr(packing.vectors, "HALVES", native and packing.vectors.HALVES)
+    values, most = normal(n) * torch.logspace(-9, 4, n), torch.finfo(torch.float16).max
+    for factor in (1.0, 0.5, 1 / 3):
+        halves, beyond = packing.write_halves(values, "g", most, factor)
+        assert halves.equal((values * factor).half()) and beyond == 0
+        back = packing.from_bytes(halves.numpy().tobytes(), "float16", n, "g")
+        assert back.equal(halves.float())
+    for place in {0, n // 2, n - 1} if n else ():
+        large = values.clone()
+        large[place] = 70000.0
+        halves, beyond = packing.write_halves(large, "g", most)
+        assert beyond == 1 and halves[place] == most
+        large[place] = torch.nan
+        with pytest.raises(ValueError, match=f"^g: 1 of {n} values are NaN or infinite"):
+            packing.write_halves(large, "g", most)
+        with pytest.raises(ValueError, match="^g: 1 of"):
+            packing.from_bytes(large.half().numpy().tobytes(), "float16", n, "g")

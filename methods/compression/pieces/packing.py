@@ -98,11 +98,16 @@ def from_bytes(
         wide = source.astype("float32" if dtype == "float16" else dtype)
         return check_finite(torch.from_numpy(wide).to(device), what)
     values = buffers.empty(count, "float32")
-    given, bits = torch.from_numpy(buffers.alias(body).view(dtype)), bits_of(values)
+    array, bits = buffers.alias(body).view(dtype), bits_of(values)
+    given, words = torch.from_numpy(array), array.view(np.uint16)
 
     def read(start: int, stop: int) -> np.int32:
-        values[start:stop].copy_(given[start:stop])
-        return vectors.largest(bits[start:stop])
+        rest, largest = start, np.int32(0)
+        if dtype == "float16" and vectors.HALVES:
+            rest = stop - (stop - start) % vectors.LANES
+            largest = vectors.to_floats(words[start:rest], bits[start:rest])
+        values[rest:stop].copy_(given[rest:stop])
+        return max(largest, vectors.largest(bits[rest:stop]))
 
     if max(each_block(count, read), default=0) >= vectors.INFINITE:
         refuse(values, what)
@@ -212,14 +217,19 @@ def write_halves(
         beyond = int((values.abs() > most).sum())
         return values.clamp_(-most, most).to(torch.float16), beyond
     flat = values.contiguous()
-    halves = buffers.empty(flat.numel(), "float16")
+    halves, bits = buffers.empty(flat.numel(), "float16"), bits_of(flat)
+    words, times = halves.numpy().view(np.uint16), np.float32(factor)
 
     def write(start: int, stop: int) -> np.int32:
-        some = flat[start:stop] if factor == 1 else flat[start:stop] * factor
-        halves[start:stop].copy_(some)
-        return vectors.largest(bits_of(some))
+        rest, largest = start, np.int32(0)
+        if vectors.HALVES:
+            rest = stop - (stop - start) % vectors.LANES
+            largest = vectors.to_halves(bits[start:rest], times, words[start:rest])
+        products = flat[rest:stop] * factor
+        halves[rest:stop].copy_(products)
+        return max(largest, vectors.largest(bits_of(products)))
 
-    largest = max(each_block(len(flat), write), default=0)
+    largest = max(each_block(len(bits), write), default=0)
     if largest >= vectors.INFINITE:
         refuse(values, what)
     if largest <= np.float32(most).view(np.int32):

@@ -2,15 +2,20 @@
 
 A comparison of LLVM vectors, of whatever registers the processor has, leaves a bit a value: those
 bits are the signs' body as it is, and to visit what is large costs a step a hit, not a value.
-Values are taken by their bits as int32: magnitudes order as these do, NaN above infinity.
+Values are taken by their bits as int32: magnitudes order as these do, NaN above infinity. So are
+float16 read and written, scaled and checked in the same pass, by processors that convert them.
 """
 
 from __future__ import annotations
 
+import platform
+
+import llvmlite.binding as llvm
 import llvmlite.ir as ir
 import numba
 import numpy as np
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -23,23 +28,73 @@ INFINITE = np.int32(0x7F800000)
 MAGNITUDE = np.int32(0x7FFFFFFF)
 """The bits of a magnitude, without the sign's."""
 
+HALVES = numba.config.CPU_NAME is None and (
+    llvm.get_host_cpu_features().get("f16c", False) or platform.machine() in ("aarch64", "arm64")
+)
+"""Whether the processor converts float16, so that LLVM asks no library for it."""
+
 _WORD, _LANE = ir.IntType(LANES), ir.IntType(32)
 _VECTOR = ir.VectorType(_LANE, LANES)
+_FLOATS, _HALVES = (ir.VectorType(kind(), LANES) for kind in (ir.FloatType, ir.HalfType))
 
 
-def _load(context, builder, kind, array, at):
-    """LANES values of ``array`` from index ``at``, wherever they lie."""
+def _place(context, builder, kind, array, at, vector):
+    """The address of a ``vector`` in ``array`` from index ``at``."""
     start = builder.gep(arrayobj.make_array(kind)(context, builder, array).data, [at])
-    vector = builder.load(builder.bitcast(start, _VECTOR.as_pointer()))
-    vector.align = 4
-    return vector
+    return builder.bitcast(start, vector.as_pointer())
 
 
-def _all(builder, value):
+def _load(context, builder, kind, array, at, vector=_VECTOR):
+    """LANES values of ``array`` from index ``at``, wherever they lie."""
+    found = builder.load(_place(context, builder, kind, array, at, vector))
+    found.align = 1
+    return found
+
+
+def _store(context, builder, kind, array, at, values):
+    stored = builder.store(values, _place(context, builder, kind, array, at, values.type))
+    stored.align = 1
+
+
+def _all(builder, value, vector=_VECTOR):
     """A vector of equal lanes."""
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(_LANE, 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(_VECTOR, [0] * LANES))
+
+
+def _largest(builder, floats):
+    """The bits of the largest magnitude of a vector."""
+    bits = builder.bitcast(floats, _VECTOR)
+    magnitudes = builder.and_(bits, ir.Constant(_VECTOR, [int(MAGNITUDE)] * LANES))
+    name = f"llvm.vector.reduce.smax.v{LANES}i32"
+    reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_LANE, [_VECTOR]), name)
+    return builder.call(reduce, [magnitudes])
+
+
+@intrinsic
+def _to_halves(_, bits, at, factor, halves):
+    def generate(context, builder, signature, arguments):
+        its, start, times, into = arguments
+        floats = builder.bitcast(_load(context, builder, signature.args[0], its, start), _FLOATS)
+        products = builder.fmul(floats, _all(builder, times, _FLOATS))
+        rounded = builder.fptrunc(products, _HALVES)
+        _store(context, builder, signature.args[3], into, start, rounded)
+        return _largest(builder, products)
+
+    return types.int32(bits, types.intp, types.float32, halves), generate
+
+
+@intrinsic
+def _to_floats(_, halves, at, bits):
+    def generate(context, builder, signature, arguments):
+        its, start, into = arguments
+        given = _load(context, builder, signature.args[0], its, start, _HALVES)
+        floats = builder.fpext(given, _FLOATS)
+        _store(context, builder, signature.args[2], into, start, builder.bitcast(floats, _VECTOR))
+        return _largest(builder, floats)
+
+    return types.int32(halves, types.intp, bits), generate
 
 
 @intrinsic
@@ -95,4 +150,23 @@ def largest(bits: np.ndarray) -> np.int32:
     found = np.int32(0)
     for i in range(bits.size):
         found = max(found, bits[i] & MAGNITUDE)
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def to_halves(bits: np.ndarray, factor: np.float32, halves: np.ndarray) -> np.int32:
+    """Write ``factor`` times the values as float16, given as uint16; the bits of the largest
+    product's magnitude. Of as many values as fill vectors, where :data:`HALVES`."""
+    found = np.int32(0)
+    for at in range(0, bits.size // LANES * LANES, LANES):
+        found = max(found, _to_halves(bits, at, factor, halves))
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def to_floats(halves: np.ndarray, bits: np.ndarray) -> np.int32:
+    """Write float16, given as uint16, as float32; as :func:`to_halves`."""
+    found = np.int32(0)
+    for at in range(0, bits.size // LANES * LANES, LANES):
+        found = max(found, _to_floats(halves, at, bits))
     return found
