@@ -260,8 +260,9 @@ class Matrix(declarations.Settings):
         check.need("residual.model.name", taught.model.name, self.models)
         check.need("residual.workers", taught.workers, self.workers)
         check.need("residual.bandwidth", taught.bandwidth, self.bandwidths)
+        every = self.every()
         for label in taught.classes:
-            check.need("residual.classes", label, self.every())
+            check.need("residual.classes", label, every)
 
 
 Bench = declarations.Bench[Matrix]
