@@ -9,6 +9,12 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+# Beside other tests one thread is enough: torch's would wait for each other on cores that all
+# workers, and the processes that tests start, share.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,6 +40,9 @@ OFFLINE = [
 
 DDS = re.compile(r"test_(dds|federated)")
 """Files that draw DDS domains at random: two of them at a time might meet in one."""
+
+APART = re.compile(r"test_the_blocks_of_a_page_run_in_their_order")
+"""Tests of a file that different workers may take."""
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +75,12 @@ def pytest_collection_modifyitems(items):
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do."""
+    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do; tests
+    that share nothing and take long are on their own."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return "DDS" if DDS.search(file) else file
+        return nodeid if APART.search(nodeid) else "DDS" if DDS.search(file) else file
 
 
 def pytest_xdist_make_scheduler(config, log):
