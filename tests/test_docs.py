@@ -148,7 +148,8 @@ class Shell:
         self.programs = folder / ".hooks" / "bin"
         self.programs.mkdir()
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        scripts = {"snakemake": "snakemake.cli:main"} | project.get("scripts", {})
+        scripts = {"snakemake": "snakemake.cli:main", "torchrun": "torch.distributed.run:main"}
+        scripts |= project.get("scripts", {})
         for name, target in scripts.items():
             module, _, function = target.partition(":")
             program = f"#!{python}\nfrom {module} import {function}\n"
@@ -158,7 +159,8 @@ class Shell:
         (self.programs / "read_options.py").write_text(READ_OPTIONS)
         places = [self.programs, python.parent, Path(sys.executable).parent]
         path = os.pathsep.join([*map(str, places), os.environ["PATH"]])
-        self.environment = copy.environment | {"PATH": path}
+        # The second is what torchrun starts its ranks by.
+        self.environment = copy.environment | {"PATH": path, "PYTHON_EXEC": str(python)}
 
     def run(self, command: list[str], what: object, codes: Collection[int] = (0,)) -> None:
         done = subprocess.run(

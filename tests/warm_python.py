@@ -1,10 +1,10 @@
 """A ``python`` for tests that run many short programs: each in a fork of one process that has
 imported torch and other packages that take seconds.
 
-:class:`WarmPython` makes the command. It stands in for ``python FILE`` and ``python -m MODULE``;
-whatever else it is asked for, the interpreter itself does. The process that forks has loaded no
-file of this repository and runs one thread, so that a fork finds what a fresh interpreter in its
-folder and with its environment would find.
+:class:`WarmPython` makes the command. It stands in for ``python FILE`` and ``python -m MODULE``,
+with ``-u`` or without; whatever else it is asked for, the interpreter itself does. The process that
+forks has loaded no file of this repository and runs one thread, so that a fork finds what a fresh
+interpreter in its folder and with its environment would find.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 CLIENT = """#!{python} -IS
 import os, socket, sys
 given = sys.argv[1:]
+if given[:1] == ["-u"]:
+    given = given[1:]
 if not given or (given[0].startswith("-") and given[0] != "-m"):
     os.execv({python!r}, [{python!r}, *given])
 import json
@@ -40,7 +42,8 @@ SERVER = """
 import ctypes, gc, json, os, runpy, select, signal, socket, sys
 
 base = [path for path in sys.path if path]
-import numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.sparse, torch, yaml
+import numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.sparse, scipy.stats, torch, yaml
+import torch._dynamo, torch.distributed, torch.nn.parallel
 
 gc.freeze()
 listener = socket.socket(fileno=int(sys.argv[1]))

@@ -141,6 +141,7 @@ class Jobs:
         self.settings, self.wings = settings, wings
         self.all: dict[tuple[str, str], Job] = {}
         self.kept: dict[tuple[str, str], Job] = {}
+        self._served: dict[str, dict[str, list[set[str]]]] = {}
         for name, wing in wings.items():
             for one in wing.experiments.values():
                 for job in self._made(wing, settings.recipes[name], one):
@@ -154,9 +155,10 @@ class Jobs:
         others, too, and are there."""
         if self.settings.only is None or job.wing.name != "matrix" or job.part is None:
             return False
-        uses = [
-            self.settings.only in names for names in job.recipe.served(job.experiment, job.part)
-        ]
+        name = job.experiment.name
+        if name not in self._served:
+            self._served[name] = job.recipe.served(job.experiment)
+        uses = [self.settings.only in names for names in self._served[name].get(job.part, ())]
         return not any(uses) or (not all(uses) and (ROOT / job.output).is_file())
 
     def _made(self, wing: Wing, recipe: Any, one: Experiment) -> Iterable[Job]:

@@ -192,16 +192,19 @@ class Matrix(declarations.Settings):
         """By method of :meth:`every`: its own name, and those of the files that it needs."""
         return {label: {label, *(p.name for p in one.parts)} for label, one in self.every().items()}
 
-    def served(self, experiment: Experiment, part: str) -> list[set[str]]:
-        """Of every method that a job's rows are of, what it needs: methods that train alike share
-        the training."""
+    def served(self, experiment: Experiment) -> dict[str, list[set[str]]]:
+        """By part of an experiment, of every method that its rows are of, what it needs: methods
+        that train alike share the training."""
         needed, found = self.needed(), self.found()
         made = (
             self.trained_as()
             if experiment.name == "training"
             else {label: label for label in found}
         )
-        return [needed[label] for label, under in made.items() if under == part]
+        parts: dict[str, list[set[str]]] = {}
+        for label, under in made.items():
+            parts.setdefault(under, []).append(needed[label])
+        return parts
 
     def narrowed(
         self,
