@@ -25,6 +25,9 @@ BY_FIXTURE = {"benchmark": "alone", "checkout": "slow", "pages": "slow", "built_
 BY_FIXTURE |= {"shell": "slow", "docs_site": "slow"}
 """Marks of tests that take such a fixture, themselves or through another."""
 
+COPIES, SLOWEST = {"checkout", "shell"}, 10
+"""Tests that run commands in a copy of the repository take as long as so many other slow ones."""
+
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs to look for where the environment's ``CHROMIUM`` names none."""
 
@@ -67,10 +70,12 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(items):
     """Files with many slow tests come first, so that no core waits for one of them at the end."""
+    slow = Counter()
     for item in items:
         for fixture in BY_FIXTURE.keys() & set(item.fixturenames):
             item.add_marker(BY_FIXTURE[fixture])
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        if item.get_closest_marker("slow"):
+            slow[item.path] += SLOWEST if COPIES & set(item.fixturenames) else 1
     items.sort(key=lambda item: -slow[item.path])
 
 

@@ -32,7 +32,8 @@ def functions(jobs):
 # repository, only the packages that take long.
 IMPORTS = """
 import importlib, json, os, sys
-import numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.sparse, torch
+import matplotlib.pyplot, numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.stats, seaborn
+import torch._dynamo
 for names in json.load(sys.stdin):
     read, write = os.pipe()
     if not os.fork():
