@@ -32,8 +32,7 @@ def functions(jobs):
 # repository, only the packages that take long.
 IMPORTS = """
 import importlib, json, os, sys
-import matplotlib.pyplot, numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.stats, seaborn
-import torch._dynamo
+import numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.sparse, torch
 for names in json.load(sys.stdin):
     read, write = os.pipe()
     if not os.fork():
