@@ -145,6 +145,7 @@ class Shell:
     def __init__(self, folder: Path, python: Path) -> None:
         copy = Checkout(folder)
         self.path, self.interpreter = copy.path, str(python)
+        self.planned: set[tuple[str, ...]] = set()
         self.programs = folder / ".hooks" / "bin"
         self.programs.mkdir()
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -184,10 +185,12 @@ class Shell:
         self.run([self.interpreter, file.name], what)
 
     def shell(self, block: Block) -> None:
+        self.planned.clear()
         self.run(["bash", "-euo", "pipefail", "-c", block.text], block)
 
     def keep(self, block: Block) -> bool:
         """Let a block become its file, or add it to the one there; whether the file is new."""
+        self.planned.clear()
         path = self.path / block.file
         assert path.resolve().is_relative_to(self.path), f"{block} would lie elsewhere"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +212,12 @@ class Shell:
                     _, value = given[at : at + 2]
                     del given[at : at + 2]
                     assert option == "--report" or (self.path / value / "config.yaml").is_file()
-            self.run(["snakemake", "-n", *given], what)
+            # Other cores leave a plan as it is, which is made once while nothing changes.
+            plan = tuple(word for word in given if word != "-n")
+            plan = plan[2:] if plan[:1] == ("--cores",) else plan
+            if plan not in self.planned:
+                self.run(["snakemake", "-n", *given], what)
+                self.planned.add(plan)
         elif program == "python" or (self.programs / program).is_file():
             script = [] if program == "python" else [str(self.programs / program)]
             ends = (OPTIONS_READ,) if given[2:] or script else (OPTIONS_READ, 0)

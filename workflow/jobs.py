@@ -119,12 +119,11 @@ class Job:
         return told | dict(summary=True) if self.summary else told
 
     @cached_property
-    def _code(self) -> tuple[set[str], str]:
+    def _code(self) -> tuple[frozenset[str], str]:
         if self.summary:
             function = self.experiment.summarise
-            return closure.of_function(function.__module__, function.__qualname__)
-        files, digest = closure.of_function(self.experiment.module, self.experiment.name)
-        return files, digest
+            return closure.kept(function.__module__, function.__qualname__)
+        return closure.kept(self.experiment.module, self.experiment.name)
 
     def _own(self, schema: type) -> dict[str, Any]:
         return {key: self.settings[key] for key in schema.model_fields if key in self.settings}
