@@ -220,10 +220,14 @@ class Matrix(declarations.Settings):
         if experiment.methods is not None:
             chosen = {label: found[label] for label in experiment.methods}
         if experiment.name == "residual":
-            chosen = {label: self.every()[label] for label in sections["residual"].classes}
-        if experiment.name == "training":  # whichever exchange carries it, one is enough
-            first = found[part].exchange[:1]
-            chosen = {part: found[part].model_copy(update={"exchange": first})}
+            every = self.every()
+            chosen = {label: every[label] for label in sections["residual"].classes}
+        if experiment.name in ("training", "residual"):
+            # Whichever exchange carries it, one is enough.
+            chosen = {
+                label: one.model_copy(update={"exchange": one.exchange[:1]})
+                for label, one in chosen.items()
+            }
         spelt = dict(systems={}, combinations={}, labels=None)
         if part is not None:
             spelt |= dict(options={}, exchanges={}, carriers={})
