@@ -9,6 +9,12 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+# Beside other tests one thread is enough: torch's would wait for each other on cores that all
+# workers, and the processes that tests start, share.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -18,6 +24,9 @@ ALONE = re.compile(r"mark\.alone\b|\bbenchmark\b")
 BY_FIXTURE = {"benchmark": "alone", "checkout": "slow", "pages": "slow", "built_site": "slow"}
 BY_FIXTURE |= {"shell": "slow", "docs_site": "slow"}
 """Marks of tests that take such a fixture, themselves or through another."""
+
+COPIES, SLOWEST = {"checkout", "shell"}, 10
+"""Tests that run commands in a copy of the repository take as long as so many other slow ones."""
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs to look for where the environment's ``CHROMIUM`` names none."""
@@ -34,6 +43,9 @@ OFFLINE = [
 
 DDS = re.compile(r"test_(dds|federated)")
 """Files that draw DDS domains at random: two of them at a time might meet in one."""
+
+APART = re.compile(r"test_the_blocks_of_a_page_run_in_their_order")
+"""Tests of a file that different workers may take."""
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +70,22 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_modifyitems(items):
     """Files with many slow tests come first, so that no core waits for one of them at the end."""
+    slow = Counter()
     for item in items:
         for fixture in BY_FIXTURE.keys() & set(item.fixturenames):
             item.add_marker(BY_FIXTURE[fixture])
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        if item.get_closest_marker("slow"):
+            slow[item.path] += SLOWEST if COPIES & set(item.fixturenames) else 1
     items.sort(key=lambda item: -slow[item.path])
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do."""
+    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do; tests
+    that share nothing and take long are on their own."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return "DDS" if DDS.search(file) else file
+        return nodeid if APART.search(nodeid) else "DDS" if DDS.search(file) else file
 
 
 def pytest_xdist_make_scheduler(config, log):

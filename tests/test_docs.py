@@ -16,6 +16,7 @@ if it is there; a command or another file must use it. ``text`` is for what is n
 """
 
 import ast
+import contextlib
 import importlib
 import itertools
 import os
@@ -38,6 +39,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from slowlink.methods import compression, exchange, fusion, synchronization
+from tests.warm_python import WarmPython
 from tests.workflow.checkout import Checkout
 
 ROOT = Path(__file__).parents[1]
@@ -135,21 +137,31 @@ SHOWN = [page for page in PAGES if BLOCKS[page] or sentences(page)]
 
 
 class Shell:
-    """A copy of the repository in which the blocks of a page run as a reader would run them."""
+    """A copy of the repository in which the blocks of a page run as a reader would run them.
 
-    def __init__(self, folder: Path) -> None:
+    ``python``: the command that runs Python programs.
+    """
+
+    def __init__(self, folder: Path, python: Path) -> None:
         copy = Checkout(folder)
-        self.path = copy.path
+        self.path, self.interpreter = copy.path, str(python)
+        self.planned: set[tuple[str, ...]] = set()
         self.programs = folder / ".hooks" / "bin"
         self.programs.mkdir()
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-        for name, target in project.get("scripts", {}).items():
+        scripts = {"snakemake": "snakemake.cli:main", "torchrun": "torch.distributed.run:main"}
+        scripts |= project.get("scripts", {})
+        for name, target in scripts.items():
             module, _, function = target.partition(":")
-            program = f"#!{sys.executable}\nfrom {module} import {function}\n"
-            (self.programs / name).write_text(program + f"raise SystemExit({function}())\n")
+            program = f"#!{python}\nfrom {module} import {function}\n"
+            program += f'if __name__ == "__main__":\n    raise SystemExit({function}())\n'
+            (self.programs / name).write_text(program)
             (self.programs / name).chmod(0o755)
-        path = [str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]]
-        self.environment = copy.environment | {"PATH": os.pathsep.join(path)}
+        (self.programs / "read_options.py").write_text(READ_OPTIONS)
+        places = [self.programs, python.parent, Path(sys.executable).parent]
+        path = os.pathsep.join([*map(str, places), os.environ["PATH"]])
+        # The second is what torchrun starts its ranks by.
+        self.environment = copy.environment | {"PATH": path, "PYTHON_EXEC": str(python)}
 
     def run(self, command: list[str], what: object, codes: Collection[int] = (0,)) -> None:
         done = subprocess.run(
@@ -165,14 +177,20 @@ class Shell:
         for block in chain:
             lines += [""] * (block.line - len(lines)) + block.text.splitlines()
         program = self.path / f"{chain[0].page.stem}_page.py"
-        program.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        self.run([sys.executable, program.name], chain[0])
+        self.program(program, "\n".join(lines) + "\n", chain[0])
+
+    def program(self, file: Path, text: str, what: object) -> None:
+        """Run ``text`` as a Python file."""
+        file.write_text(text, encoding="utf-8")
+        self.run([self.interpreter, file.name], what)
 
     def shell(self, block: Block) -> None:
+        self.planned.clear()
         self.run(["bash", "-euo", "pipefail", "-c", block.text], block)
 
     def keep(self, block: Block) -> bool:
         """Let a block become its file, or add it to the one there; whether the file is new."""
+        self.planned.clear()
         path = self.path / block.file
         assert path.resolve().is_relative_to(self.path), f"{block} would lie elsewhere"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,11 +212,17 @@ class Shell:
                     _, value = given[at : at + 2]
                     del given[at : at + 2]
                     assert option == "--report" or (self.path / value / "config.yaml").is_file()
-            self.run(["snakemake", "-n", *given], what)
+            # Other cores leave a plan as it is, which is made once while nothing changes.
+            plan = tuple(word for word in given if word != "-n")
+            plan = plan[2:] if plan[:1] == ("--cores",) else plan
+            if plan not in self.planned:
+                self.run(["snakemake", "-n", *given], what)
+                self.planned.add(plan)
         elif program == "python" or (self.programs / program).is_file():
             script = [] if program == "python" else [str(self.programs / program)]
             ends = (OPTIONS_READ,) if given[2:] or script else (OPTIONS_READ, 0)
-            self.run([sys.executable, "-c", READ_OPTIONS, *script, *given], what, ends)
+            reader = str(self.programs / "read_options.py")
+            self.run([self.interpreter, reader, *script, *given], what, ends)
         elif program == "pip":
             self.need_extras(given, what)
         else:
@@ -211,9 +235,16 @@ class Shell:
         assert asked <= set(project["optional-dependencies"]), what
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A command that starts Python programs without the seconds that importing torch takes."""
+    with contextlib.closing(WarmPython(tmp_path_factory.mktemp("python"))) as warm:
+        yield warm.command
+
+
 @pytest.fixture
-def shell(tmp_path):
-    return Shell(tmp_path / "slowlink")
+def shell(tmp_path, python):
+    return Shell(tmp_path / "slowlink", python)
 
 
 def called(page: Path) -> str:
@@ -249,7 +280,7 @@ def test_the_blocks_of_a_page_run_in_their_order(page, shell):
         elif new:
             assert uses(page, block), f"nothing that runs on {page.name} uses {block.file}"
         if block.language == "python" and block.left_out:
-            shell.run([sys.executable, "-c", imports(block)], block)
+            shell.program(shell.path / f"{page.stem}_imports.py", imports(block), block)
         elif block.language == "python" and not block.file:
             chain.append(block)
         elif block.language == "sh" and block.left_out:

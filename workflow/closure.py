@@ -49,6 +49,13 @@ def of_function(module: str, name: str) -> tuple[set[str], str]:
     return closure(files), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+@cache
+def kept(module: str, name: str) -> tuple[frozenset[str], str]:
+    """:func:`of_function` for a plan, in which many jobs have one function and no file changes."""
+    files, digest = of_function(module, name)
+    return frozenset(files), digest
+
+
 def used_by(module: str, name: str) -> set[str]:
     """The files that a function's names are imported from, and those that its constants name."""
     return _used(module, name)[1]

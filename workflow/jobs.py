@@ -119,12 +119,11 @@ class Job:
         return told | dict(summary=True) if self.summary else told
 
     @cached_property
-    def _code(self) -> tuple[set[str], str]:
+    def _code(self) -> tuple[frozenset[str], str]:
         if self.summary:
             function = self.experiment.summarise
-            return closure.of_function(function.__module__, function.__qualname__)
-        files, digest = closure.of_function(self.experiment.module, self.experiment.name)
-        return files, digest
+            return closure.kept(function.__module__, function.__qualname__)
+        return closure.kept(self.experiment.module, self.experiment.name)
 
     def _own(self, schema: type) -> dict[str, Any]:
         return {key: self.settings[key] for key in schema.model_fields if key in self.settings}
@@ -141,6 +140,7 @@ class Jobs:
         self.settings, self.wings = settings, wings
         self.all: dict[tuple[str, str], Job] = {}
         self.kept: dict[tuple[str, str], Job] = {}
+        self._served: dict[str, dict[str, list[set[str]]]] = {}
         for name, wing in wings.items():
             for one in wing.experiments.values():
                 for job in self._made(wing, settings.recipes[name], one):
@@ -154,9 +154,10 @@ class Jobs:
         others, too, and are there."""
         if self.settings.only is None or job.wing.name != "matrix" or job.part is None:
             return False
-        uses = [
-            self.settings.only in names for names in job.recipe.served(job.experiment, job.part)
-        ]
+        name = job.experiment.name
+        if name not in self._served:
+            self._served[name] = job.recipe.served(job.experiment)
+        uses = [self.settings.only in names for names in self._served[name].get(job.part, ())]
         return not any(uses) or (not all(uses) and (ROOT / job.output).is_file())
 
     def _made(self, wing: Wing, recipe: Any, one: Experiment) -> Iterable[Job]:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-import pandas as pd
-
 PACKAGES = ("torch", "torchvision", "snakemake", "numpy", "numba", "pandas", "seaborn")
 
 
@@ -45,6 +43,8 @@ def processor() -> str:
 
 def _durations(folder: Path) -> dict[str, str]:
     """Jobs and seconds by document."""
+    import pandas as pd  # which takes long, and whoever plans asks only for the processor
+
     found = {}
     for wing in sorted(path for path in folder.glob("*") if path.is_dir()):
         seconds = [pd.read_csv(file, sep="\t")["s"].iloc[0] for file in wing.rglob("*.tsv")]

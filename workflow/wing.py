@@ -103,7 +103,7 @@ class Wing:
 
     def digest(self, name: str) -> str:
         """Of the source of a figure's or table's declaration, with what it uses in its file."""
-        return closure.of_function(self.places[name], name)[1]
+        return closure.kept(self.places[name], name)[1]
 
     def makers(self, experiment: str) -> list[Experiment]:
         """Who makes rows of an experiment: itself, and others that say so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,8 +51,15 @@ class Checkout:
         self.environment = os.environ | {
             "PYTHONPATH": f"{hooks}{os.pathsep}{path}",
             "SLOWLINK_DATA": str(data),
+            "SLOWLINK_CACHE": str(self._session() / "cache.sqlite"),
             "NAMED": str(hooks / "named"),
         }
+
+    def _session(self) -> Path:
+        """The folder of all tests of a session, whose copies know what one of them computed: names
+        in the cache say all that a value depends on, files by their content."""
+        folders = [path for path in self.path.parents if re.fullmatch(r"pytest-\d+", path.name)]
+        return folders[0] if folders else self.path.parent
 
     def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
         return subprocess.Popen(

@@ -125,39 +125,36 @@ def checkout(tmp_path_factory):
     return Checkout(tmp_path_factory.mktemp("wings") / "slowlink")
 
 
-def test_an_experiment_with_a_figure_touches_one_python_and_one_yaml_file(checkout):
-    folder = checkout.path / "workflow" / "documents" / "rat"
-    recipe = folder / "recipe.yaml"
+@pytest.fixture
+def added(checkout):
+    """Both of the above, made by one run, as a run costs seconds before its first job."""
+    rat = checkout.path / "workflow" / "documents" / "rat"
+    recipe, toy = rat / "recipe.yaml", rat.with_name("toy")
     before = recipe.read_text()
-    (folder / "crossings.py").write_text(EXTRA)
+    (rat / "crossings.py").write_text(EXTRA)
     recipe.write_text(before + "\ncrossings: {racks: [2, 4]}\n")
-    try:
-        code, said = checkout.run("rat_crossing")
-        assert code == 0, said[-3000:]
-        svg = (checkout.path / "results/smoke/rat/figures/crossing.svg").read_text()
-        assert "crossings" in svg and "data-missing" not in svg
-        assert pd.read_parquet(checkout.path / "results/smoke/rat/crossings.parquet")[
-            "value"
-        ].to_list() == [2.0, 4.0]
-    finally:
-        (folder / "crossings.py").unlink()
-        recipe.write_text(before)
-
-
-def test_a_document_is_one_folder(checkout):
-    folder = checkout.path / "workflow" / "documents" / "toy"
-    folder.mkdir()
+    toy.mkdir()
     for name, text in TOY.items():
-        (folder / name).write_text(textwrap.dedent(text).lstrip())
+        (toy / name).write_text(textwrap.dedent(text).lstrip())
     try:
-        code, said = checkout.run("toy_table1")
+        code, said = checkout.run("rat_crossing", "toy_table1")
         assert code == 0, said[-3000:]
-        table = pd.read_csv(checkout.path / "results/smoke/toy/tables/table1.csv", dtype=str)
-        assert table.to_dict("records") == [
-            {"id": "TOY-1", "printed": "500", "ours": "500", "verdict": "holds"}
-        ]
+        yield checkout.path / "results" / "smoke"
     finally:
-        shutil.rmtree(folder)
+        (rat / "crossings.py").unlink()
+        recipe.write_text(before)
+        shutil.rmtree(toy)
+
+
+def test_an_experiment_is_one_python_and_one_yaml_file_and_a_document_one_folder(added):
+    svg = (added / "rat/figures/crossing.svg").read_text()
+    assert "crossings" in svg and "data-missing" not in svg
+    crossings = pd.read_parquet(added / "rat/crossings.parquet")
+    assert crossings["value"].to_list() == [2.0, 4.0]
+    table = pd.read_csv(added / "toy/tables/table1.csv", dtype=str)
+    assert table.to_dict("records") == [
+        {"id": "TOY-1", "printed": "500", "ours": "500", "verdict": "holds"}
+    ]
 
 
 def test_a_documents_folder_can_be_deleted(checkout):

@@ -192,16 +192,19 @@ class Matrix(declarations.Settings):
         """By method of :meth:`every`: its own name, and those of the files that it needs."""
         return {label: {label, *(p.name for p in one.parts)} for label, one in self.every().items()}
 
-    def served(self, experiment: Experiment, part: str) -> list[set[str]]:
-        """Of every method that a job's rows are of, what it needs: methods that train alike share
-        the training."""
+    def served(self, experiment: Experiment) -> dict[str, list[set[str]]]:
+        """By part of an experiment, of every method that its rows are of, what it needs: methods
+        that train alike share the training."""
         needed, found = self.needed(), self.found()
         made = (
             self.trained_as()
             if experiment.name == "training"
             else {label: label for label in found}
         )
-        return [needed[label] for label, under in made.items() if under == part]
+        parts: dict[str, list[set[str]]] = {}
+        for label, under in made.items():
+            parts.setdefault(under, []).append(needed[label])
+        return parts
 
     def narrowed(
         self,
@@ -217,10 +220,14 @@ class Matrix(declarations.Settings):
         if experiment.methods is not None:
             chosen = {label: found[label] for label in experiment.methods}
         if experiment.name == "residual":
-            chosen = {label: self.every()[label] for label in sections["residual"].classes}
-        if experiment.name == "training":  # whichever exchange carries it, one is enough
-            first = found[part].exchange[:1]
-            chosen = {part: found[part].model_copy(update={"exchange": first})}
+            every = self.every()
+            chosen = {label: every[label] for label in sections["residual"].classes}
+        if experiment.name in ("training", "residual"):
+            # Whichever exchange carries it, one is enough.
+            chosen = {
+                label: one.model_copy(update={"exchange": one.exchange[:1]})
+                for label, one in chosen.items()
+            }
         spelt = dict(systems={}, combinations={}, labels=None)
         if part is not None:
             spelt |= dict(options={}, exchanges={}, carriers={})
@@ -260,8 +267,9 @@ class Matrix(declarations.Settings):
         check.need("residual.model.name", taught.model.name, self.models)
         check.need("residual.workers", taught.workers, self.workers)
         check.need("residual.bandwidth", taught.bandwidth, self.bandwidths)
+        every = self.every()
         for label in taught.classes:
-            check.need("residual.classes", label, self.every())
+            check.need("residual.classes", label, every)
 
 
 Bench = declarations.Bench[Matrix]

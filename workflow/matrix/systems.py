@@ -72,6 +72,11 @@ class System(Section):
         return [p for p in (*self.exchange, self.synchronization, self.fusion, *codecs) if p]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of :attr:`parts`."""
+        return tuple(part.name for part in self.parts)
+
+    @property
     def coded(self) -> bool:
         """Whether anything but plain values travels."""
         codecs = [codec for level in self.levels for codec in (level.up, level.down)]
@@ -108,10 +113,16 @@ def found(matrix: Matrix) -> dict[str, System]:
     for label, system in matrix.combinations.items():
         made[label] = system.model_copy(update={"group": "combination"})
     made = {label: full(system) for label, system in made.items()}
+    # Only systems of the same methods can be alike, which spares comparing all with all.
+    alike: dict[tuple[str, ...], list[System]] = {}
+    for system in made.values():
+        alike.setdefault(system.names, []).append(system)
     for label, system in in_rooms(matrix):
         whole = full(system)
-        if all(whole.answers != other.answers for other in made.values()):
+        others = alike.setdefault(whole.names, [])
+        if all(whole.answers != other.answers for other in others):
             made[label] = whole
+            others.append(whole)
     return made
 
 
