@@ -69,6 +69,17 @@ def test_a_body_is_not_in_the_clear(folder):
     assert b"weights" not in data and b"weigh" not in data
 
 
+def test_a_segment_that_is_still_held_is_in_nobodys_way(folder):
+    """As an error's traceback holds the last one, before a larger message."""
+    one, other = members(2, folder)
+    introduce(one, other)
+    _, seal = other.seal()
+    held = next(seal.cut(0, b"small"))
+    (large,) = (replace(s, body=bytes(s.body)) for s in seal.cut(1, b"larger" * 1000))
+    assert len(held.body) == len(b"small") + sessions.TAG
+    assert Assembly(one).add(large).payload == b"larger" * 1000
+
+
 def test_nobody_speaks_for_another(folder):
     """Not even a member who knows the body key, as all do who hear: the tag is the pair's own."""
     one, two, three = members(3, folder)

@@ -357,12 +357,15 @@ class Seal:
         """The segments of message ``number``; one at least. Each is to be written before the next
         is made, in whose memory it is. Raises ValueError for a label that does not fit."""
         segments.check_label(label)
-        view = memoryview(payload).cast("B")
-        if (need := min(size, len(view)) + TAG) > len(self.buffer):
-            self.buffer.extend(bytes(need - len(self.buffer)))
+        view, buffer = memoryview(payload).cast("B"), self.buffer
+        if (need := min(size, len(view)) + TAG) > len(buffer):
+            try:
+                buffer.extend(bytes(need - len(buffer)))
+            except BufferError:  # an earlier segment is still held, say by an error's traceback
+                buffer = bytearray(need)
         for start in range(0, len(view) or 1, size):
             part = view[start : start + size]
-            body = memoryview(self.buffer)[: len(part) + TAG]
+            body = memoryview(buffer)[: len(part) + TAG]
             head = VERSION, self.sender, self.life, self.epoch, number, start, len(view)
             segment = Segment(*head, b"", label, body)
             place = segments.nonce(number, start)
