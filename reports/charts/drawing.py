@@ -415,7 +415,9 @@ class _Drawing:
                 label = name_of(value, name, self.style)
                 ink = look.INK if what != "colour" else colour(self.looks.of(value, "colour"))
                 drawn = self._look(chart, plot.main.layer, {name: value})
-                if kind == "patch" and what == "colour":
+                # A shape in the legend is one of the markers, where these mean something else.
+                plain = kind == "dot" and chart.marker not in ("", name)
+                if what == "colour" and (kind == "patch" or plain):
                     entry: Any = Patch(facecolor=ink, edgecolor=look.INK, linewidth=0.3)
                 elif kind == "line":
                     marked = what == "colour" and plot.extra.get("marked", True)
@@ -687,10 +689,15 @@ class _Drawing:
         everywhere = plot.main.chosen.table["value"] * plot.factor
         low, high = everywhere.min(), everywhere.max()
         norm = (LogNorm if low > 0 else Normalize)(low, high if high > low else low + 1)
+        if low < 0 < high:  # as far on both sides
+            norm = Normalize(-max(high, -low), max(high, -low))
         texts = wide.map(lambda v: f"{v:.3g}" if math.isfinite(v) else "–").to_numpy()
         shown = wide.fillna(low)
         ink = to_rgb(PALETTE["blue"])
-        tint = LinearSegmentedColormap.from_list("tint", [(*ink, 0.04), (*ink, 0.54)])
+        ends = [(*ink, 0.04), (*ink, 0.54)]
+        if low < 0 < high:
+            ends = [(*to_rgb(PALETTE["vermillion"]), 0.54), (1, 1, 1, 0), ends[1]]
+        tint = LinearSegmentedColormap.from_list("tint", ends)
         sns.heatmap(shown, ax=ax, cmap=tint, norm=norm, cbar=False, annot=texts, fmt="",
                     annot_kws={"fontsize": 8, "color": look.INK})  # fmt: skip
         ax.set_xticks(np.arange(len(columns)) + 0.5, [name_of(v, x, self.style) for v in columns],
