@@ -15,7 +15,6 @@ import pytest
 
 from slowlink.methods import exchange
 from slowlink.methods.exchange import REDUCE, PlanBuilder
-from slowlink.testbed.live import processes
 from slowlink.testbed.live.engine import plan_node, plan_run
 from slowlink.testbed.live.engine.plan_run import run_plan
 from slowlink.testbed.live.processes import RankFailed
@@ -32,24 +31,6 @@ from slowlink.testbed.network import (
 ROOT = Path(__file__).parents[2]
 SITES = geo_sites([2, 2], lan=200e6, wan=50e6)
 FLAT = star(4, 100e6)
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """Processes that a test started; none of them is alive afterwards."""
-    found = []
-
-    class Recorded(subprocess.Popen):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            found.append(self)
-
-    monkeypatch.setattr(processes.subprocess, "Popen", Recorded)
-    yield found
-    assert found
-    for process in found:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process.pid, 0)
 
 
 def delivered(plan, works):
