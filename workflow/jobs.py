@@ -80,13 +80,11 @@ class Job:
     @cached_property
     def inputs(self) -> dict[str, list[str]]:
         """Input files by what they are: results, data sets, sources."""
-        names = []
+        sources, names = set(), []
         if self.runs and not self.recorded:
             sources = closure.closure([TRAINER])
             names = [one for run in self.runs for one in named(run)]
-        elif self.runs:
-            sources = set()
-        else:
+        elif not self.runs:
             sources = self._code[0]
             told = self.wing.settings(**self._own(self.wing.settings))
             names = [*named(told)]

@@ -689,13 +689,12 @@ class _Drawing:
         everywhere = plot.main.chosen.table["value"] * plot.factor
         low, high = everywhere.min(), everywhere.max()
         norm = (LogNorm if low > 0 else Normalize)(low, high if high > low else low + 1)
-        if low < 0 < high:  # as far on both sides
-            norm = Normalize(-max(high, -low), max(high, -low))
         texts = wide.map(lambda v: f"{v:.3g}" if math.isfinite(v) else "–").to_numpy()
         shown = wide.fillna(low)
         ink = to_rgb(PALETTE["blue"])
         ends = [(*ink, 0.04), (*ink, 0.54)]
-        if low < 0 < high:
+        if low < 0 < high:  # two colours, as far on both sides
+            norm = Normalize(-max(high, -low), max(high, -low))
             ends = [(*to_rgb(PALETTE["vermillion"]), 0.54), (1, 1, 1, 0), ends[1]]
         tint = LinearSegmentedColormap.from_list("tint", ends)
         sns.heatmap(shown, ax=ax, cmap=tint, norm=norm, cbar=False, annot=texts, fmt="",
