@@ -395,12 +395,6 @@ def check_all(
     with Emulated(network) as links, tempfile.TemporaryDirectory() as folder:
         pairs = zip(nodes, nodes[1:] + nodes[:1], strict=True)
         found = Found(cases, network, links.measure(list(pairs), measured_s), warm, done)
-
-        def command(rank: int, argv: list[str]) -> list[str]:
-            # Without this variable, gloo would look for its interface by the machine's name.
-            card = f"GLOO_SOCKET_IFNAME={links.card(nodes[rank])}"
-            return links.command(nodes[rank], ["env", card, *argv])
-
         run_ranks(
             _rank,
             len(nodes),
@@ -412,7 +406,9 @@ def check_all(
             4 * int(SINGLE_S * network.link_rate.min() / 32),
             # A rank that waits in vain names the one it waits for, so it comes first.
             timeout_s=timeout_s + GRACE_S,
-            command=command,
+            # Without this variable, gloo would look for its interface by the machine's name.
+            environment=lambda rank: {"GLOO_SOCKET_IFNAME": links.card(nodes[rank])},
+            namespaces=lambda rank: links.namespaces(nodes[rank]),
             hear=found.hear,
         )
     return found.checked

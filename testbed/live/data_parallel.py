@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slowlink.methods import compression, exchange, fusion
 from slowlink.methods.fusion import Costs
-from slowlink.testbed.live.processes import GRACE_S, Tell, run_ranks
+from slowlink.testbed.live.processes import GRACE_S, LOOPBACK, Tell, run_ranks
 from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
 from slowlink.testbed.training.learner import Learner, Replica, digest, fused, unfused
@@ -164,17 +164,12 @@ def measure_all(
         check(case)
     load = cache(load_dataset)
     jobs = [prepare(case, dataset or load_for(case.recipe, load)) for case in cases]
-    environment = {}
     if join is None:
         store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         join = partial(_join_gloo, store.port, timeout_s)
-        # Without this variable, gloo would look for its interface by the machine's name.
-        environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     # A rank that waits in vain names the one it waits for, so it comes first.
-    patience = dict(timeout_s=timeout_s + GRACE_S)
-    reports = run_ranks(
-        _rank, ranks, jobs, join, ranks, progress, **patience, environment=environment
-    )
+    options = dict(timeout_s=timeout_s + GRACE_S, environment=lambda rank: LOOPBACK)
+    reports = run_ranks(_rank, ranks, jobs, join, ranks, progress, **options)
     by_job = zip(*reports, strict=True)
     return [run_of(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
 

@@ -18,11 +18,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-CLONE_NEWNET = 0x40000000
+STDERR = 2
 LARGEST = 2**16
 """Bytes of a request that are read at a time."""
 
@@ -32,45 +34,73 @@ class ForkServer:
 
     Parameters
     ----------
-    package: whose command, ``python -m package``, its children run.
-    modules: what they import besides, and takes long.
+    forked: the fork server is a fork of this process, which must have one thread and all imports;
+        else a new interpreter.
     """
 
-    def __init__(self, package: str, modules: Sequence[str] = ()) -> None:
+    def __init__(self, forked: bool = False) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
+        # Its own session: the launcher alone handles an interrupt from the terminal.
         with theirs:
-            names = [f"{package}.__main__", *modules]
-            main = f"from {__name__} import serve; serve({theirs.fileno()}, {names})"
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", main],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # the launcher alone handles an interrupt from the terminal
-            )
+            if forked:
+                self.pid = os.fork()
+                if not self.pid:
+                    self._line.close()
+                    os.setsid()
+                    serve(theirs.detach())
+                self._wait = partial(os.waitpid, self.pid, 0)
+            else:
+                code = f"from {__name__} import serve; serve({theirs.fileno()})"
+                started = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )
+                self.pid, self._wait = started.pid, started.wait
 
-    def start(self, name: str, argv: Sequence[str], said: Path, namespace: str = "") -> Child:
-        """A process that runs the command with ``argv``, and finds modules and the environment as
-        this one does now; is there on return.
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended yet: else its line is at its end."""
+        with self._lock:
+            return not wait([self._line], 0)
+
+    def start(
+        self,
+        name: str,
+        module: str,
+        argv: Sequence[str],
+        said: Path | None = None,
+        *,
+        namespaces: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        warm: Sequence[str] = (),
+    ) -> Child:
+        """A process that calls ``main(argv)`` of a module and ends with what that returns; it finds
+        modules and the environment as this one does now, and is there on return.
 
         Parameters
         ----------
         name: under which process lists show it.
-        said: file to which its output is appended.
-        namespace: file of the network namespace it is in; empty for the launcher's own.
+        said: file to which its output is appended; None shows its errors where ours go.
+        namespaces: files of those that it enters, a user's before the network's.
+        environment: what is added to ours.
+        warm: what the fork server imports before the fork, besides the module, since it takes long.
 
         Raises
         ------
         RuntimeError
             The fork server has died; it has said why on standard error.
         """
-        wanted = dict(name=name, argv=list(argv), said=str(said), namespace=namespace)
-        wanted |= dict(path=sys.path, environment=dict(os.environ))
+        wanted = dict(name=name, module=module, argv=list(argv), said=said and str(said))
+        wanted |= dict(namespaces=list(namespaces), warm=list(warm), path=sys.path)
+        wanted |= dict(environment={**os.environ, **(environment or {})})
         line, theirs = socket.socketpair()
         try:
             with theirs:
-                pid = self._ask(wanted, [theirs.fileno()])
+                pid = self._ask(wanted, [theirs.fileno(), STDERR])
             if pid is None:
                 raise RuntimeError(f"cannot start {name}: the process that starts others has died")
         except BaseException:
@@ -85,8 +115,8 @@ class ForkServer:
 
     def close(self) -> None:
         self._line.close()
-        self.process.kill()
-        self.process.wait()
+        os.kill(self.pid, signal.SIGKILL)
+        self._wait()
 
     def _ask(self, what: object, fds: Sequence[int] = ()) -> int | None:
         """The fork server's answer, None if it has died."""
@@ -102,10 +132,37 @@ class ForkServer:
         return json.loads(answer) if answer else None
 
 
+def shared() -> ForkServer:
+    """The fork server of this process, with which it ends; another one where that has died."""
+    with _LOCK:
+        found = _SHARED.get(os.getpid())
+        if found is None or not found.alive:
+            found = _SHARED[os.getpid()] = ForkServer()
+        return found
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """Meanwhile, the fork server of this process is a fork of it, as it is now."""
+    _SHARED[os.getpid()] = its = ForkServer(forked=True)
+    try:
+        yield
+    finally:
+        del _SHARED[os.getpid()]
+        its.close()
+
+
+_SHARED: dict[int, ForkServer] = {}
+"""By process: a fork of one that has a fork server cannot use its line."""
+_LOCK = threading.Lock()
+
+
 class Child:
     """A process, under the names of :class:`subprocess.Popen`.
 
-    ``stdin`` is its standard input; it ends with the process, since nobody else has the other end.
+    ``stdin`` is its standard input, a socket; it ends with the process, since nobody else has the
+    other end. A process that says something on it is waited for only when it has been killed, or
+    its end has been read.
     """
 
     def __init__(self, pid: int, stdin: socket.socket, fork_server: ForkServer) -> None:
@@ -126,7 +183,7 @@ class Child:
 
     def send_signal(self, number: int) -> None:
         # The process id stays reserved until somebody has asked for the status.
-        if self.poll() is None:
+        if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -139,57 +196,96 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
+# In children -------------------------------------------------------------------------------------
+
+
+def attach() -> None:
+    """From now on, end when standard input does, as when whoever holds the other end dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    os._exit(3)
+
+
 # In the fork server ------------------------------------------------------------------------------
 
 
-def serve(fd: int, names: Sequence[str]) -> None:
+def serve(fd: int) -> None:
     """Fork a child, or tell how one ended, for every request; until the launcher is gone."""
-    command, *_ = map(importlib.import_module, names)
-    gc.freeze()  # a garbage collection would touch, and so copy, all pages in every child
-    ended, born = 0, _serve(socket.socket(fileno=fd))
+    born = _serve(socket.socket(fileno=fd))
+    ended = 0
     if born:
-        wanted, stdin = born
-        _settle(wanted, stdin)
-        ended = command.main(wanted["argv"])
+        wanted, files = born
+        # Nothing goes up from here: if this is a fork of a process at work, its work is not ours.
+        try:
+            _settle(wanted, *files)
+            ended = importlib.import_module(wanted["module"]).main(wanted["argv"]) or 0
+        except SystemExit as error:
+            ended = int(error.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            ended = 1
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(ended)  # an ordinary exit would spend half a second on taking torch apart
 
 
-def _serve(line: socket.socket) -> tuple[dict, int] | None:
-    """Serve requests; return only in a child, with its request and its standard input."""
+def _serve(line: socket.socket) -> tuple[dict, list[int]] | None:
+    """Serve requests; return only in a child, with its request, standard input and error."""
     with line:
         while True:
-            data, fds, *_ = socket.recv_fds(line, LARGEST, 1)
+            data, files, *_ = socket.recv_fds(line, LARGEST, 2)
             while data and not data.endswith(b"\n"):
                 more = line.recv(LARGEST)
                 data = data + more if more else b""
             if not data:
                 return None
             asked = json.loads(data)
-            if fds:
+            if files:
+                _warm([asked["module"], *asked["warm"]])
                 answer = os.fork()
                 if answer == 0:
-                    return asked, fds[0]
-                os.close(fds[0])
+                    return asked, files
+                for file in files:
+                    os.close(file)
             else:
                 answer = os.waitstatus_to_exitcode(os.waitpid(asked, 0)[1])
             line.sendall(json.dumps(answer).encode())
 
 
-def _settle(wanted: dict, stdin: int) -> None:
-    """Give this process its surroundings, files, name and network."""
+def _warm(names: Sequence[str]) -> None:
+    if all(name in sys.modules for name in names):
+        return
+    for name in names:
+        with contextlib.suppress(Exception):  # the child meets the same error, and says it
+            importlib.import_module(name)
+    gc.freeze()  # a garbage collection would touch, and so copy, all pages in every child
+
+
+def _settle(wanted: dict, stdin: int, stderr: int) -> None:
+    """Give this process its surroundings, files, name and namespaces."""
     sys.path[:] = wanted["path"]
     os.environ.clear()
     os.environ.update(wanted["environment"])
-    said = os.open(wanted["said"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for old, new in ((stdin, 0), (said, 1), (said, 2)):
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    said = os.open(wanted["said"] or os.devnull, flags, 0o666)
+    for old, new in ((stdin, 0), (said, 1), (said if wanted["said"] else stderr, 2)):
         os.dup2(old, new)
-    os.close(stdin)
-    os.close(said)
+    for file in (stdin, stderr, said):
+        os.close(file)
     with contextlib.suppress(OSError):  # only Linux has it
         Path("/proc/self/comm").write_text(wanted["name"])
-    if wanted["namespace"]:
-        with open(wanted["namespace"]) as entry:
-            if ctypes.CDLL(None, use_errno=True).setns(entry.fileno(), CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot enter", wanted["namespace"])
+    # Who has entered a user's namespace may not find the files of others any more.
+    entries = [open(file) for file in wanted["namespaces"]]  # noqa: SIM115
+    for entry in entries:
+        with entry:
+            if ctypes.CDLL(None, use_errno=True).setns(entry.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), "cannot enter", entry.name)
+    threads, torch = os.environ.get("OMP_NUM_THREADS"), sys.modules.get("torch")
+    if threads and torch:  # OpenMP read the variable when torch was imported
+        torch.set_num_threads(int(threads))

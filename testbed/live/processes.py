@@ -1,32 +1,36 @@
 """Ranks as processes of their own, which all end when one fails.
 
-Each rank is a fresh interpreter: ``multiprocessing`` would run the caller's main module again,
-which for a Snakemake script is the job itself.
+Each rank is a child of the fork server: ``multiprocessing`` would run the caller's main module
+again, which for a user's script is the training itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from slowlink.testbed.live import fork_server
+from slowlink.testbed.live.fork_server import Child
 
 Tell = Callable[[str], None]
 """Says what this rank does now; the parent prints it where the rank fails or falls silent."""
 
-Command = Callable[[int, list[str]], Sequence[str]]
-"""The command that runs a rank, given the command of its interpreter."""
-
 Hear = Callable[[int, Any], Mapping[int, Any]]
 """Takes a rank and what it posted; returns what to send, by the rank that shall receive it."""
 
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+"""Among ranks of one machine: else gloo looks for its interface by the machine's name."""
+
+PR_SET_PDEATHSIG = 1
 GRACE_S = 2.0
 """A rank that lost contact is seldom to blame, so the parent waits this long for a better cause."""
 
@@ -68,8 +72,9 @@ def run_ranks(
     ranks: int,
     *arguments: Any,
     timeout_s: float,
-    environment: dict[str, str] | None = None,
-    command: Command = lambda rank, argv: argv,
+    environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    namespaces: Callable[[int], Sequence[str]] = lambda rank: (),
+    warm: Sequence[str] = ("torch._dynamo",),
     each: Sequence[Any] | None = None,
     hear: Hear | None = None,
 ) -> list[Any]:
@@ -80,8 +85,10 @@ def run_ranks(
 
     Parameters
     ----------
-    command: what to run for a rank whose interpreter would be ``argv``; its process has to become
-        ``argv`` in the end, and pass on the files that are open.
+    environment: what is added to ours for a rank.
+    namespaces: files of those that a rank enters.
+    warm: modules that are imported once for all ranks, besides that of ``function``; by default
+        torch and what it imports when it makes its first optimizer.
     each: an argument for each rank alone, after the others.
     hear: called with what a rank posts (:class:`Line`).
 
@@ -90,26 +97,21 @@ def run_ranks(
     RankFailed
         A rank raised, died, or none of them said anything for ``timeout_s``.
     """
-    paths = os.pathsep.join(path for path in sys.path if path)
-    environment = {**os.environ, **(environment or {}), "PYTHONPATH": paths}
-    processes: list[subprocess.Popen] = []
+    processes: list[Child] = []
     lines: list[Connection] = []
+    warm = [getattr(function, "func", function).__module__, *warm]
     try:
         for rank in range(ranks):
-            ours, theirs = Pipe()
-            lines.append(ours)
-            with theirs:
-                fd = theirs.fileno()
-                main = f"from {__name__} import _child; _child({fd}, {rank})"
-                processes.append(
-                    subprocess.Popen(
-                        command(rank, [sys.executable, "-c", main]),
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        env=environment,
-                        pass_fds=(fd,),
-                    )
-                )
+            child = fork_server.shared().start(
+                f"rank {rank}",
+                __name__,
+                [str(rank)],
+                namespaces=namespaces(rank),
+                environment=environment(rank),
+                warm=warm,
+            )
+            processes.append(child)
+            lines.append(Connection(os.dup(child.stdin.fileno())))
         for rank, line in enumerate(lines):
             own = arguments if each is None else (*arguments, each[rank])
             _send(line, pickle.dumps((function, own)))
@@ -119,13 +121,14 @@ def run_ranks(
             process.kill()
         for process in processes:
             process.wait()
+            process.stdin.close()
         for line in lines:
             line.close()
 
 
 def _collect(
     lines: Sequence[Connection],
-    processes: Sequence[subprocess.Popen],
+    processes: Sequence[Child],
     timeout_s: float,
     hear: Hear | None,
 ) -> list[Any]:
@@ -180,9 +183,13 @@ def _send(line: Connection, data: bytes) -> None:
         line.send_bytes(data)
 
 
-def _child(fd: int, rank: int) -> None:
+def main(argv: Sequence[str]) -> None:
+    """Be the rank ``argv[0]``, whose line to the parent is its standard input."""
+    rank = int(argv[0])
+    # The fork server ends with the parent, and so does this rank, be it silent.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all ranks
-    line = Line(Connection(fd))
+    line = Line(Connection(os.dup(0)))
     try:
         function, arguments = line.receive()
         line.say("result", function(*arguments, rank, line))

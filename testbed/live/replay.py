@@ -1,7 +1,8 @@
 """Record what a live run told its policy, and replay it in virtual time.
 
-Times are whole ticks of 2^-20 s, so that sums and differences of them are exact in float64: the
-virtual-time engine, given the recorded durations, meets the recorded times to the last bit.
+Times of what happens are whole ticks of 2^-20 s, so that sums and differences of them are exact in
+float64: the virtual-time engine, given the recorded durations, meets the recorded times to the last
+bit. Timers go off when the policy has said, whatever that is in ticks.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,27 @@ from slowlink.methods import synchronization
 from slowlink.methods.synchronization import (
     Continue,
     Finished,
+    Joined,
     Left,
     SetTimer,
     Sync,
     Synced,
+    Timer,
     Wait,
 )
-from slowlink.testbed.training.stragglers import Trace
 from slowlink.testbed.training.virtual_time import Log, Phase, Seconds, Told, play
 
 TICK_S = 2.0**-20
 
-_KINDS = {kind.__name__: kind for kind in (Finished, Synced, Left, Continue, Wait, Sync, SetTimer)}
+_KINDS = {
+    kind.__name__: kind
+    for kind in (Finished, Synced, Joined, Left, Timer, Continue, Wait, Sync, SetTimer)
+}
 
 
 @dataclass(frozen=True)
 class Record:
-    """A live run; all times are seconds since its beginning, in whole ticks.
+    """A live run; all times are seconds since its beginning.
 
     Attributes
     ----------
@@ -109,15 +113,15 @@ def replayed(record: Record) -> float:
 
 
 def again(record: Record) -> Log:
-    """Let the virtual-time engine play the policy with the durations and deaths of ``record``."""
-    never = record.end + 1.0  # the length of what the end of the run, or a death, cut off
+    """Let the virtual-time engine play the policy with the durations of ``record``, and with who
+    left and joined."""
     return play(
         synchronization.load(record.policy, **record.parameters),
-        Trace(tuple((*seconds, never) for seconds in record.iterations)),
-        _Recorded(record.meetings, never),
+        Iterations(record),
+        Meetings(record),
         groups=record.groups,
         seconds=record.end,
-        changes=[t.event for t in record.told if isinstance(t.event, Left)],
+        changes=[t.event for t in record.told if isinstance(t.event, Left | Joined)],
     )
 
 
@@ -135,15 +139,38 @@ def summary(record: Record) -> dict[str, float]:
     )
 
 
-class _Recorded(Seconds):
-    """The recorded (push, pull) seconds of each meeting; those that never ended take ``never``.
+class Iterations:
+    """The recorded seconds of each worker's iterations; those that the end of the run cut off, or
+    their worker's death, take longer than the run."""
+
+    def __init__(self, record: Record) -> None:
+        self.iterations, self.never = record.iterations, record.end + 1.0
+        self.cut: dict[tuple[int, int], float] = {}
+        """When a worker died that may have begun its iteration of this number."""
+        done = [0] * len(record.groups)
+        for told in record.told:
+            match told.event:
+                case Finished(worker=worker, iteration=iteration):
+                    done[worker] = iteration
+                case Left(worker=worker, t=t):
+                    self.cut[worker, done[worker] + 1] = t
+
+    def __call__(self, worker: int, iteration: int, t: float) -> float:
+        seconds = self.iterations[worker]
+        lost = t < self.cut.get((worker, iteration), 0.0) or iteration > len(seconds)
+        return self.never if lost else seconds[iteration - 1]
+
+
+class Meetings(Seconds):
+    """The recorded (push, pull) seconds of each meeting; those that never ended take longer than
+    the run.
 
     Meetings under way have no member in common, so their members tell them apart.
     """
 
-    def __init__(self, meetings: Sequence[tuple[float, float]], never: float) -> None:
+    def __init__(self, record: Record) -> None:
         super().__init__(0.0)
-        self.meetings, self.never = meetings, never
+        self.meetings, self.never = record.meetings, record.end + 1.0
         self.numbers = itertools.count()
         self.pushed: dict[tuple[int, ...], int] = {}
 
@@ -156,11 +183,12 @@ class _Recorded(Seconds):
         return self.never if math.isnan(took) else took
 
 
-def _ticks(seconds: float) -> int | None:
-    return None if math.isnan(seconds) else round(seconds / TICK_S)
+def _ticks(seconds: float) -> float | None:
+    ticks = seconds / TICK_S
+    return None if math.isnan(ticks) else int(ticks) if ticks.is_integer() else ticks
 
 
-def _seconds(ticks: int | None) -> float:
+def _seconds(ticks: float | None) -> float:
     return math.nan if ticks is None else ticks * TICK_S
 
 

@@ -1,24 +1,22 @@
 """What tests of several live systems share."""
 
 import os
-import subprocess
 
 import pytest
 
-from slowlink.testbed.live import processes
+from slowlink.testbed.live.fork_server import ForkServer
 
 
 @pytest.fixture
 def started(monkeypatch):
     """Processes that a test started; none of them is alive afterwards."""
-    found = []
+    found, start = [], ForkServer.start
 
-    class Recorded(subprocess.Popen):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            found.append(self)
+    def recorded(*arguments, **options):
+        found.append(start(*arguments, **options))
+        return found[-1]
 
-    monkeypatch.setattr(processes.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(ForkServer, "start", recorded)
     yield found
     assert found
     for process in found:

@@ -22,6 +22,7 @@ from slowlink.testbed.live.dds.collectives import TOPIC
 from slowlink.testbed.live.dds.domain import configuration, qos
 from slowlink.testbed.live.dds.segments import Segment
 from slowlink.testbed.live.dds.sessions import CARD
+from slowlink.testbed.live.fork_server import environment
 
 NETWORK = DomainConfig(lease_s=3.0)
 RUN = "test"
@@ -118,7 +119,8 @@ def half(domain, size, rank):
 def kill_half(domain, size, rank):
     """A process in the place of this rank, killed amid an all-gather."""
     call = f"import dds_peers; dds_peers.half({domain}, {size}, {rank})"
-    with subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE) as process:
+    options = dict(stdout=subprocess.PIPE, env=environment())
+    with subprocess.Popen([sys.executable, "-c", call], **options) as process:
         assert process.stdout.readline() == b"ready\n"
         process.kill()
 

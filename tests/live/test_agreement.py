@@ -65,8 +65,8 @@ def test_the_same_plan_runs_for_real_and_in_simulation(monkeypatch):
         def address(self, node):
             return "127.0.0.1"
 
-        def command(self, node, argv):
-            return argv
+        def namespaces(self, node):
+            return ()
 
         def measure(self, pairs, seconds):
             return [Measured(*pair, 1e9, 1e9, 1e-5) for pair in pairs]

@@ -169,7 +169,6 @@ def test_network_from_the_environment():
 
 
 def test_peers_without_multicast(domain):
-    environment = {"SLOWLINK_PEERS": "127.0.0.1"}
     lengths = [MIB + 1]
     results = run_ranks(
         dds_peers.gather_as_told,
@@ -178,7 +177,7 @@ def test_peers_without_multicast(domain):
         2,
         lengths,
         timeout_s=TIMEOUT_S,
-        environment=environment,
+        environment=lambda rank: {"SLOWLINK_PEERS": "127.0.0.1"},
     )
     check_gathered(results, lengths)
 

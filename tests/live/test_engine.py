@@ -1,23 +1,22 @@
 """The live engine as real processes: the trainer's model to the bit, and what rounds take."""
 
-import contextlib
 from statistics import fmean
 
 import pytest
 import torch
 
 from slowlink.methods.synchronization import Sync
-from slowlink.testbed.live.engine import launch, settings
+from slowlink.testbed.live.engine import settings
+from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import run_all
-from slowlink.testbed.live.identity import make
-from slowlink.testbed.live.replay import _Recorded, replayed
+from slowlink.testbed.live.identity import key_file, make
+from slowlink.testbed.live.replay import Iterations, Meetings, replayed
 from slowlink.testbed.network import emulated
 from slowlink.testbed.network.fluid import tcp_efficiency
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
 from slowlink.testbed.training.recipe import Link
-from slowlink.testbed.training.stragglers import Trace
 from slowlink.testbed.training.virtual_time import (
     Applied,
     Begun,
@@ -32,15 +31,12 @@ pytestmark = pytest.mark.slow
 BISPARSE = dict(name="bisparse", ratio=0.05, lower_bound=100, format="tight")
 
 
-@pytest.fixture(scope="module")
-def server():
-    """The process that starts all nodes of this file."""
+@pytest.fixture(scope="module", autouse=True)
+def data():
     try:
         fetch("fashion_mnist")
     except DataUnavailable as error:
         pytest.skip(f"needs Fashion-MNIST: {error}")
-    with contextlib.closing(launch.fork_server()) as its:
-        yield its
 
 
 def document(folder, exchange="ring", codec="identity", policy="bsp", **changes):
@@ -85,11 +81,11 @@ def in_virtual_time(given, monkeypatch, record=None):
 
 def again(session, given, record):
     """The trainer's event-driven half with recorded durations, until the model is complete."""
-    server, never = trainer._Server(session, given.policy()), record.end + 1.0
-    communication = _Recorded(record.meetings, never)
-    speeds = Trace(tuple((*seconds, never) for seconds in record.iterations))
+    server, times = trainer._Server(session, given.policy()), (Iterations(record), Meetings(record))
     iterations = 0
-    for happening in happenings(given.policy(), speeds, communication, groups=given.groups):
+    for happening in happenings(given.policy(), *times, groups=given.groups):
+        if happening.t > record.end:
+            return
         match happening:
             case Begun(worker=worker):
                 server.begun.append(worker)
@@ -102,7 +98,8 @@ def again(session, given, record):
                 iterations += server.arrived(meeting)
             case Received(meeting=meeting, members=members):
                 server.release(meeting, members)
-        if iterations // len(given.workers) >= given.training.rounds:
+        rounds = given.training.rounds
+        if rounds and iterations // len(given.workers) >= rounds:
             return
 
 
@@ -143,12 +140,12 @@ COMBINED = {
 
 
 @pytest.mark.parametrize("name", COMBINED)
-def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch, name):
+def test_real_processes_come_to_the_trainers_model(tmp_path, monkeypatch, name):
     exchange, codec, training = COMBINED[name]
     keys = str(tmp_path / "keys")
     given = settings.parse(document(tmp_path, exchange, codec, keys=keys, training=training))
     make(given.keys, given.members)
-    ended = run_all(given, server=server)
+    ended = run_all(given)
     parameters, rows = in_virtual_time(given, monkeypatch)
     assert same(final(given), parameters)
     for metric in ("test_accuracy", "test_loss"):
@@ -161,7 +158,7 @@ def test_real_processes_come_to_the_trainers_model(server, tmp_path, monkeypatch
     assert mean == pytest.approx(fmean(rounds_alone(ended.record)))
 
 
-def test_shaped_links_set_the_pace_and_nothing_else(server, tmp_path, monkeypatch):
+def test_shaped_links_set_the_pace_and_nothing_else(tmp_path, monkeypatch):
     """GeoMX's own: HiPS between sites, whose links carry a round's payloads no faster than they
     are; and they are measured before."""
     if why := emulated.available():
@@ -173,7 +170,7 @@ def test_shaped_links_set_the_pace_and_nothing_else(server, tmp_path, monkeypatc
     names = given.topology.node_names
     pair = names.index("site1/server"), names.index("central/server")
     said = []
-    ended = run_all(given, said.append, server, [pair], 0.2)
+    ended = run_all(given, said.append, [pair], 0.2)
     parameters, rows = in_virtual_time(given, monkeypatch)
     assert same(final(given), parameters)
     assert curve(ended.rows, "test_loss") == curve(rows, "test_loss")
@@ -188,12 +185,28 @@ def test_shaped_links_set_the_pace_and_nothing_else(server, tmp_path, monkeypatc
     assert any(line.startswith("round 4 of 4: test accuracy") for line in said)
 
 
+def test_members_with_keys_meet_over_shaped_links(tmp_path, monkeypatch):
+    """Encrypted in namespaces, too, the model is the same; without a member's key nobody begins."""
+    if why := emulated.available():
+        pytest.skip(why)
+    keys = tmp_path / "keys"
+    network = dict(lan=1e9, wan=4e6)
+    given = settings.parse(document(tmp_path, "hips", network=network, keys=str(keys)))
+    make(keys, given.members)
+    run_all(given)
+    assert same(final(given), in_virtual_time(given, monkeypatch)[0])
+    key_file(keys, "site1/worker0").unlink()
+    lacking = given.model_copy(update={"output": tmp_path / "lacking"})
+    with pytest.raises(Failed, match="site1/worker0 ended before the start: .*no private key"):
+        run_all(lacking)
+
+
 @pytest.mark.parametrize("exchange", ["ring", "parameter_server"])
-def test_changes_of_several_iterations(server, tmp_path, monkeypatch, exchange):
+def test_changes_of_several_iterations(tmp_path, monkeypatch, exchange):
     given = settings.parse(
         document(tmp_path, exchange, policy=dict(name="bsp", local_iterations=3))
     )
-    ended = run_all(given, server=server)
+    ended = run_all(given)
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])
 
 
@@ -202,6 +215,12 @@ POLICIES = {
     "ssp": ("parameter_server", dict(name="top_k", ratio=0.05), dict(name="ssp", staleness=1), {}),
     "ssp over sites": ("hips", "fp16", dict(name="ssp", staleness=0), {}),
     "lpsp": ("parameter_server", "fp16", dict(name="lpsp", decision="arrival"), {}),
+    "lpsp over members, for seconds": (
+        "parameter_server",
+        "identity",
+        "lpsp",
+        dict(averaged_over="members", rounds=None, seconds=0.7, uneven=dict(sites=[1.5, 3.0])),
+    ),
     "gssp": ("parameter_server", "identity", dict(name="gssp", group_size=2), {}),
     "mixed": ("hips", BISPARSE, "mixed", dict(optimizer_at="server")),
     "mll_sgd": (
@@ -226,10 +245,10 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_any_policy_decides_and_virtual_time_repeats_it(server, tmp_path, monkeypatch, name):
+def test_any_policy_decides_and_virtual_time_repeats_it(tmp_path, monkeypatch, name):
     """The virtual-time engine repeats every event, and the trainer comes to the same model."""
     exchange, codec, policy, training = POLICIES[name]
     given = settings.parse(document(tmp_path, exchange, codec, policy, training=training))
-    ended = run_all(given, server=server)
+    ended = run_all(given)
     assert replayed(ended.record) == 100
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])

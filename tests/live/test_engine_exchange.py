@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slowlink.methods import compression, exchange
 from slowlink.testbed.live.engine.exchange import Meeting, Place
-from slowlink.testbed.live.engine.flow import Bundles, Due, Refused, Sums, flow
+from slowlink.testbed.live.engine.flow import ANSWER, Bundles, Due, Refused, Sums, flow
 from slowlink.testbed.live.engine.flow import Part as Share
 from slowlink.testbed.network.execution import execute
 from slowlink.testbed.training.datasets import Dataset
@@ -261,6 +261,33 @@ def test_poison_names_the_node_that_sent_it(learn, name, codec):
     assert refused.value.node == culprit
 
 
+@pytest.mark.parametrize("whose", [ANSWER, "another", "its own twice", "nobody"])
+@pytest.mark.parametrize("name", ["allgather", "parameter_server", "hips"])
+def test_nobody_speaks_for_another_nor_for_all(learn, name, whose):
+    """A codec whose payloads lie side by side: each message is of those that the plan says."""
+    given = recipe(name, "top_k", (2, 2))
+    learner = learn(given)
+    culprit, other = learner.nodes[:2]
+    if name == "hips":
+        culprit, other = learner.topology.servers[1:3]
+
+    def spoil(node, sent):
+        if node != culprit or sent.head.get("of") != [culprit]:
+            return sent
+        head = dict(sent.head)
+        if whose == "its own twice":
+            head["parts"] = [[0, 0]] * len(head["parts"])
+        elif whose == "nobody":
+            head |= {"of": [], "as": [], "parts": [[]] * len(head["parts"])}
+        else:
+            head["of"] = [other if whose == "another" else whose]
+        return type(sent)(sent.t, sent.to, head, sent.body)
+
+    with pytest.raises(Refused, match="it sent what is of") as refused:
+        Cluster(given, learner, "plan").meet(drawn(learner, 0), spoil=spoil)
+    assert refused.value.node == culprit
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -316,7 +343,7 @@ def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds)
         algebra, head, path = Sums(share, due), {"sum": described}, ["sum"]
     else:
         head = {"of": [1], "as": [described], "parts": [[0]]}
-        algebra, path = Bundles(share, due), ["as", 0]
+        algebra, path = Bundles(share, due, share.carried(merges=False)), ["as", 0]
     whole = data.draw(st.booleans())
     target = head
     for step in [] if whole else path:
@@ -328,7 +355,10 @@ def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds)
     except Refused as refused:
         assert refused.node == int(plan.contributors[1])
         return
-    assert sum(len(item) if adds else len(item[1]) for item in value.values()) in (3, 12)
+    if adds:
+        assert sum(map(len, value.values())) == 3
+    else:
+        assert [(list(item), len(item[1])) for item in value.values()] == [([1], 12)]
 
 
 def test_contributions_larger_than_their_codec_makes_are_refused(learn):

@@ -15,25 +15,21 @@ import torch
 import yaml
 
 import slowlink
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine import __main__ as command
 from slowlink.testbed.live.engine import launch, own, settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.identity import Keys, make
+from slowlink.testbed.live.replay import replayed
 from slowlink.testbed.network import emulated
 from tests.live import own_training
 
 pytestmark = pytest.mark.slow
 
+MAIN = f"{launch.PACKAGE}.__main__"
 SOURCE = str(Path(own_training.__file__).resolve())
-
-
-@pytest.fixture(scope="module")
-def server():
-    """The process that starts all nodes of this file."""
-    with contextlib.closing(launch.fork_server(own=True)) as its:
-        yield its
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +76,9 @@ def rounds_in(given):
     return [line for line in lines if '"accuracy"' in line]
 
 
-def run_until(given, server, words, act):
+def run_until(given, words, act):
     """Run, and do ``act(launched)`` once progress says ``words``."""
-    with Launched(given, server) as launched:
+    with Launched(given) as launched:
 
         def say(line):
             if words in line:
@@ -92,21 +88,21 @@ def run_until(given, server, words, act):
 
 
 @pytest.mark.parametrize("exchange", ["hips", "ring"])
-def test_a_killed_run_goes_on_to_the_same_bits_and_keeps_its_rows(server, tmp_path, exchange):
+def test_a_killed_run_goes_on_to_the_same_bits_and_keeps_its_rows(tmp_path, exchange):
     """Dropout, a shuffled order, Adam, running statistics and a codec's memory included."""
     top_k = [{"up": {"name": "top_k", "ratio": 0.3}}]
     identity = [{"up": {"name": "identity"}}]
     levels = identity + top_k if exchange == "hips" else identity
     its = dict(training=dict(levels=levels), snapshot_every=2)
     whole = parsed(tmp_path / "whole", exchange, **its)
-    run_all(whole, server=server)
+    run_all(whole)
     cut = parsed(tmp_path / "cut", exchange, state=str(tmp_path / "state"), **its)
     with pytest.raises(Failed, match=r"site1/worker1: (its process is gone|silent)"):
-        run_until(cut, server, "round 8", lambda run: run.processes["site1/worker1"].kill())
+        run_until(cut, "round 8", lambda run: run.processes["site1/worker1"].kill())
     before = rounds_in(cut)
     assert len(before) == 3
     said = []
-    run_all(cut, said.append, server=server)
+    run_all(cut, said.append)
     assert any("going on from round" in line for line in said)
     ours, theirs = model(cut), model(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -135,14 +131,14 @@ def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
 @pytest.mark.parametrize(
     "exchange, policy", [("ring", "bsp"), ("parameter_server", "bsp"), ("parameter_server", "asp")]
 )
-def test_a_killed_worker_is_named_and_the_others_go_on(server, tmp_path, exchange, policy):
+def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, policy):
     given = parsed(tmp_path, exchange, policy, rounds=16, on_loss="continue")
     said = []
 
     def act(run):
         run.processes["site1/worker1"].kill()
 
-    with Launched(given, server) as run:
+    with Launched(given) as run:
 
         def say(line):
             said.append(line)
@@ -155,14 +151,14 @@ def test_a_killed_worker_is_named_and_the_others_go_on(server, tmp_path, exchang
     assert len(rounds_in(given)) == 5
 
 
-def test_a_server_that_is_lost_ends_the_run(server, tmp_path):
+def test_a_server_that_is_lost_ends_the_run(tmp_path):
     given = parsed(tmp_path, "parameter_server", rounds=1000, on_loss="continue")
     with pytest.raises(Failed, match="central/server: (its process is gone|silent)"):
-        run_until(given, server, "round 4", lambda run: run.processes["central/server"].kill())
+        run_until(given, "round 4", lambda run: run.processes["central/server"].kill())
 
 
 @pytest.mark.parametrize("on_loss", ["stop", "continue"])
-def test_a_worker_that_hangs_is_noticed_and_named(server, tmp_path, on_loss):
+def test_a_worker_that_hangs_is_noticed_and_named(tmp_path, on_loss):
     given = parsed(tmp_path, rounds=16, on_loss=on_loss)
     said = []
 
@@ -172,15 +168,55 @@ def test_a_worker_that_hangs_is_noticed_and_named(server, tmp_path, on_loss):
     begun = time.monotonic()
     if on_loss == "stop":
         with pytest.raises(Failed, match="site2/worker0: silent for"):
-            run_until(given, server, "round 4", hang)
+            run_until(given, "round 4", hang)
     else:
-        with Launched(given, server) as run:
+        with Launched(given) as run:
             run.run(lambda line: said.append(line) or ("round 4" in line and hang(run)))
         assert any("goes on without site2/worker0: silent" in line for line in said)
     assert time.monotonic() - begun < 120
 
 
-def test_an_iteration_without_an_end_is_noticed_and_named(server, tmp_path):
+def test_workers_that_die_and_hang_are_replaced(tmp_path):
+    changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3)
+    given = parsed(tmp_path, "parameter_server", "asp", rounds=120, **changes)
+    said = []
+
+    def act(line):
+        said.append(line)
+        if line.startswith("round 4 "):
+            run.processes["site1/worker1"].kill()
+        if line.startswith("round 8 "):
+            run.processes["site2/worker0"].send_signal(signal.SIGSTOP)
+
+    with Launched(given) as run:
+        ended = run.run(act)
+    for name, why in (("site1/worker1", "its process is gone"), ("site2/worker0", "silent for")):
+        assert any(f"goes on without {name}: {why}" in line for line in said)
+        assert f"goes on with {name} again" in said
+    assert ended.digests.keys() == {*given.members} - {"coordinator"}
+    assert replayed(ended.record) == 100
+    read = (tmp_path / "read.log").read_text().splitlines()
+    assert read.count("site1/worker1 site1.pt") == read.count("site2/worker0 site2.pt") == 2
+
+
+def test_a_worker_that_keeps_dying_is_given_up(tmp_path):
+    limits = dict(replacements=1)
+    changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3, limits=limits)
+    given = parsed(tmp_path, "parameter_server", "asp", rounds=80, **changes)
+    said = []
+
+    def act(line):
+        said.append(line)
+        if line.startswith("round 4 ") or line == "goes on with site1/worker1 again":
+            run.processes["site1/worker1"].kill()
+
+    with Launched(given) as run:
+        ended = run.run(act)
+    assert said.count("goes on with site1/worker1 again") == 1
+    assert "site1/worker1" not in ended.digests and "site1/worker0" in ended.digests
+
+
+def test_an_iteration_without_an_end_is_noticed_and_named(tmp_path):
     given = parsed(
         tmp_path,
         own=dict(data=f"{SOURCE}:Stalling"),
@@ -188,12 +224,12 @@ def test_an_iteration_without_an_end_is_noticed_and_named(server, tmp_path):
         on_loss="continue",
     )
     said = []
-    run_all(given, said.append, server=server)
+    run_all(given, said.append)
     assert any("without site2/worker0: no iteration finished within 3 s" in line for line in said)
     assert len(rounds_in(given)) == 4
 
 
-def test_members_are_started_by_hand_on_several_hosts(server, tmp_path, capsys):
+def test_members_are_started_by_hand_on_several_hosts(tmp_path, capsys):
     """From one file; addresses of two hosts, so that there must be keys."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -204,7 +240,9 @@ def test_members_are_started_by_hand_on_several_hosts(server, tmp_path, capsys):
     assert command.main([str(file), "--make-keys"]) == 0
     members = settings.read(file).members[1:]
     nodes = [
-        server.start(name, [str(file), "--node", name], tmp_path / f"{name[-1]}{name[4]}.log")
+        fork_server.shared().start(
+            name, MAIN, [str(file), "--node", name], tmp_path / f"{name[-1]}{name[4]}.log"
+        )
         for name in members
     ]
     try:
@@ -217,10 +255,10 @@ def test_members_are_started_by_hand_on_several_hosts(server, tmp_path, capsys):
             node.stdin.close()
 
 
-def test_who_diverges_is_named(server, tmp_path):
+def test_who_diverges_is_named(tmp_path):
     given = parsed(tmp_path, own=dict(loss=f"{SOURCE}:diverges"))
     with pytest.raises(Failed, match=r"site\d/worker\d: Diverged: loss is"):
-        run_all(given, server=server)
+        run_all(given)
 
 
 class Rogue:
@@ -256,10 +294,10 @@ def no_exchange(head, body):
 
 @pytest.mark.parametrize("exchange", ["ring", "parameter_server"])
 @pytest.mark.parametrize("change", [not_finite, too_long, other_shape, no_exchange])
-def test_poison_puts_its_sender_out_and_the_others_go_on(server, tmp_path, exchange, change):
+def test_poison_puts_its_sender_out_and_the_others_go_on(tmp_path, exchange, change):
     given = parsed(tmp_path, exchange, rounds=4, on_loss="continue")
     culprit, said = "site1/worker1", []
-    launched = Launched(given, server)
+    launched = Launched(given)
     start = launched.start
     launched.start = lambda name: name == culprit or start(name)
     with launched:
@@ -281,13 +319,13 @@ def test_poison_puts_its_sender_out_and_the_others_go_on(server, tmp_path, excha
     assert torch.isfinite(torch.cat([v.float().flatten() for v in model(given).values()])).all()
 
 
-def test_strangers_stay_out_of_a_run_with_keys(server, tmp_path):
+def test_strangers_stay_out_of_a_run_with_keys(tmp_path):
     given = parsed(tmp_path, keys=str(tmp_path / "keys"), rounds=4)
     make(given.keys, given.members)
     make(tmp_path / "others", ["site1/worker1"])
     stolen = Keys(tmp_path / "others", "site1/worker1")
     assert stolen.curve() != Keys(given.keys, "site1/worker1").curve()
-    launched = Launched(given, server)
+    launched = Launched(given)
     start = launched.start
     launched.start = lambda name: name == "site1/worker1" or start(name)
     late = threading.Timer(2.0, lambda: start("site1/worker1"))
@@ -298,9 +336,9 @@ def test_strangers_stay_out_of_a_run_with_keys(server, tmp_path):
     assert (given.output / "model.pt").is_file()
 
 
-def test_a_member_that_does_not_come_is_named(server, tmp_path):
+def test_a_member_that_does_not_come_is_named(tmp_path):
     given = parsed(tmp_path, limits=dict(join_s=6.0))
-    launched = Launched(given, server)
+    launched = Launched(given)
     start = launched.start
     launched.start = lambda name: name == "site2/worker0" or start(name)
     with launched, pytest.raises(Failed, match="site2/worker0 did not come within 6 s"):
@@ -322,25 +360,25 @@ def the_cable(launched):
     return names.index("site2/switch"), names.index("core")
 
 
-def test_a_site_that_is_cut_off_for_a_while_changes_nothing(server, shaped, tmp_path):
+def test_a_site_that_is_cut_off_for_a_while_changes_nothing(shaped, tmp_path):
     its = dict(network=SHAPED, limits=dict(silence_s=60, meeting_s=200))
     whole, cut = (parsed(tmp_path / name, "hips", **its) for name in ("whole", "cut"))
-    run_all(whole, server=server)
+    run_all(whole)
 
     def act(run):
         run.links.cut(*the_cable(run))
         time.sleep(1)
         run.links.mend(*the_cable(run))
 
-    run_until(cut, server, "round 4", act)
+    run_until(cut, "round 4", act)
     ours, theirs = model(cut), model(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_site_that_stays_cut_off_is_named(server, shaped, tmp_path):
+def test_a_site_that_stays_cut_off_is_named(shaped, tmp_path):
     given = parsed(tmp_path, "hips", network=SHAPED, rounds=100_000)
     with pytest.raises(Failed, match=r"site2/(server|worker0): silent for"):
-        run_until(given, server, "round 4", lambda run: run.links.cut(*the_cable(run)))
+        run_until(given, "round 4", lambda run: run.links.cut(*the_cable(run)))
 
 
 @pytest.mark.parametrize(
@@ -350,9 +388,9 @@ def test_a_site_that_stays_cut_off_is_named(server, shaped, tmp_path):
         (signal.SIGSTOP, "coordinator goes on without anybody"),
     ],
 )
-def test_without_a_coordinator_all_end(server, shaped, tmp_path, number, said):
+def test_without_a_coordinator_all_end(shaped, tmp_path, number, said):
     given = parsed(tmp_path, network=SHAPED, rounds=100_000)
-    with Launched(given, server) as run:
+    with Launched(given) as run:
 
         def act(line):
             if "round 4" in line:
@@ -411,14 +449,14 @@ def runs(pid):
         return False
 
 
-def test_members_share_no_sockets(server, tmp_path):
+def test_members_share_no_sockets(tmp_path):
     held = []
 
     def look(run):
         pids = [process.pid for process in run.processes.values()]
-        held.extend(handles(pid) for pid in (*pids, server.process.pid))
+        held.extend(handles(pid) for pid in (*pids, fork_server.shared().pid))
 
-    run_until(parsed(tmp_path), server, "round 4 of", look)
+    run_until(parsed(tmp_path), "round 4 of", look)
     assert len(held) >= 4 and all(held)
     once = held[:4]
     assert len(set().union(*once)) == sum(map(len, once))

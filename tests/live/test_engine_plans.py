@@ -316,10 +316,10 @@ def test_nothing_is_left_of_a_run_that_is_ended(linked, end):
         [sys.executable, "-c", USER], cwd=ROOT, start_new_session=True, **pipes
     ) as user:
         parent, holder = map(int, user.stdout.readline().split())
-        nodes = [pid for pid in children(parent) if pid != holder]
+        nodes = [node for child in children(parent) if child != holder for node in children(child)]
         assert len(nodes) == 3
         if end == signal.SIGINT:
-            os.killpg(parent, end)  # as a terminal does it: nodes hear of it, too
+            os.killpg(parent, end)  # as a terminal does it
         else:
             os.kill(parent, end)
         said = user.communicate(timeout=30)[1]

@@ -1,12 +1,14 @@
 """What a live run is, and what it refuses by name before a process starts."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from slowlink.testbed.live.engine import __main__ as command
-from slowlink.testbed.live.engine import settings
+from slowlink.testbed.live.engine import on_ray, settings
 from slowlink.testbed.live.identity import Keys
 
 IDENTITY = {"up": {"name": "identity"}}
@@ -50,8 +52,10 @@ SERVER = dict(exchange=part("parameter_server"))
         (dict(exchange=part("ring", overlap=False)), "exchange: overlap must be true"),
         (dict(optimizer_at="server"), "optimizer_at: must be worker: ring has no server"),
         (dict(overlap=True), "overlap: must be false"),
-        (dict(uneven={"highest": 2.0}), "uneven: must be null"),
-        (dict(rounds=None, seconds=3.0), "rounds: give rounds"),
+        (dict(uneven={"sites": [1.0, 0.5]}), "uneven: factors below 1"),
+        (dict(uneven={"highest": 2.0, "jitter": 0.1}), "uneven: factors below 1"),
+        (dict(averaged_over="some"), "averaged_over: Input should be 'members' or 'all'"),
+        (dict(rounds=None), "give either rounds or seconds"),
         (dict(accelerator="cuda"), "accelerator: must be cpu"),
         (SERVER | dict(synchronization=part("lpsp", computes_on=True)), "here they wait"),
         (
@@ -91,6 +95,12 @@ def test_what_cannot_run_is_refused_with_its_reason(training, said):
     [
         (dict(state="runs/state", training=SERVER | dict(synchronization=part("asp"))),
          "state: asp has no moment at which all stand still"),
+        (dict(state="runs/state", training=dict(rounds=None, seconds=3.0)),
+         "state: a run of so many seconds cannot be resumed"),
+        (dict(on_loss="replace"), "on_loss: replace needs a server that keeps the model"),
+        (dict(iteration_s=[[0.1], [0.2]]), "iteration_s: give those of 3 workers"),
+        (dict(iteration_s=[[0.1]] * 3, training=dict(uneven={"highest": 2.0})),
+         "iteration_s: .* and no training.uneven"),
         (dict(addresses={"site9/worker0": "tcp://a:1"}), "addresses: no member 'site9/worker0'"),
         (dict(addresses={"coordinator": "a:1"}), "coordinator must be at tcp://host:port"),
         (dict(addresses={"coordinator": "tcp://a:1", "site1/worker0": "tcp://b:1"}),
@@ -140,6 +150,29 @@ def test_the_network_is_that_of_the_recipe():
     assert link == given.network and "site1/host" in given.topology.node_names
     text = given.model_dump_json(exclude={"training": {"networks"}})
     assert settings.parse(json.loads(text)).run == given.run != settings.parse(document()).run
+
+
+def test_workers_sleep_so_long():
+    """By a factor for each worker of a site, or until an iteration has taken what is given."""
+    slowed = settings.parse(document(training=dict(uneven={"sites": [1.0, 3.5]})))
+    assert [slowed.pause_s(rank, 1, 0.2) for rank in range(3)] == [0, 0, 0.5]
+    paced = settings.parse(document(iteration_s=[[0.5, 0.125], [1.0], [1.0]]))
+    assert [paced.pause_s(0, number, 0.25) for number in (1, 2, 3)] == [0.25, 0, 0.25]
+    assert settings.parse(document()).pause_s(0, 1, 0.2) == 0
+
+
+def test_what_ray_cannot_place_is_refused(tmp_path, capsys, monkeypatch):
+    hosts = [dict(NodeManagerAddress=host, Alive=True) for host in ("192.0.2.1", "192.0.2.2")]
+    ray = SimpleNamespace(nodes=lambda: hosts)
+    with pytest.raises(ValueError, match="keys: name a folder, since Ray's nodes are on several"):
+        on_ray.Placed(settings.parse(document()), ray)
+    with pytest.raises(ValueError, match="network: must be null, for Ray's processes"):
+        on_ray.Placed(settings.parse(document(network=dict(lan=1e9, wan=50e6))), ray)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(document()))
+    assert command.main([str(file), "--ray", "local"]) == 1
+    assert "install it: python .ci/install.py ray" in capsys.readouterr().err
 
 
 def test_members_are_the_coordinator_the_servers_that_take_part_and_the_workers():

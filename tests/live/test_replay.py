@@ -1,62 +1,194 @@
-"""The live driver and the virtual-time engine agree, ties and deaths included; without Ray."""
+"""The live coordinator and the virtual-time engine agree, deaths and new workers included.
 
-import copy
+Its members are dice, on a clock of their own: they answer after so many ticks, and train nothing.
+"""
+
 import dataclasses
+import heapq
 import math
 import random
-import sys
-from itertools import islice
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from slowlink.methods import synchronization
-from slowlink.methods.synchronization import Finished, Left, Policy, SetTimer, Sync, Synced
-from slowlink.testbed.live import actors
-from slowlink.testbed.live.driver import Server, drive
+from slowlink.methods.synchronization import (
+    Finished,
+    Joined,
+    Left,
+    Policy,
+    SetTimer,
+    Sync,
+    Synced,
+    Timer,
+)
+from slowlink.testbed.live.engine import coordinator
+from slowlink.testbed.live.engine.coordinator import Coordinator, Failed
+from slowlink.testbed.live.engine.settings import LiveSettings, parse
 from slowlink.testbed.live.replay import TICK_S, Record, again, replayed, summary
-from slowlink.testbed.live.worker import Worker
-from slowlink.testbed.training.sampling import batches
+from slowlink.testbed.live.wire import Received
 from slowlink.testbed.training.virtual_time import Told
 
 load = synchronization.load
 
+JOIN = 10
+"""Ticks until another process has taken the part of a worker that died."""
+
 
 class Dice:
-    """A team whose calls take 1 to 3 ticks, so that much happens together; workers die on time."""
+    """The wire of a coordinator, and all whom it reaches; one server keeps the model.
 
-    def __init__(self, seed, deaths=()):
-        self.draw, self.now, self.deaths = random.Random(seed), 0, dict(deaths)
-        self.due = {}
+    Iterations, pushes and pulls take 1 to 3 ticks. Workers die on time, and those that the
+    coordinator asks for come again.
+    """
 
-    def call(self, ranks, method, *arguments):
-        for rank in ranks:
-            assert rank not in self.due
-            value = np.ones(1, np.float32) if method == "give" else None
-            if self.deaths.get(rank, math.inf) > self.now:
-                self.due[rank] = self.now + self.draw.randint(1, 3), value
+    def __init__(self, given, seed=0, deaths=(), took=None, anew=()):
+        self.given, self.draw, self.took = given, random.Random(seed), took
+        self.now, self.order, self.queue = 0, count(), []
+        self.name, self.members, self.heard = "coordinator", frozenset(given.members), {}
+        self.names = [given.topology.node_names[node] for node in given.workers]
+        self.server = given.topology.node_names[given.servers[0]]
+        self.dead, self.applied, self.version = set(), set(), 0
+        self.sent = []
+        for name in (self.server, *self.names):
+            self._later(0, self._hello, name)
+        for rank, at in dict(deaths).items():
+            self._later(at, self._die, self.names[rank])
+        for rank, at in dict(anew).items():
+            self._later(at, self._hello, self.names[rank])
 
-    def wait(self, until):
-        ticks = [at for at, _ in self.due.values()]
-        ticks += [at for at in self.deaths.values() if at > self.now]
-        timeout = max(self.now, math.floor(until / TICK_S))
-        self.now = max(self.now + 1, min([*ticks, timeout]))
-        done = {rank: value for rank, (at, value) in self.due.items() if at <= self.now}
-        gone = [rank for rank, at in self.deaths.items() if at == self.now]
-        # Who dies may still have given its result.
-        self.due = {r: d for r, d in self.due.items() if r not in done and r not in gone}
-        return self.now * TICK_S, done, gone[::-1]
+    # As a clock and a wire ------------------------------------------------------------------------
+
+    def monotonic(self):
+        return self.now * TICK_S
+
+    def connect(self, addresses):
+        pass
+
+    forget = connect
+
+    def receive(self, timeout_s):
+        until = self.now + math.floor(timeout_s / TICK_S)
+        while self.queue and self.queue[0][0] <= until:
+            at, _, act, arguments = heapq.heappop(self.queue)
+            self.now = max(self.now, at)
+            if (received := act(*arguments)) is not None:
+                return received
+        self.now = max(until, self.now + 1)
+        return None
+
+    def send(self, name, head):
+        self.sent.append((name, head))
+        rank = self.names.index(name) if name in self.names else None
+        match head["kind"]:
+            case "stop":
+                if not head["reason"]:
+                    self._later(1, self._say, name, "done", digest="", sent_bytes=0)
+            case "compute":
+                self._later(self._ticks("compute", rank), self._say, name, "finished")
+            case "drop" if rank is None and head["meeting"] not in self.applied:
+                self.applied.add(head["meeting"])
+                place = dict(meeting=head["meeting"], attempt=self.attempt[head["meeting"]])
+                self._later(1, self._say, name, "dropped", **place)
+            case "meet" if rank is None:
+                self._meet(head)
+
+    # What members do ------------------------------------------------------------------------------
+
+    attempt: dict
+
+    def _meet(self, head):
+        place = dict(meeting=head["meeting"], attempt=head["attempt"])
+        self.attempt = vars(self).setdefault("attempt", {}) | {head["meeting"]: head["attempt"]}
+        self.applied.discard(head["meeting"])
+        if head["weights"] is not None and not any(head["weights"]):
+            self._pull(head, place)
+        else:
+            self._later(self._ticks("push"), self._apply, head, place)
+
+    def _apply(self, head, place):
+        stale = self.attempt[head["meeting"]] != head["attempt"]
+        if stale or head["meeting"] in self.applied:
+            return None
+        if any(self.names[rank] in self.dead for rank in head["members"]):
+            return None  # who died did not push
+        self.applied.add(head["meeting"])
+        self.version += head["level"] == -1
+        self._pull(head, place)
+        return self._say(self.server, "applied", **place, version=self.version)
+
+    def _pull(self, head, place):
+        for rank in head["members"]:
+            self._later(self._ticks("pull", rank), self._say, self.names[rank], "synced", **place)
+
+    def _hello(self, name):
+        self.dead.discard(name)
+        return self._say(name, "hello", run=self.given.run, address="", rounds=[])
+
+    def _die(self, name):
+        self.dead.add(name)
+        return Received(name, dict(kind="left", reason="it died"))
+
+    def restart(self, name):
+        self._later(JOIN, self._hello, name)
+
+    def _say(self, name, kind, **fields):
+        return None if name in self.dead else Received(name, dict(kind=kind, **fields))
+
+    def _ticks(self, what, rank=None):
+        return self.took[what][rank or 0] if self.took else self.draw.randint(1, 3)
+
+    def _later(self, ticks, act, *arguments, **fields):
+        run = (lambda *them: act(*them, **fields)) if fields else act
+        heapq.heappush(self.queue, (self.now + ticks, next(self.order), run, arguments))
 
 
-def rolled(policy, workers, seed=0, deaths=(), ticks=110, groups=None):
-    server = Server(nn.Linear(1, 1, bias=False), workers, "delta", "members", 0.1, 0.0)
-    groups = groups or [rank // 2 for rank in range(workers)]
-    return drive(policy, Dice(seed, deaths), server, groups, seconds=ticks * TICK_S)
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    """Makes the settings of so many workers around a server."""
+    output = tmp_path_factory.mktemp("out")
+
+    def make(part, workers, ticks=None, on_loss="continue", rounds=None):
+        training = dict(
+            exchange={"name": "parameter_server"},
+            levels=[{"up": {"name": "identity"}}],
+            synchronization=part,
+            optimizer_at="server",
+            model={"name": "lenet5"},
+            dataset="fashion_mnist",
+            workers=[workers],
+            batch=1,
+            lr=0.1,
+            rounds=rounds,
+            seconds=ticks and ticks * TICK_S,
+            evaluate_every=10**6,
+        )
+        limits = dict(meeting_s=1, join_s=1, compute_s=1, silence_s=1, replacements=9)
+        return parse(dict(training=training, output=str(output), on_loss=on_loss, limits=limits))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def rolled(described):
+    """Lets a policy run so many dice."""
+
+    def roll(part, workers, *dealt, ticks=110, policy=None, took=None, anew=(), **more):
+        its = described(part, workers, None if "rounds" in more else ticks, **more)
+        dice = Dice(its, *dealt, took=took, anew=anew)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(coordinator, "time", dice)
+            if policy is not None:
+                patch.setattr(LiveSettings, "policy", lambda self: policy)
+            ran = Coordinator(its, dice, restart=dice.restart)
+            patch.setattr(ran, "_evaluate", lambda round_: None)
+            return ran.run().record
+
+    return roll
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,22 +196,22 @@ def rolled(policy, workers, seed=0, deaths=(), ticks=110, groups=None):
     name=st.sampled_from(synchronization.names()),
     workers=st.integers(1, 6),
     seed=st.integers(0, 10**6),
+    on_loss=st.sampled_from(["continue", "replace"]),
     data=st.data(),
 )
-def test_virtual_time_repeats_a_run_with_ties_and_deaths(name, workers, seed, data):
-    died = data.draw(st.sets(st.integers(0, workers - 1), max_size=workers - 1))
+def test_virtual_time_repeats_a_run_with_deaths(rolled, name, workers, seed, on_loss, data):
+    least = workers - (on_loss == "continue")
+    died = data.draw(st.sets(st.integers(0, workers - 1), max_size=least))
     deaths = {rank: data.draw(st.integers(1, 80)) for rank in sorted(died)}
-    policy = load(name)
-    if policy.continues_after_upload:
-        return
-    record = rolled(policy, workers, seed, deaths)
+    record = rolled(dict(name=name), workers, seed, deaths, on_loss=on_loss)
     log = again(record)
     assert log.told == record.told
     assert log.iterations == [len(seconds) for seconds in record.iterations]
+    came = {told.event.worker for told in record.told if isinstance(told.event, Joined)}
     left = {told.event.worker for told in record.told if isinstance(told.event, Left)}
-    assert left == died
+    assert left == died and came == (died if on_loss == "replace" else set())
     last = {rank for told in record.told[-workers * 8 :] for rank in [_who(told.event)]}
-    assert last & set(range(workers)) - died  # the others went on to the end
+    assert last & (set(range(workers)) - died | came)  # the others went on to the end
 
 
 def _who(event):
@@ -90,49 +222,44 @@ def _rank(event):
     return getattr(event, "worker", None)
 
 
-def test_what_is_ready_together_is_told_in_the_engines_order():
-    record = rolled(load("asp"), 6, ticks=400)
-    together = {}
-    for told in record.told[1:]:
-        together.setdefault(told.t, []).append(told.event)
-    assert max(map(len, together.values())) > 2
-    for events in together.values():
-        kinds = [isinstance(event, Finished) for event in events]
-        assert kinds == sorted(kinds)  # arrivals come first
-        ranks = [event.worker for event in events if isinstance(event, Finished)]
-        assert ranks == sorted(ranks)
+def test_everything_that_happens_has_a_time_of_its_own(rolled):
+    """What is ready together is told one after the other, and so it is repeated."""
+    record = rolled(dict(name="asp"), 6, ticks=400)
+    assert len(record.told) > 300 and record.told[0].t == 0.0
+    assert all(before.t < after.t for before, after in pairwise(record.told))
 
 
-def test_bsp_on_paper():
-    class Two(Dice):  # iterations of 1 and 3 ticks, pushes of 2, pulls of 1
-        def call(self, ranks, method, *arguments):
-            for rank in ranks:
-                took = {"compute": (1, 3)[rank], "give": 2, "take": 1}[method]
-                self.due[rank] = self.now + took, np.ones(1, np.float32)
-
-    server = Server(nn.Linear(1, 1, bias=False), 2, "delta", "members", 0.1, 0.0)
-    before = server.model.item()
-    record = drive(load("bsp"), Two(0), server, [0, 0], iterations=4)
-    t = [tick * TICK_S for tick in range(10)]
+def test_bsp_on_paper(rolled):
+    """Iterations of 1 and 3 ticks, pushes of 2, pulls of 1; every event takes a tick of its own."""
+    took = dict(compute=(10, 30), push=(20,), pull=(10, 10))
+    record = rolled(dict(name="bsp"), 2, took=took, rounds=2)
+    t = [tick * TICK_S for tick in range(130)]
     assert [(told.event, told.t) for told in record.told] == [
         (None, 0.0),
-        (Finished(0, 1, t[1]), t[1]),
-        (Finished(1, 1, t[3]), t[3]),
-        (Synced((0, 1), t[6]), t[6]),
-        (Finished(0, 2, t[7]), t[7]),
-        (Finished(1, 2, t[9]), t[9]),
+        (Finished(0, 1, t[10]), t[10]),
+        (Finished(1, 1, t[30]), t[30]),
+        (Synced((0, 1), t[60]), t[60]),
+        (Finished(0, 2, t[70]), t[70]),
+        (Finished(1, 2, t[90]), t[90]),
     ]
-    assert record.meetings[0] == (t[2], t[1]) and np.isnan(record.meetings[1]).all()
-    assert record.iterations == [[t[1], t[1]], [t[3], t[3]]] and record.end == t[9]
-    assert server.model.item() == pytest.approx(before + 1)  # the mean of two ones, once
+    assert record.meetings[0] == (t[20], t[10])
+    assert record.meetings[1][0] == t[20] and np.isnan(record.meetings[1][1])
+    assert record.iterations == [[t[10], t[10]], [t[30], t[30]]] and record.end == t[111]
     told = summary(record)
-    # 2 ticks of waiting in the first round and 2 in the second, of 2 workers' 9.
-    assert told["waited_share"] == pytest.approx(4 / 18)
-    assert told["iterations_per_s"] == pytest.approx(4 / t[9]) and told["staleness"] == 0
+    # 20 ticks of waiting in the first round and 20 in the second, of 2 workers' 111.
+    assert told["waited_share"] == pytest.approx(40 / 222)
+    assert told["iterations_per_s"] == pytest.approx(4 / t[111]) and told["staleness"] == 0
 
 
-def test_the_round_trip_through_json_is_exact(tmp_path):
-    record = rolled(load("lpsp", s=math.inf), 4, deaths={2: 30})
+FEDAVG = dict(name="fedavg", min_clients=2, timeout_s=7.3 * TICK_S, fraction=0.7)
+
+
+@pytest.mark.parametrize("part", [dict(name="lpsp", s=math.inf), FEDAVG], ids=["lpsp", "fedavg"])
+def test_the_round_trip_through_json_is_exact(rolled, tmp_path, part):
+    """Timers, too, which go off between ticks; a death, and a new worker."""
+    record = rolled(part, 4, 0, {2: 30}, on_loss="replace")
+    kinds = {type(told.event) for told in record.told}
+    assert {Left, Joined} <= kinds and (Timer in kinds) == (part is FEDAVG)
     record.save(tmp_path / "a.json")
     loaded = Record.load(tmp_path / "a.json")
     loaded.save(tmp_path / "b.json")
@@ -145,8 +272,8 @@ def test_the_round_trip_through_json_is_exact(tmp_path):
         Record.load(tmp_path / "c.json")
 
 
-def test_a_changed_record_is_found_out():
-    record = rolled(load("ssp", staleness=1), 4)
+def test_a_changed_record_is_found_out(rolled):
+    record = rolled(dict(name="ssp", staleness=1), 4)
     assert replayed(record) == 100
     assert replayed(dataclasses.replace(record, parameters=dict(staleness=0))) < 100
     number, told = next((n, t) for n, t in enumerate(record.told) if isinstance(t.event, Finished))
@@ -155,132 +282,13 @@ def test_a_changed_record_is_found_out():
     assert replayed(record) == 100 * number / len(record.told)
 
 
-def test_the_server_averages_over_members_or_all():
-    brought = {0: np.float32([1]), 2: np.float32([4])}
-    for over, change in [("members", 2.5), ("all", 5 / 4)]:
-        server = Server(nn.Linear(1, 1, bias=False), 4, "delta", over, 0.1, 0.9)
-        start = server.model.item()
-        assert server.apply(Sync((0, 2)), brought) == pytest.approx(start + change)
-        assert server.apply(Sync((0, 2), level=0), brought) == pytest.approx(2.5)  # no change
-        assert server.apply(Sync((1,)), {}) == pytest.approx(start + change)  # it has died
-        weighted = server.apply(Sync((0, 2), weights=(3.0, 1.0)), brought)
-        assert weighted == pytest.approx(start + change + 7 / 4)  # as the weights say
-
-
-def test_the_server_steps_by_gradients_with_momentum():
-    torch.manual_seed(0)
-    server = Server(nn.Linear(1, 1, bias=False), 2, "gradient", "members", 0.1, 0.5)
-    model, velocity = server.model.item(), 0.0
-    for gradients in [(1.0, 3.0), (2.0, -1.0), (0.5, 0.0)]:
-        velocity = 0.5 * velocity + sum(gradients) / 2
-        model -= 0.1 * velocity
-        brought = {rank: np.float32([g]) for rank, g in enumerate(gradients)}
-        assert server.apply(Sync((0, 1)), brought) == pytest.approx(model)
-
-
-class Here(Dice):
-    """Real workers in this process: they compute when called and answer some ticks later."""
-
-    def __init__(self, seed, workers):
-        super().__init__(seed)
-        self.workers = workers
-
-    def call(self, ranks, method, *arguments):
-        super().call(ranks, method)
-        for rank in ranks:
-            result = getattr(self.workers[rank], method)(*arguments)
-            self.due[rank] = self.due[rank][0], result
-
-
-def small_run(policy, workers, iterations, momentum=0.9):
-    """A live run of a line through grey pictures; the model, the batches and the steps' rates."""
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randint(0, 256, (workers, 40, 1, 2, 3), generator=generator).to(torch.uint8)
-    labels = torch.randint(0, 4, (workers, 40), generator=generator)
-    mean, std = torch.tensor([0.5]), torch.tensor([0.25])
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 4))
-    team = [
-        Worker(
-            copy.deepcopy(model),
-            images[rank],
-            labels[rank],
-            mean,
-            std,
-            travels=policy.travels,
-            lr=0.2,
-            momentum=momentum,
-            batch=8,
-            slow=1.0,
-            seed=rank,
-        )
-        for rank in range(workers)
-    ]
-    server = Server(model, workers, policy.travels, "members", 0.2, momentum)
-    record = drive(policy, Here(1, team), server, [0] * workers, iterations=iterations)
-    assert replayed(record) == 100
-
-    def draws(rank):
-        order = torch.Generator().manual_seed(rank)
-        for index in batches(torch.arange(40), 8, "random", order):
-            yield (images[rank][index] / 255 - 0.5) / 0.25, labels[rank][index]
-
-    return server.model.detach(), model, [draws(rank) for rank in range(workers)]
-
-
-def step(model, velocity, samples, labels, momentum=0.9):
-    """One step of momentum SGD by its definition, in place."""
-    loss = nn.functional.cross_entropy(model(samples), labels)
-    for value, gradient, speed in zip(
-        model.parameters(), torch.autograd.grad(loss, model.parameters()), velocity, strict=True
-    ):
-        speed.mul_(momentum).add_(gradient)
-        value.data -= 0.2 * speed
-
-
-def standing(model):
-    return [torch.zeros_like(p) for p in model.parameters()]
-
-
-def flat(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def test_bsp_with_one_local_iteration_is_data_parallel_sgd():
-    """Equal batches: the mean of the workers' gradients is that of all their samples."""
-    found, model, streams = small_run(load("bsp"), 3, iterations=36)
-    velocity = standing(model)
-    for draws in islice(zip(*streams, strict=True), 11):  # the twelfth ends the run
-        samples, labels = zip(*draws, strict=True)
-        step(model, velocity, torch.cat(samples), torch.cat(labels))
-    torch.testing.assert_close(found, flat(model), rtol=1e-4, atol=1e-6)
-
-
-def test_multi_level_local_sgd_averages_in_hubs_and_then_over_all():
-    policy = load("mll_sgd", local_iterations=2, hub_rounds=2, group_size=2)
-    # Whole rounds of 16 iterations, two of them applied; the third ends the run.
-    found, model, streams = small_run(policy, 4, iterations=48)
-    replicas = [copy.deepcopy(model) for _ in range(4)]
-    velocities = [standing(model) for _ in range(4)]
-    for number in range(4):
-        for rank in range(4):
-            for _ in range(2):
-                step(replicas[rank], velocities[rank], *next(streams[rank]))
-        for hub in [(0, 1), (2, 3)] if number % 2 == 0 else [(0, 1, 2, 3)]:
-            mean = torch.stack([flat(replicas[rank]) for rank in hub]).mean(0)
-            for rank in hub:
-                nn.utils.vector_to_parameters(mean.clone(), replicas[rank].parameters())
-    torch.testing.assert_close(found, flat(replicas[0]), rtol=1e-4, atol=1e-6)
-
-
+@dataclasses.dataclass
 class Answers(Policy):
     summary = source = "this test"
-
-    def __init__(self, *first):
-        self.first = list(first)
+    first: tuple = ()
 
     def begin(self, groups):
-        return self.first
+        return list(self.first)
 
     def on(self, event):
         return []
@@ -289,42 +297,29 @@ class Answers(Policy):
 @pytest.mark.parametrize(
     ("decisions", "message"),
     [
-        ([SetTimer("x", 1.0)], "no timers here"),
         ([Sync((0, 1)), Sync((1,))], "but worker 1 is meeting"),
         ([Sync((0, 9))], "but worker 9 is unknown"),
-        ([], "nobody computes and nobody meets"),
+        ([], "nobody computes, nobody meets and no timer runs"),
+        ([SetTimer("x", 5 * TICK_S)], "nobody computes, nobody meets and no timer runs"),
     ],
 )
-def test_decisions_that_cannot_be_carried_out(decisions, message):
-    with pytest.raises(RuntimeError, match=message):
-        rolled(Answers(*decisions), 2)
+def test_decisions_that_cannot_be_carried_out(rolled, decisions, message):
+    with pytest.raises(Failed, match=message):
+        rolled(dict(name="bsp"), 2, policy=Answers(tuple(decisions)))
 
 
-def test_the_death_of_all_workers_is_an_error():
-    with pytest.raises(RuntimeError, match="asp: all workers died"):
-        rolled(load("asp"), 2, deaths={0: 5, 1: 9})
+def test_the_death_of_all_workers_is_an_error(rolled):
+    with pytest.raises(Failed, match="asp: no worker is left"):
+        rolled(dict(name="asp"), 2, 0, {0: 5, 1: 9})
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(slow=[1.0, 0.5]), "slow: one finite factor of at least 1"),
-        (dict(slow=[]), "slow: one finite factor"),
-        (dict(iterations=None), "needs an end"),
-        (dict(averaged_over="some"), "must be members or all, not 'some'"),
-        (dict(model=nn.BatchNorm1d(3)), "BatchNorm1d has buffers"),
-    ],
-)
-def test_bad_arguments_are_refused(changes, message):
-    good = dict(model=nn.Linear(1, 1), dataset=None, slow=[1.0], lr=0.1, batch=1, iterations=1)
-    with pytest.raises(ValueError, match=message):
-        actors.run(load("bsp"), **(good | changes))
-
-
-def test_without_ray_the_error_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"\.ci/install\.py ray"):
-        actors.run(load("bsp"), nn.Linear(1, 1), None, slow=[1], lr=0.1, batch=1, iterations=1)
+def test_a_process_that_somebody_else_started_anew_replaces_the_old_one(rolled):
+    record = rolled(dict(name="ssp"), 3, anew={1: 50}, on_loss="replace")
+    events = [t.event for t in record.told if isinstance(t.event, Left | Joined)]
+    assert [(type(event), event.worker) for event in events] == [(Left, 1), (Joined, 1)]
+    assert replayed(record) == 100
+    record = rolled(dict(name="ssp"), 3, anew={1: 50})
+    assert not [t for t in record.told if isinstance(t.event, Left | Joined)]
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "recorded"
@@ -333,7 +328,7 @@ RECORDED = Path(__file__).parents[2] / "data" / "recorded"
 @pytest.mark.parametrize("name", ["bsp", "gssp", "lpsp", "mll_sgd", "ssp"])
 def test_recorded_runs_of_real_workers_replay(name):
     record = Record.load(RECORDED / f"ray_{name}.json")
-    assert record.policy == name and f"actors {name} " in record.about["command"]
+    assert record.policy == name and record.about["command"]
     log = again(record)
     assert log.told == record.told
     assert sum(log.iterations) >= 400 and len(log.iterations) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -24,7 +23,7 @@ from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.collectives import RANK, Group
 from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
 from slowlink.testbed.live.dds.segments import CUT, Segment
-from slowlink.testbed.live.processes import Tell, run_ranks
+from slowlink.testbed.live.processes import LOOPBACK, Tell, run_ranks
 
 HOST = "127.0.0.1"
 RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
@@ -60,7 +59,7 @@ def measure(
             store.port,
             timeout_s,
             timeout_s=timeout_s,
-            environment={"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {},
+            environment=lambda rank: LOOPBACK,
         )
     spans = {way: np.array([report[way] for report in reports]) for way in WAYS}
     if processor:

@@ -13,8 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slowlink.testbed.live import identity
-from slowlink.testbed.live.engine import launch, settings
+from slowlink.testbed.live import fork_server, identity
+from slowlink.testbed.live.engine import launch, on_ray, settings
+
+RAY = (
+    "let Ray place the members: on the cluster at this address, `auto` for that of this machine, "
+    "`local` for one that starts here"
+)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACKAGE}") -> int:
@@ -29,6 +34,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     )
     parser.add_argument("file", metavar="FILE", help="settings, JSON or YAML")
     parser.add_argument("--node", metavar="NAME", help="be only this member, or coordinator")
+    parser.add_argument("--ray", metavar="ADDRESS", help=RAY)
+    parser.add_argument("--record", metavar="PATH", help="keep what the policy was told, as JSON")
     parser.add_argument("--make-keys", action="store_true", help="only fill the folder `keys`")
     parser.add_argument("--attached", action="store_true", help="end when standard input does")
     given = parser.parse_args(argv)
@@ -37,6 +44,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
         if given.make_keys:
             identity.make(run.keys or Path("keys"), run.members)
             return 0
+        if given.record and run.network:
+            raise ValueError("--record: on shaped links the coordinator keeps no record")
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -47,9 +56,14 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
 
     try:
         if given.attached:
-            launch.attach()
+            fork_server.attach()
         if given.node is None:
-            launch.run_all(run, say)
+            if given.ray:
+                ended = on_ray.run_all(run, say, None if given.ray == "local" else given.ray)
+            else:
+                ended = launch.run_all(run, say)
+            if given.record:
+                ended.record.save(given.record)
         elif given.node == settings.COORDINATOR:
             launch.run_coordinator(run, say)
         else:
@@ -57,7 +71,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not isinstance(error, RuntimeError | ValueError | OSError | ArithmeticError):
+        usual = RuntimeError | ValueError | OSError | ArithmeticError | ModuleNotFoundError
+        if not isinstance(error, usual):
             raise
         print(f"{given.node + ': ' if given.node else ''}{error}", file=sys.stderr)
         return 1

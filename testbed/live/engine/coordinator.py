@@ -11,17 +11,21 @@ import json
 import logging
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from slowlink.methods.synchronization import (
     Continue,
     Decision,
     Event,
     Finished,
+    Joined,
     Left,
     SetTimer,
     Sync,
@@ -59,13 +63,16 @@ class Failed(RuntimeError):
 
 @dataclass
 class _Meeting:
-    """``missing`` are workers that do not hold the result yet."""
+    """``missing`` are members that do not hold the result yet, ``lost`` those who left. ``number``
+    is that of the decision, or negative where a new worker takes the model that it begins with."""
 
     number: int
     sync: Sync
     since: float
-    brings: int
+    brings: dict[int, int]
+    """Iterations by worker."""
     missing: set[int]
+    lost: set[int] = field(default_factory=set)
     attempt: int = 0
     applied: float = math.nan
     pulled: float = math.nan
@@ -146,6 +153,7 @@ class Coordinator:
     wire: of the member :data:`COORDINATOR`; it watches the others.
     say: called with a line of progress now and then.
     check: called often while members are awaited; raises where one cannot come.
+    restart: ends the process of a worker and starts another; by default somebody else does.
     """
 
     def __init__(
@@ -154,8 +162,10 @@ class Coordinator:
         wire: Wire,
         say: Say = lambda line: None,
         check: Callable[[], None] = lambda: None,
+        restart: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.settings, self.wire, self.say, self.check = settings, wire, say, check
+        self.settings, self.wire = settings, wire
+        self.say, self.check, self.restart = say, check, restart
         self.policy, self.limits = settings.policy(), settings.limits
         names = settings.topology.node_names
         self.workers = [names[node] for node in settings.workers]
@@ -163,6 +173,10 @@ class Coordinator:
         self.rank = {name: rank for rank, name in enumerate(self.workers)}
         self.addresses: dict[str, str] = {}
         self.gone: dict[str, str] = {}
+        self.awaited: dict[str, float] = {}
+        """Until when a worker's replacement must be there."""
+        self.replaced: Counter[str] = Counter()
+        self.joins = 0
         self.doing = ["idle"] * len(self.workers)
         self.begun = [0.0] * len(self.workers)
         self.due: dict[str, float] = {}
@@ -173,14 +187,18 @@ class Coordinator:
         self.past: list[tuple[float, float]] = []
         self.timers: list[tuple[float, int, str]] = []
         self.told: list[Told] = []
-        self.rounds = self.brought = self.first = self.version = 0
+        self.rounds = self.brought = self.first = self.version = self.evaluated = 0
         outermost = settings.exchange.groups(settings.topology)[-1]
         self.parties = sum(map(len, outermost))
         self.ended, self.evaluating = 0.0, False
         """When the last round was over, and whether the model is evaluated during this one."""
         self.seconds: dict[bool, list[float]] = {False: [], True: []}
         """What rounds took, by whether the model was evaluated meanwhile."""
+        self.reached: dict[int, float] = {}
+        """When rounds were over after which the model is evaluated."""
         self.rows = _Rows(settings)
+        self.later: deque[Received] = deque()
+        """What came while a late meeting's members were asked, or as the run ended."""
         self.asked: dict[str, Any] = {}
         """Whom members wait for, where they were asked because a meeting is late."""
         self.over = False
@@ -194,7 +212,7 @@ class Coordinator:
             return self._finish()
         except BaseException as error:
             for name in self.addresses:
-                self._send(name, "stop", reason=str(error) or type(error).__name__, final=False)
+                self._send(name, "stop", reason=str(error) or type(error).__name__, final=None)
             raise
 
     # The beginning ---------------------------------------------------------------------------
@@ -236,6 +254,7 @@ class Coordinator:
         else:
             self._evaluate(0)
         self.clock, self.ticks = time.monotonic(), 0
+        self.ends = self.clock + (self.settings.training.seconds or math.inf)
 
     def _receive(self, timeout_s: float) -> Received | None:
         try:
@@ -252,10 +271,15 @@ class Coordinator:
     # Time ----------------------------------------------------------------------------------------
 
     def _now(self) -> float:
-        """Seconds since the beginning: whole ticks, and later than anything before."""
-        now = math.floor((time.monotonic() - self.clock) / TICK_S)
-        self.ticks = max(self.ticks + 1, now)
+        """Seconds since the beginning: whole ticks, later than all before, and before any timer."""
+        self.ticks = self._next()
         return self.ticks * TICK_S
+
+    def _next(self) -> int:
+        now = math.floor((time.monotonic() - self.clock) / TICK_S)
+        if self.timers:
+            now = min(now, math.ceil(self.timers[0][0] / TICK_S) - 1)
+        return max(self.ticks + 1, now)
 
     def _stamp(self, t: float) -> None:
         self.ticks = max(self.ticks, math.ceil(t / TICK_S))
@@ -266,31 +290,43 @@ class Coordinator:
         self._carry_out(None, self.policy.begin(self.settings.groups), 0.0)
         while not self.over:
             self._check_alive()
-            recipe, t = self.settings.training, time.monotonic() - self.clock
-            self._progress(f"round {self.rounds} of {recipe.rounds} ({t:.1f} s)")
-            received = self._receive(self._patience())
+            self._progress(f"{self._round(self.rounds)} ({time.monotonic() - self.clock:.1f} s)")
+            received = self._following(self._patience())
             while self.timers and not self.over:
                 when, _, name = self.timers[0]
-                if when > time.monotonic() - self.clock:
+                if when > max(time.monotonic() - self.clock, self._next() * TICK_S):
                     break
                 self.timers.pop(0)
                 self._stamp(when)
                 self._tell(Timer(name, when))
-            if received is not None and not self.over:
+            self.over = self.over or time.monotonic() >= self.ends
+            if received is not None and self.over:
+                self.later.appendleft(received)  # it may be rows
+            elif received is not None:
                 self._take(received)
+
+    def _following(self, timeout_s: float) -> Received | None:
+        return self.later.popleft() if self.later else self._receive(timeout_s)
+
+    def _round(self, number: int) -> str:
+        rounds = self.settings.training.rounds
+        return f"round {number} of {rounds}" if rounds else f"round {number}"
 
     def _patience(self) -> float:
         now = time.monotonic()
-        ends = [*self.due.values(), now + 0.5]
+        ends = [*self.due.values(), self.ends, now + 0.5]
         if self.timers:
             ends.append(self.clock + self.timers[0][0])
         return max(0.0, min(ends) - now)
 
     def _take(self, received: Received) -> None:
         name, head = received.sender, received.head
+        rank = self.rank.get(name)
+        if received.kind == "hello" and rank is not None and self.settings.on_loss == "replace":
+            self._join(name, head)
+            return
         if name in self.gone or received.kind == "heartbeat":
             return
-        rank = self.rank.get(name)
         match received.kind:
             case "finished" if rank is not None and self.doing[rank] == "computing":
                 t = self._now()
@@ -300,7 +336,12 @@ class Coordinator:
                 self.since_met[rank] += 1
                 self._tell(Finished(rank, len(self.times[rank]), t))
             case "applied" if rank is None:
+                self.version = head["version"]
                 self._applied(head["meeting"], head["attempt"])
+            case "dropped" if rank is None:
+                meeting = self.meetings.get(head["meeting"])
+                if meeting and head["attempt"] == meeting.attempt:
+                    self._again(meeting)
             case "synced" if rank is not None:
                 self._synced(rank, head["meeting"], head["attempt"])
             case "rows":
@@ -312,7 +353,7 @@ class Coordinator:
             case "waiting":
                 self.asked[name] = head["names"]
             case "left":
-                self._lose(name, head["reason"])
+                self._lose(name, head["reason"], replace=True)
             case "bad":
                 self._lose(head["member"], f"it sent what cannot be ({name}): {head['why']}")
             case "failed":
@@ -336,9 +377,9 @@ class Coordinator:
                     self._send(name, "compute")
                 case Sync(members=members):
                     self._idle(decision, members)
-                    brings = 0
+                    brings = {}
                     if decision.level == GLOBAL:  # of what inner levels have averaged, too
-                        brings = sum(self.since_met[rank] for rank in decision.bringing)
+                        brings = {rank: self.since_met[rank] for rank in decision.bringing}
                         for rank in members:
                             self.since_met[rank] = 0
                     for rank in members:
@@ -371,7 +412,7 @@ class Coordinator:
             level=sync.level,
             members=list(sync.members),
             weights=sync.weights and list(sync.weights),
-            brings=meeting.brings,
+            brings=sum(meeting.brings.values()),
             seen=self.version,
         )
         for name in self._involved(sync):
@@ -386,7 +427,6 @@ class Coordinator:
         if meeting is None or attempt != meeting.attempt or not meeting.sync.bringing:
             return
         meeting.applied = self._now()
-        self.version += meeting.sync.level == GLOBAL
         self._count(meeting)
         if not meeting.missing:
             self._close(meeting)
@@ -402,15 +442,17 @@ class Coordinator:
 
     def _close(self, meeting: _Meeting) -> None:
         """All members hold the result."""
+        self.due.pop(f"meeting {meeting.number}", None)
+        del self.meetings[meeting.number]
+        if meeting.number < 0:
+            return
         t = self._now()
         if self.settings.mode == "sum":
             meeting.applied = t
             self._count(meeting)
         meeting.pulled = t
         self.past[meeting.number] = meeting.times
-        del self.meetings[meeting.number]
-        self.due.pop(f"meeting {meeting.number}", None)
-        here = [rank for rank in meeting.sync.members if self.doing[rank] == "meeting"]
+        here = [rank for rank in meeting.sync.members if rank not in meeting.lost]
         for rank in here:
             self.doing[rank] = "idle"
         if not self.over:
@@ -420,7 +462,7 @@ class Coordinator:
     def _count(self, meeting: _Meeting) -> None:
         """Count the rounds that a meeting completes; the run is over with the last one."""
         recipe = self.settings.training
-        self.brought += meeting.brings
+        self.brought += sum(meeting.brings.values())
         before, self.rounds = self.rounds, self.brought // len(self.workers)
         self.past[meeting.number] = (meeting.applied - meeting.since, math.nan)
         if done := self.rounds - before:
@@ -428,9 +470,10 @@ class Coordinator:
             self.seconds[self.evaluating] += [seconds] * done
             self.ended, self.evaluating = meeting.applied, False
         every = recipe.evaluate_every
-        last = self.rounds >= recipe.rounds
+        last = recipe.rounds is not None and self.rounds >= recipe.rounds
         if self.rounds // every > before // every or last:
-            self.evaluating = True
+            self.evaluating, self.evaluated = True, self.rounds
+            self.reached[self.rounds] = meeting.applied
             if self.settings.mode == "sum":  # else the server sees for itself that it is time
                 self._evaluate(self.rounds)
         self.over = last
@@ -446,7 +489,7 @@ class Coordinator:
         return next(name for name in self.workers if name not in self.gone)
 
     def _note(self, round_: int, metrics: dict[str, list]) -> None:
-        t = time.monotonic() - self.clock if round_ else 0.0
+        t = self._when(round_)
         words = []
         for metric, (value, unit) in metrics.items():
             if math.isfinite(value):
@@ -454,18 +497,25 @@ class Coordinator:
             else:
                 raise Failed(f"round {round_}: {metric} is {value}; lower lr")
             words.append(f"{metric.replace('_', ' ')} {value:.4g}{' %' if unit == '%' else ''}")
-        done = f"round {round_} of {self.settings.training.rounds}"
-        left = ""
+        recipe, left = self.settings.training, ""
         if round_ > self.first and not self.over:
-            rest = (self.settings.training.rounds - round_) * t / (round_ - self.first)
+            rounds, seconds = recipe.rounds, recipe.seconds
+            rest = (rounds - round_) * t / (round_ - self.first) if rounds else seconds - t
             left = f", about {rest:.0f} s left"
         self.spoke = time.monotonic()
-        self.say(f"{done}: {', '.join(words) or 'no metrics'} ({t:.1f} s{left})")
+        words = ", ".join(words) or "no metrics"
+        self.say(f"{self._round(round_)}: {words} ({t:.1f} s{left})")
+
+    def _when(self, round_: int) -> float:
+        """The time of the model that the server had after this round."""
+        if not round_:
+            return 0.0
+        return self.reached.get(round_, time.monotonic() - self.clock)
 
     def _weigh(self, round_: int, nbytes: int) -> None:
         """Note what one outermost party has sent and received, in the mean over all of them."""
-        t = time.monotonic() - self.clock if round_ else 0.0
-        self.rows.add("bytes_sent", nbytes / self.parties, "B", round=round_, time_s=t)
+        share = nbytes / self.parties
+        self.rows.add("bytes_sent", share, "B", round=round_, time_s=self._when(round_))
 
     def _keep(self) -> None:
         every = self.settings.snapshot_every
@@ -486,16 +536,21 @@ class Coordinator:
         for name, at in list(self.addresses.items()):
             silent = now - self.wire.heard.get(name, now)
             if name not in self.gone and at and silent > self.limits.silence_s:
-                self._lose(name, f"silent for {silent:.0f} s")
+                self._lose(name, f"silent for {silent:.0f} s", replace=True)
         late = [what for what, due in self.due.items() if now > due]
         for what in late:
             if what in self.rank:
-                self._lose(what, f"no iteration finished within {self.limits.compute_s:g} s")
+                why = f"no iteration finished within {self.limits.compute_s:g} s"
+                self._lose(what, why, replace=True)
             elif what in self.due:
                 number = int(what.removeprefix("meeting "))
-                self._lose(self._culprit(self.meetings[number]), self._too_long(number))
-        stuck = not (set(self.doing) & {"computing", "meeting"} or self.timers or self.over)
-        if stuck:
+                culprit = self._culprit(self.meetings[number])
+                self._lose(culprit, self._too_long(number), replace=True)
+        for name in [name for name, until in self.awaited.items() if now > until]:
+            del self.awaited[name]
+            self.say(f"goes on without {name}: no other came within {self.limits.join_s:g} s")
+        busy = set(self.doing) & {"computing", "meeting"} or self.awaited
+        if not (busy or self.timers or self.over):
             alive = any(doing != "away" for doing in self.doing)
             why = (
                 "nobody computes, nobody meets and no timer runs" if alive else "no worker is left"
@@ -518,13 +573,15 @@ class Coordinator:
                 self.asked[received.sender] = received.head["names"]
             elif received is not None and received.kind in ("left", "bad", "failed"):
                 return received.head.get("member", received.sender)
+            elif received is not None:
+                self.later.append(received)
         if silent := [name for name in asked if name not in self.asked]:
             return silent[0]
         named = [name for names in self.asked.values() for name in names]
         return max(set(named), key=lambda name: (named.count(name), name), default=asked[0])
 
-    def _lose(self, name: str, why: str) -> None:
-        """Go on without ``name``, or end."""
+    def _lose(self, name: str, why: str, replace: bool = False) -> None:
+        """Go on without ``name``, for ever or until another process takes its part, or end."""
         if name in self.gone:
             return
         if self.settings.on_loss == "stop" or name not in self.rank:
@@ -533,34 +590,71 @@ class Coordinator:
         self.say(f"goes on without {name}: {why}")
         log.warning("%s is lost: %s", name, why)
         rank = self.rank[name]
-        self._send(name, "stop", reason=f"the run goes on without {name}: {why}", final=False)
+        self._send(name, "stop", reason=f"the run goes on without {name}: {why}", final=None)
         self.wire.forget([name])
         self.due.pop(name, None)
         self.doing[rank] = "away"
-        for meeting in list(self.meetings.values()):
-            if rank in meeting.sync.members:
-                self._meet_without(meeting, rank)
+        # First the policy hears of it, as in virtual time; what it met for is over later.
         self._tell(Left(rank, self._now()))
+        for meeting in list(self.meetings.values()):
+            if rank in set(meeting.sync.members) - meeting.lost:
+                self._meet_without(meeting, rank)
+        most = self.limits.replacements
+        if replace and self.settings.on_loss == "replace" and self.replaced[name] < most:
+            self.replaced[name] += 1
+            self.awaited[name] = time.monotonic() + self.limits.join_s
+            self.restart(name)
+
+    def _join(self, name: str, head: dict[str, Any]) -> None:
+        """Let a new process of a worker take part: it takes the server's present model first."""
+        if head["run"] != self.settings.run:
+            log.warning("dropped %s, who has other settings", name)
+            return
+        if name not in self.gone:
+            self._lose(name, "another process has taken its part")
+        del self.gone[name]
+        self.awaited.pop(name, None)
+        self.say(f"goes on with {name} again")
+        self.addresses[name] = head["address"]
+        self.wire.connect({name: head["address"]})
+        here = {its: at for its, at in self.addresses.items() if its not in self.gone}
+        for other in here.keys() - {name}:
+            self._send(other, "moved", addresses={name: head["address"]})
+        self._send(name, "begin", addresses=here, round=0)
+        rank, t = self.rank[name], self._now()
+        self.doing[rank], self.since_met[rank] = "idle", 0
+        self.joins += 1
+        meeting = _Meeting(-self.joins, Sync((rank,), weights=(0.0,)), t, {}, {rank}, applied=t)
+        self.meetings[meeting.number] = meeting
+        self._call(meeting)
+        self._tell(Joined(rank, t))
 
     def _meet_without(self, meeting: _Meeting, rank: int) -> None:
         meeting.missing.discard(rank)
+        meeting.lost.add(rank)
         if self.settings.mode == "model" and not math.isnan(meeting.applied):
             if not meeting.missing:
                 self._close(meeting)
             return
-        for other in self._involved(meeting.sync):
-            if other not in self.gone:
-                self._send(other, "drop", meeting=meeting.number)
-        members = tuple(w for w in meeting.sync.members if w != rank)
+        if self.settings.mode == "sum":
+            self._again(meeting)
+        else:  # it knows whether its model has what they brought
+            self._send(self.servers[0], "drop", meeting=meeting.number)
+
+    def _again(self, meeting: _Meeting) -> None:
+        """Hold a meeting that brought nothing yet anew, among those who are left."""
+        members = tuple(w for w in meeting.sync.members if w not in meeting.lost)
+        for other in self._involved(Sync(members)):
+            self._send(other, "drop", meeting=meeting.number)
+        meeting.brings = {rank: n for rank, n in meeting.brings.items() if rank in members}
         if not members:
-            self.past[meeting.number] = (math.nan, math.nan)
-            del self.meetings[meeting.number]
-            self.due.pop(f"meeting {meeting.number}", None)
+            meeting.applied = self._now()
+            self._close(meeting)
             return
         weights = meeting.sync.weights
         if weights is not None:
             pairs = zip(meeting.sync.members, weights, strict=True)
-            left = [weight for worker, weight in pairs if worker != rank]
+            left = [weight for worker, weight in pairs if worker in members]
             total = sum(left)
             weights = tuple(weight / total for weight in left) if total else tuple(left)
         meeting.sync = Sync(members, meeting.sync.level, weights)
@@ -575,16 +669,23 @@ class Coordinator:
         end = self._now()
         keeper = self.servers[0] if self.settings.mode == "model" else self._first()
         waiting = {name for name in self.addresses if name not in self.gone}
+        for meeting in self.meetings.values():
+            for name in self._involved(meeting.sync):
+                self._send(name, "drop", meeting=meeting.number)
+        last = self.rounds if self.evaluated < self.rounds else None
         for name in waiting:
-            self._send(name, "stop", reason="", final=name == keeper)
+            final = dict(version=self.version, evaluate=last) if name == keeper else None
+            self._send(name, "stop", reason="", final=final)
         digests: dict[str, str] = {}
         sent: dict[str, int] = {}
         until = time.monotonic() + self.limits.compute_s
         while waiting - digests.keys():
-            received = self._receive(max(0.0, until - time.monotonic()))
+            received = self._following(max(0.0, until - time.monotonic()))
             if received is None:
                 raise Failed(f"{', '.join(sorted(waiting - digests.keys()))} did not end")
             match received.kind:
+                case "rows" | "carried" if received.head["round"] > self.rounds:
+                    pass  # the server applied a meeting that was heard of too late to count
                 case "rows":
                     self._note(received.head["round"], received.head["metrics"])
                 case "carried":
@@ -592,6 +693,8 @@ class Coordinator:
                 case "done":
                     digests[received.sender] = received.head["digest"]
                     sent[received.sender] = received.head["sent_bytes"]
+                case "left" if self.settings.on_loss != "stop" and received.sender != keeper:
+                    waiting.discard(received.sender)
                 case "failed" | "bad":
                     raise Failed(f"{received.sender}: {received.head}")
         if self.settings.mode == "sum":
@@ -600,11 +703,14 @@ class Coordinator:
                 raise Failed(f"workers end with different models: {odd}")
         recipe = self.settings.training
         # Evaluation is no part of a round, but it holds up the one that follows.
-        self.rows.add("mean_round_time", fmean(self.seconds[False] or self.seconds[True]), "s")
+        if rounds := self.seconds[False] or self.seconds[True]:
+            self.rows.add("mean_round_time", fmean(rounds), "s")
         for name, nbytes in sorted(sent.items()):
             self.rows.add("sent_bytes", nbytes, "B", at=dict(recipe.at, member=name))
         for meeting in self.meetings.values():
-            self.past[meeting.number] = (meeting.applied - meeting.since, math.nan)
+            if meeting.number >= 0:
+                self.past[meeting.number] = (meeting.applied - meeting.since, math.nan)
+        scores = [row.value for row in self.rows.rows if row.metric == "test_accuracy"]
         record = Record(
             policy=recipe.synchronization.name,
             parameters={
@@ -615,6 +721,13 @@ class Coordinator:
             iterations=self.times,
             meetings=self.past,
             end=end,
+            accuracy=scores[-1] if scores else math.nan,
+            digest=digests[keeper],
+            about=dict(
+                training=recipe.model_dump(mode="json", exclude={"networks"}),
+                iteration_s=self.settings.iteration_s,
+                torch=str(torch.__version__),
+            ),
         )
         return Ended(record, digests, self.rows.rows)
 

@@ -288,10 +288,9 @@ class Meeting:
         if codec.combine == "merge" and own is None:
 
             def turn(value: Value) -> Value:
-                payloads = self._in_order(algebra.payloads(value), parties, key)
-                merged = self._checked(
-                    lambda: centre.merge(payloads, key), centre, parties, payloads
-                )
+                payloads = algebra.payloads(value)
+                ordered = [payloads[node] for node in parties]
+                merged = self._checked(lambda: centre.merge(ordered, key), centre, parties, ordered)
                 return algebra.own(merged, ANSWER)
 
         tag = (_fragment(self.phase, slots), key, step)
@@ -301,7 +300,7 @@ class Meeting:
         payloads = algebra.payloads(value)
         if ANSWER in payloads:
             return payloads[ANSWER]
-        ordered = self._in_order(payloads, parties, key)
+        ordered = [payloads[node] for node in parties]
         self._came[key] = parties, ordered
         if codec.combine == "sum":
             return self._nested(dict(zip(parties, ordered, strict=True)))
@@ -320,7 +319,9 @@ class Meeting:
             raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
         due = Due(codec.name, self.place.limit, tuple(shape), rounds[step])
         adds = codec.combine == "sum" and not self.side_by_side
-        return Sums(part, due) if adds else Bundles(part, due)
+        if adds:
+            return Sums(part, due)
+        return Bundles(part, due, part.carried(codec.combine == "merge"))
 
     @property
     def side_by_side(self) -> bool:
@@ -335,15 +336,6 @@ class Meeting:
         if isinstance(algebra, Sums):
             return algebra.own(payload)
         return algebra.own(payload, self.place.node)
-
-    def _in_order(
-        self, payloads: dict[int, Payload], parties: Sequence[int], key: int
-    ) -> list[Payload]:
-        if payloads.keys() != set(parties):
-            raise ValueError(
-                f"tensor {key}: payloads of nodes {sorted(payloads)} came, and not of {parties}"
-            )
-        return [payloads[node] for node in parties]
 
     def _nested(self, payloads: dict[int, Payload]) -> Payload:
         """The sum, group by group and level by level, as the trainer takes it."""
@@ -366,7 +358,7 @@ class Meeting:
         self, slots: tuple[str, ...] | None, phase: str, key: int, payload: Payload
     ) -> Travel:
         part = self.place.part(self.members, phase, slots)
-        algebra = Bundles(part, Due(payload.codec, self.place.limit))
+        algebra = Bundles(part, Due(payload.codec, self.place.limit), part.answered)
         own = algebra.own(payload, ANSWER)
         yield from along((_fragment(phase, slots), key, 0), part, algebra, own)
 
@@ -374,7 +366,7 @@ class Meeting:
         slots = self._pull_slots(level)
         part = self.place.part(self.members, phase, slots)
         shape = self.place.shapes[key] if phase == "pull" else self.place.shape(key)
-        algebra = Bundles(part, Due(codec.name, self.place.limit, tuple(shape)))
+        algebra = Bundles(part, Due(codec.name, self.place.limit, tuple(shape)), part.answered)
         value = yield from along((_fragment(phase, slots), key, 0), part, algebra, None)
         (sender,) = {part.src[t] for t in part.arriving}
         payload = algebra.payloads(value)[ANSWER]

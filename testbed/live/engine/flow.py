@@ -7,6 +7,7 @@ bodies that add (:class:`Sums`) or contributions side by side (:class:`Bundles`)
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 ANSWER = -1
 """Stands for the contributor of what is no contribution: an answer to all."""
 
+ANSWERED = frozenset({ANSWER})
+
 Item = Any
 """What one segment of the vector holds, as its algebra has it."""
 
 Value = dict[int, Item]
 """Items by segment."""
+
+Carried = Mapping[int, Mapping[int, frozenset[int]]]
+"""The contributors of what a transfer carries, by transfer and segment."""
 
 
 class Refused(ValueError):
@@ -85,13 +91,14 @@ class Part:
     """
 
     def __init__(self, plan: Plan, node: int, slots: Sequence[str] | None = None) -> None:
+        self._plan, self._whole = plan, slots is None
+        self._carried: dict[bool, Carried] = {}
         numbers = [i for i, slot in enumerate(plan.slots) if slots is None or slot in slots]
-        wanted = np.isin(plan.slot, numbers)
+        wanted = self._wanted = np.isin(plan.slot, numbers)
         mine = np.flatnonzero(wanted & ((plan.src == node) | (plan.dst == node))).tolist()
         self.units = plan.units
         self.edges = np.unique(np.concatenate([[0, plan.units], plan.lo, plan.hi])).tolist()
-        place = {edge: segment for segment, edge in enumerate(self.edges)}
-        self.segments = {t: range(place[plan.lo[t]], place[plan.hi[t]]) for t in mine}
+        self.segments = {t: self._segments(t) for t in mine}
         self.src = {t: int(plan.src[t]) for t in mine}
         self.dst = {t: int(plan.dst[t]) for t in mine}
         self.copies = {t: bool(plan.op[t] == COPY) for t in mine}
@@ -99,12 +106,49 @@ class Part:
         self.leaving = [t for t in mine if self.src[t] == node]
         self.arriving = [t for t in mine if self.src[t] != node]
         self.ending = [t for t in mine if self.dst[t] == node]
-        self.after = {
-            t: [d for d in plan.dependencies(t).tolist() if wanted[d]] for t in self.leaving
-        }
+        self.after = {t: self._after(t) for t in self.leaving}
 
     def __bool__(self) -> bool:
         return bool(self.segments)
+
+    def _segments(self, t: int) -> range:
+        return range(*(bisect_left(self.edges, edge[t]) for edge in (self._plan.lo, self._plan.hi)))
+
+    def _after(self, t: int) -> list[int]:
+        return [d for d in self._plan.dependencies(t).tolist() if self._wanted[d]]
+
+    def carried(self, merges: bool) -> Carried:
+        """Whose contributions arrive, as :func:`flow` joins them on their way.
+
+        Parameters
+        ----------
+        merges: whether who brings nothing makes one answer to all of what came.
+        """
+        if merges not in self._carried:
+            self._carried[merges] = self._origins(merges) if self.arriving else {}
+        return self._carried[merges]
+
+    def _origins(self, merges: bool) -> Carried:
+        plan, transfers = self._plan, np.flatnonzero(self._wanted).tolist()
+        after = {t: self._after(t) for t in transfers}
+        first = (int(plan.src[t]) for t in transfers if not after[t])
+        bring = frozenset(plan.contributors.tolist() if self._whole else first)
+        found: dict[int, dict[int, frozenset[int]]] = {}
+        for t in transfers:
+            src, found[t] = int(plan.src[t]), {}
+            joins = merges and plan.dst[t] == src and src not in bring
+            for segment in self._segments(t):
+                here = [d for d in after[t] if segment in found[d]]
+                copied = [d for d in here if plan.op[d] == COPY][-1:]
+                own = frozenset() if copied else bring & {src}
+                of = own.union(*(found[d][segment] for d in copied or here))
+                found[t][segment] = ANSWERED if joins else of
+        return {t: found[t] for t in self.arriving}
+
+    @property
+    def answered(self) -> Carried:
+        """What arrives where an answer to all goes its way."""
+        return {t: dict.fromkeys(self.segments[t], ANSWERED) for t in self.arriving}
 
     def cuts(self, size: int) -> list[int]:
         """Where segments begin and end in a vector of so many elements or bytes."""
@@ -203,10 +247,13 @@ class Sums:
 
 
 class Bundles:
-    """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes."""
+    """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes.
 
-    def __init__(self, part: Part, due: Due) -> None:
-        self.part, self.due = part, due
+    What arrives is refused if it is of others than those ``carried`` has.
+    """
+
+    def __init__(self, part: Part, due: Due, carried: Carried) -> None:
+        self.part, self.due, self.carried = part, due, carried
         self.known: dict[int, tuple[str, str, tuple[int, ...], int]] = {}
 
     def own(self, payload: Payload, contributor: int) -> Value:
@@ -238,10 +285,12 @@ class Bundles:
         lists = isinstance(of, list) and isinstance(described, list) and isinstance(parts, list)
         if not lists or len(of) != len(described) or len(parts) != len(segments):
             raise Refused(sender, "its message does not say whose contributions it carries")
+        carried = self.carried[t]
+        awaited = frozenset().union(*carried.values())
         for contributor, its in zip(of, described, strict=True):
+            if type(contributor) is not int or contributor not in awaited:
+                raise Refused(sender, f"it sent what is of {contributor!r:.50}, which is not due")
             known = self.due.described(sender, its)
-            if type(contributor) is not int or contributor < ANSWER:
-                raise Refused(sender, f"no contributor is called {contributor!r:.50}")
             if contributor != ANSWER:
                 self.due.check_bytes(sender, known[3])
             if self.known.setdefault(contributor, known) != known:
@@ -253,8 +302,12 @@ class Bundles:
                 type(i) is int and 0 <= i < len(of) for i in members
             ):
                 raise Refused(sender, "its message names contributions that it does not carry")
+            named = [of[i] for i in members]
+            if sorted(named) != sorted(carried[segment]):
+                whose = sorted(carried[segment])
+                raise Refused(sender, f"it sent what is of {named!s:.200}, where {whose} is due")
             value[segment] = {}
-            for contributor in (of[i] for i in members):
+            for contributor in named:
                 cuts = self.part.cuts(self.known[contributor][3])
                 length = cuts[segment + 1] - cuts[segment]
                 value[segment][contributor] = view[at : at + length]
@@ -269,12 +322,9 @@ class Bundles:
 
         found = {}
         for contributor in sorted({c for item in value.values() for c in item}):
-            form, dtype, shape, size = self.known[contributor]
-            pieces = [value[i].get(contributor, b"") for i in range(len(self.part.edges) - 1)]
-            body = b"".join(pieces)
-            if len(body) != size:
-                raise Refused(contributor, f"{len(body)} of its {size} bytes arrived")
-            found[contributor] = Payload(body, self.due.codec, shape, form, dtype)
+            form, dtype, shape, _ = self.known[contributor]
+            pieces = [value[i][contributor] for i in range(len(self.part.edges) - 1)]
+            found[contributor] = Payload(b"".join(pieces), self.due.codec, shape, form, dtype)
         return found
 
 

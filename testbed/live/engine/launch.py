@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed, written
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
-from slowlink.testbed.live.fork_server import Child, ForkServer, environment
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import FLUSH_S, ZmqWire
 
@@ -35,22 +32,6 @@ POLL_S = 0.1
 """So often a coordinator in another process is looked at."""
 
 Say = Callable[[str], None]
-
-
-def fork_server(own: bool = False) -> ForkServer:
-    """A process that has imported all that nodes need; several runs may share one.
-
-    Parameters
-    ----------
-    own: also what torch imports when it makes its first optimizer, which takes seconds.
-    """
-    return ForkServer(PACKAGE, ["torch._dynamo"] if own else [])
-
-
-def attach() -> None:
-    """End when standard input does, as when whoever holds the other end dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def run_node(settings: LiveSettings, name: str) -> None:
@@ -94,7 +75,6 @@ class Launched:
 
     Parameters
     ----------
-    server: starts the processes; one is made for this run if None.
     pairs: of nodes, between which shaped links are measured before any member starts.
     measured_s: seconds a pair.
 
@@ -102,6 +82,7 @@ class Launched:
     ----------
     links: the shaped links, None without.
     measured: what they carried, a pair each.
+    host: where the coordinator listens, if the settings do not say.
 
     Raises
     ------
@@ -111,15 +92,14 @@ class Launched:
     def __init__(
         self,
         settings: LiveSettings,
-        server: ForkServer | None = None,
         pairs: Sequence[tuple[int, int]] = (),
         measured_s: float = 0.5,
     ) -> None:
-        self.given, self.server = settings, server
+        self.given = settings
         self.pairs, self.measured_s = pairs, measured_s
-        self.links = None
+        self.links, self.host = None, "127.0.0.1"
         self.measured: Sequence[Measured] = ()
-        self.processes: dict[str, Child | subprocess.Popen] = {}
+        self.processes: dict[str, fork_server.Child] = {}
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Launched:
@@ -128,12 +108,8 @@ class Launched:
         try:
             if self.given.network is not None:
                 self._shape()
-            if self.server is None:
-                self.server = self._stack.enter_context(
-                    contextlib.closing(fork_server(self.given.own is not None))
-                )
             if self.links is None:
-                bind = self.given.addresses.get(COORDINATOR, "tcp://127.0.0.1:0")
+                bind = self.given.addresses.get(COORDINATOR, f"tcp://{self.host}:0")
                 self.wire = self._stack.enter_context(
                     contextlib.closing(_wire(self.given, COORDINATOR, bind))
                 )
@@ -147,6 +123,7 @@ class Launched:
             self.file.write_text(self.settings.model_dump_json(indent=1, exclude=hidden) + "\n")
             for name in self.settings.members:
                 if name != COORDINATOR or self.links is not None:
+                    self._log(name).write_text("")
                     self.start(name)
         except BaseException:
             self.__exit__()
@@ -157,36 +134,43 @@ class Launched:
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
-            process.wait()
-            process.stdin.close()
+            self._end(process)
         self._stack.close()
 
     def start(self, name: str) -> None:
         """Start a member."""
         said = self._log(name)
-        said.write_text("")
-        argv = [str(self.file), "--node", name, "--attached"]
-        namespace = ""
-        if self.links is not None:
-            python = [sys.executable, "-m", PACKAGE, *argv]
-            enter = self.links.command(self._host(name), python)
-            options = enter[1 : enter.index("--")]
-            if len(options) > 1:  # links of an ordinary user, into whose namespaces nobody forks
-                self.processes[name] = _fresh(enter, said)
-                return
-            namespace = options[0].removeprefix("--net=")
-        self.processes[name] = self.server.start(name, argv, said, namespace)
+        self.processes[name] = fork_server.shared().start(
+            name,
+            f"{PACKAGE}.__main__",
+            [str(self.file), "--node", name, "--attached"],
+            said,
+            namespaces=() if self.links is None else self.links.namespaces(self._host(name)),
+            # Torch imports this when it makes its first optimizer, which takes seconds.
+            warm=["torch._dynamo"] if self.given.own else [],
+        )
+
+    def restart(self, name: str) -> None:
+        """End a member's process, if it has not, and start another."""
+        self._end(self.processes[name])
+        self.start(name)
 
     def run(self, say: Say = lambda line: None) -> Ended:
         """Coordinate the run, or see to the coordinator; raises Failed."""
         if self.links is None:
-            return Coordinator(self.settings, self.wire, say, self._check).run()
+            return Coordinator(self.settings, self.wire, say, self._check, self.restart).run()
         self._await(say)
         return Ended(None, {}, written(self.settings.output), self.measured)
 
     def said(self, name: str) -> str:
         """The log of a member."""
         return self._log(name).read_text(errors="replace")
+
+    @staticmethod
+    def _end(process: fork_server.Child) -> None:
+        process.kill()
+        process.wait()
+        process.stdin.close()
 
     def _check(self) -> None:
         for name, process in self.processes.items():
@@ -240,12 +224,11 @@ class Launched:
 def run_all(
     settings: LiveSettings,
     say: Say = lambda line: None,
-    server: ForkServer | None = None,
     pairs: Sequence[tuple[int, int]] = (),
     measured_s: float = 0.5,
 ) -> Ended:
     """Run all members on this machine; see :class:`Launched`. Raises Failed."""
-    with Launched(settings, server, pairs, measured_s) as launched:
+    with Launched(settings, pairs, measured_s) as launched:
         say(f"{len(launched.processes)} nodes started, logs in {settings.output}")
         return launched.run(say)
 
@@ -272,23 +255,9 @@ def _wire(settings: LiveSettings, name: str, bind: str) -> ZmqWire:
     )
 
 
-def _fresh(argv: Sequence[str], said: Path) -> subprocess.Popen:
-    """A process of a new interpreter, whose output goes to ``said``."""
-    with said.open("ab") as log:
-        files = dict(stdin=subprocess.PIPE, stdout=log, stderr=log)
-        return subprocess.Popen(argv, **files, env=environment(), start_new_session=True)
-
-
 def _check_member(settings: LiveSettings, name: str) -> None:
     if name not in settings.members:
         raise ValueError(f"no member {name!r}; there are: {', '.join(settings.members)}")
-
-
-def _end_with_parent() -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 1024):
-            pass
-    os._exit(3)
 
 
 def _own_host(address: str) -> str:

@@ -7,14 +7,19 @@ What the members tell each other (``head["kind"]``)::
                           compute   a worker's next iteration
                           meet      meeting, attempt, level, members and weights by rank, brings,
                                     and the version of the server's model that was seen so far
-                          drop      meeting: that meeting is off, its members hold what they held
+                          drop      meeting: that meeting is off, its members hold what they held;
+                                    of a server that keeps the model, unless it has been applied
                           evaluate  round
                           weigh     round: tell what you have sent and received of payloads
                           keep      round: write a snapshot
                           whom      tell whom you wait for
-                          stop      reason, empty at the end; final: write the model
+                          moved     addresses of members that others have replaced
+                          stop      reason, empty at the end; final: write the model, as it was in
+                                    this version, and evaluate it as that of a round, or of none
     node -> coordinator   finished  an iteration
-                          applied   meeting: the server's model has what the meeting brought
+                          applied   meeting: the server's model has what the meeting brought, and
+                                    is of this version
+                          dropped   meeting: the server's model does not have it, and will not
                           synced    meeting: this worker holds the result
                           rows      round, metrics by name
                           carried   round, nbytes: of the central server, to weigh
@@ -33,8 +38,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +60,13 @@ from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
 
+JUDGED = 2
+"""Models that may wait to be evaluated while the server goes on."""
+
 MAX_STEPS = 16
 """More rounds of communication than any codec has."""
 
-COMMANDS = ("compute", "meet", "drop", "evaluate", "weigh", "keep", "whom")
+COMMANDS = ("compute", "meet", "drop", "evaluate", "weigh", "keep", "whom", "moved")
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +91,8 @@ class _Held(Delivery):
     """Transfers that have come, each of which comes once."""
     before: dict | None = None
     """The codecs as they were, to go back to."""
+    applied: bool = False
+    """Whether the server's model has what was brought."""
 
 
 class Node:
@@ -128,8 +139,14 @@ class Node:
         """The last meeting, what its result does, and the codecs as they were before it."""
         self.strays: dict[tuple[int, int], list[Received]] = defaultdict(list)
         self.stray_bytes = 0
-        self.brought = self.evaluated = 0
+        self.later: list[tuple[str, dict[str, Any]]] = []
+        """Commands for when this worker has the model that it begins with."""
+        self.brought = self.evaluated = self.computed = 0
         self.began = self.finished = False
+        self.judge = None
+        if self.centre and settings.mode == "model":
+            self.judge = ThreadPoolExecutor(1)
+        self.judged: deque[Future] = deque(maxlen=JUDGED)
         self.sent_bytes = self.carried = 0
         """Of bodies; ``carried``, both ways, and not of running statistics."""
         self.version = 0
@@ -174,8 +191,7 @@ class Node:
                 elif received.kind == "begin":
                     self._begin(head["addresses"], found.get(head["round"]))
                 elif received.kind in COMMANDS:
-                    fields = {name: value for name, value in head.items() if name != "kind"}
-                    getattr(self, f"_{received.kind}")(**fields)
+                    self._obey(**head)
             except Refused as error:
                 who = self.names.get(error.node, str(error.node))
                 self.tell("bad", member=who, why=str(error))
@@ -190,6 +206,15 @@ class Node:
         self.wire.send(COORDINATOR, dict(kind=kind, **fields))
 
     # What the coordinator says -------------------------------------------------------------------
+
+    def _obey(self, kind: str, **fields: Any) -> None:
+        if self.rank is not None and self.held and kind in ("compute", "meet"):
+            self.later.append((kind, fields))
+        else:
+            getattr(self, f"_{kind}")(**fields)
+
+    def _moved(self, addresses: dict[str, str]) -> None:
+        self.wire.connect(addresses)
 
     def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None) -> None:
         others = {name: at for name, at in addresses.items() if name != self.name}
@@ -212,6 +237,7 @@ class Node:
 
     def _compute(self) -> None:
         self._settle()
+        start = time.perf_counter()
         gradient = self.task.gradient()
         clip = self.settings.training.clip_norm
         if clip and self.settings.own:
@@ -225,6 +251,9 @@ class Node:
             self.task.step(gradient)
         else:
             self.last = gradient
+        self.computed += 1
+        took = time.perf_counter() - start
+        time.sleep(self.settings.pause_s(self.rank, self.computed, took))
         self.tell("finished")
 
     def _meet(
@@ -261,7 +290,7 @@ class Node:
             brings=brings,
             scale=scale,
         )
-        if settings.on_loss == "continue":
+        if settings.on_loss != "stop":
             held.before = self.task.codec.states()
         travels = held.meeting
         for key in range(len(self.place.groups)):
@@ -305,7 +334,12 @@ class Node:
         return [new - old for new, old in zip(self.task.values(), before, strict=True)]
 
     def _drop(self, meeting: int) -> None:
-        held = self.held.pop(meeting, None)
+        held = self.held.get(meeting)
+        if self.judge:
+            if held is None or held.applied:
+                return  # it has been told
+            self.tell("dropped", meeting=meeting, attempt=held.attempt)
+        self.held.pop(meeting, None)
         before = held and held.before
         if self.commit and self.commit[0] == meeting:
             before, self.commit = self.commit[2], None
@@ -314,7 +348,21 @@ class Node:
 
     def _evaluate(self, round: int) -> None:
         self._settle()
-        self.tell("rows", round=round, metrics=self.task.evaluate())
+        evaluation = self.task.evaluation()
+        if self.judge is None:
+            self.tell("rows", round=round, metrics=evaluation())
+            return
+        # The server goes on meanwhile, since policies never stand still together.
+        if len(self.judged) == JUDGED:
+            self.judged.popleft().result()
+        self.judged.append(self.judge.submit(self._judge, round, evaluation))
+
+    def _judge(self, round: int, evaluation: Callable[[], tasks.Metrics]) -> None:
+        try:
+            torch.set_num_threads(self.settings.training.torch_threads)
+            self.tell("rows", round=round, metrics=evaluation())
+        except Exception as error:
+            self.tell("failed", reason=f"{type(error).__name__}: {error}")
 
     def _weigh(self, round: int) -> None:
         self.tell("carried", round=round, nbytes=self.carried)
@@ -342,8 +390,18 @@ class Node:
         part = self.place.part(nodes, fragment[0], slots)
         return {part.src[t] for t in part.arriving}
 
-    def _end(self, final: bool) -> None:
+    def _end(self, final: dict[str, Any] | None) -> None:
         self._settle()
+        # What came or was computed since the coordinator let the run end is no part of it.
+        if self.judge and final:
+            self.task.adopt(self.models[final["version"]])
+        elif self.settings.mode == "sum" and self.changes:
+            self.task.adopt(self.base)
+        if final and final["evaluate"] is not None:
+            self._evaluate(final["evaluate"])
+            self._weigh(final["evaluate"])
+        if self.judge:
+            self.judge.shutdown()
         if final:
             with files.whole(self.settings.output / "model.pt") as part:
                 torch.save(self.task.model(), part)
@@ -433,7 +491,9 @@ class Node:
             self.brought += held.brings
             self.version += 1
             model = self.models[self.version] = [value.clone() for value in task.values()]
-        self.tell("applied", meeting=held.number, attempt=held.attempt)
+        held.applied = True
+        place = dict(meeting=held.number, attempt=held.attempt)
+        self.tell("applied", **place, version=self.version)
         self._hand_out(held, model)
         self._count()
 
@@ -459,14 +519,13 @@ class Node:
         """Evaluate the server's model when it has come so far."""
         recipe, workers = self.settings.training, len(self.settings.workers)
         rounds = self.brought // workers
-        if rounds // recipe.evaluate_every > self.evaluated // recipe.evaluate_every or (
-            rounds >= recipe.rounds and not self.finished
-        ):
-            self.tell("rows", round=rounds, metrics=self.task.evaluate())
+        # The run is over with the last round; meetings under way bring nothing any more.
+        self.finished = recipe.rounds is not None and rounds >= recipe.rounds
+        every = recipe.evaluate_every
+        if rounds // every > self.evaluated // every or self.finished:
+            self._evaluate(rounds)
             self._weigh(rounds)
             self.evaluated = rounds
-        # The run is over with this meeting; those under way bring nothing any more.
-        self.finished = self.finished or rounds >= recipe.rounds
 
     def _close(self, held: _Held) -> None:
         """Report a meeting whose generators have all ended."""
@@ -505,6 +564,9 @@ class Node:
 
         self.commit = held.number, settle, held.before
         self.tell("synced", meeting=held.number, attempt=held.attempt)
+        later, self.later = self.later, []
+        for kind, fields in later:
+            self._obey(kind, **fields)
 
     def _adopt(self, values: Sequence[Tensor], level: int) -> None:
         self.task.adopt(values)

@@ -27,6 +27,7 @@ from slowlink.testbed.live.engine.delivery import Delivery, Tag, along
 from slowlink.testbed.live.engine.flow import Due, Given, Part, Sent, Sums
 from slowlink.testbed.live.processes import Line
 from slowlink.testbed.live.wire import ZmqWire
+from slowlink.testbed.training.allocator import keep_freed_memory
 
 BLOCK = 65_521
 """Elements drawn for a node; repeated, they are its vector. A prime: no shift goes unseen."""
@@ -172,6 +173,7 @@ def take_part(
 ) -> list[Outcome]:
     """Take part in ``job`` as one node; ``given`` are its bodies by slot number, if there are any,
     and the check sums of what it gets."""
+    keep_freed_memory()  # that of a message, for the next one
     node = job.nodes[rank]
     line(f"node {node} ({job.names[rank]}), preparing")
     bodies, expected = given or (None, None)

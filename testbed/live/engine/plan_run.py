@@ -32,12 +32,6 @@ SLICE_BYTES = 1 << 20
 """Of the largest transfer, about so many bytes are a message."""
 MARGIN_S = 0.05
 """From when all are told of the common start until it: so that it reaches them in time."""
-ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",
-    # The memory of a message is kept for the next one.
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +121,8 @@ def run_plan(
         len(nodes),
         job,
         timeout_s=timeout_s,
-        environment=ENVIRONMENT,
-        command=lambda rank, argv: links.command(nodes[rank], argv) if links else argv,
+        namespaces=lambda rank: links.namespaces(nodes[rank]) if links else (),
+        warm=(),  # torch is not needed
         each=[None] * len(nodes) if bodies is None else _parcels(job, bodies),
         hear=_Meetings(job, say),
     )

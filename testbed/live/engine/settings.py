@@ -52,8 +52,8 @@ from slowlink.testbed.live import documents
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training.learner import IDENTITY
 from slowlink.testbed.training.recipe import Link, Recipe
-from slowlink.testbed.training.stragglers import Fixed
-from slowlink.testbed.training.trainer import GLOBAL, flat, topology
+from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
+from slowlink.testbed.training.trainer import GLOBAL, flat, speeds, topology
 from slowlink.testbed.training.virtual_time import play
 
 COORDINATOR = "coordinator"
@@ -113,6 +113,7 @@ class Limits(BaseModel):
     compute_s: an iteration.
     meeting_s: a meeting.
     silence_s: a member that sends nothing, heartbeats included, for so long is lost.
+    replacements: of one worker, in a run.
     tensor_bytes: largest tensor, in bytes of float32.
     queue_bytes: of one member's messages that wait to be received.
     """
@@ -123,6 +124,7 @@ class Limits(BaseModel):
     compute_s: Seconds = 600.0
     meeting_s: Seconds = 300.0
     silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
+    replacements: PositiveInt = 3
     tensor_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30
     queue_bytes: Annotated[int, Field(ge=2**20, le=2**36)] = 2**32
 
@@ -141,8 +143,14 @@ class LiveSettings(BaseModel):
         side by side to the end and then added as the trainer adds them, which costs their bytes.
     statistics: running statistics (BatchNorm) are the ``mean`` over the members after each
         meeting, or each worker's ``own``.
-    on_loss: when a worker is lost, late or sends what cannot be, ``stop`` with an error, or
-        ``continue`` without it. Without a server or the coordinator all stops.
+    on_loss: when a worker is lost, late or sends what cannot be, ``stop`` with an error,
+        ``continue`` without it, or ``replace`` it where its process died or hangs: another one
+        takes the server's present model and begins the worker's data anew. Without a server or the
+        coordinator all stops.
+    iteration_s: seconds that each worker's iterations take at least, by rank, from the first again
+        after the last, so that policies are compared on the same times; empty for none. Of
+        ``training.uneven`` workers are slowed by their factors: after an iteration of c seconds a
+        worker sleeps (factor - 1) c.
     limits: see :class:`Limits`.
     state: folder for snapshots, from which the same command goes on; null for none.
     snapshot_every: rounds between two.
@@ -161,7 +169,8 @@ class LiveSettings(BaseModel):
     own: Own | None = None
     order: Literal["plan", "rank"] = "plan"
     statistics: Literal["mean", "own"] = "mean"
-    on_loss: Literal["stop", "continue"] = "stop"
+    on_loss: Literal["stop", "continue", "replace"] = "stop"
+    iteration_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
     limits: Limits = Limits()
     state: Path | None = None
     snapshot_every: PositiveInt = 1
@@ -261,6 +270,15 @@ class LiveSettings(BaseModel):
         at_worker = self.stepwise and self.training.optimizer_at == "worker"
         return "sum" if self.exchange.whole or at_worker else "model"
 
+    def pause_s(self, rank: int, iteration: int, took_s: float) -> float:
+        """Seconds that a worker sleeps after its iteration of this number, from 1."""
+        least = self._pace(rank, iteration, 0.0)
+        return max(0.0, least - took_s) if self.iteration_s else (least - 1) * took_s
+
+    @cached_property
+    def _pace(self) -> Stragglers:
+        return Trace(self.iteration_s) if self.iteration_s else speeds(self.training, 1.0)
+
     @property
     def run(self) -> str:
         """Names the configuration, so that snapshots of another one are refused."""
@@ -279,7 +297,7 @@ def check(settings: LiveSettings) -> None:
             except ValueError as error:
                 raise ValueError(f"training.levels.{number}.{way}: {error}") from None
     between, policy = settings.exchange, settings.policy()
-    sync, name = recipe.synchronization.name, recipe.exchange.name
+    sync, name, workers = recipe.synchronization.name, recipe.exchange.name, sum(recipe.workers)
     depth = len(between.groups(settings.topology))
     if len(recipe.levels) != depth:
         raise ValueError(
@@ -289,9 +307,10 @@ def check(settings: LiveSettings) -> None:
     up = [load_codec(level.up) for level in recipe.levels]
     down = [load_codec(level.down or default_down(level)) for level in recipe.levels[:-1]]
     for field, holds, why in (
-        ("rounds", recipe.rounds is not None, "give rounds; a run by seconds is not built"),
         ("overlap", not recipe.overlap, "must be false: nothing is sent during backward"),
-        ("uneven", recipe.uneven is None, "must be null: nodes are as fast as they are"),
+        ("uneven", recipe.uneven is None
+         or min(recipe.uneven.sites or [1.0]) * (1 - recipe.uneven.jitter) >= 1,
+         "factors below 1 would need faster workers"),
         ("stands_for", recipe.stands_for is None, "must be null: real bytes travel"),
         ("accelerator", recipe.accelerator == "cpu", "must be cpu: nodes are CPU processes"),
         ("exchange", between.chunks == 1, "chunks must be 1: messages travel whole"),
@@ -316,6 +335,12 @@ def check(settings: LiveSettings) -> None:
         load_system(recipe.exchange, recipe.levels, settings.topology).check_meetings(policy)
     except ValueError as error:
         raise ValueError(f"training.exchange: {error}") from None
+    if settings.iteration_s and (recipe.uneven or len(settings.iteration_s) != workers):
+        raise ValueError(f"iteration_s: give those of {workers} workers, and no training.uneven")
+    if settings.on_loss == "replace" and (settings.mode != "model" or settings.network):
+        raise ValueError(
+            "on_loss: replace needs a server that keeps the model, and links as they are"
+        )
     parties = sum(map(len, between.groups(settings.topology)[-1]))
     last = recipe.levels[-1].up
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
@@ -331,6 +356,8 @@ def check(settings: LiveSettings) -> None:
         raise ValueError(
             f"state: {sync} has no moment at which all stand still, so it cannot be resumed"
         )
+    if settings.state is not None and recipe.seconds:
+        raise ValueError("state: a run of so many seconds cannot be resumed; give rounds")
     _check_levels(settings, policy)
 
 

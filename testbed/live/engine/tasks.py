@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.util
@@ -9,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -61,8 +63,8 @@ class Task(Protocol):
     def take_statistics(self, values: Sequence[Tensor]) -> None:
         """Go on with these statistics."""
 
-    def evaluate(self) -> Metrics:
-        """The model on test data."""
+    def evaluation(self) -> Callable[[], Metrics]:
+        """Evaluates the model, as it is now, on test data; at a server, beside all else."""
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on to the bit, but codecs."""
@@ -124,8 +126,12 @@ class RecipeTask:
         for buffer, value in zip(self.statistics(), values, strict=True):
             buffer.copy_(value)
 
-    def evaluate(self) -> Metrics:
-        accuracy, loss = self.learner.evaluate(self.replica)
+    def evaluation(self) -> Callable[[], Metrics]:
+        buffers = [buffer.clone() for buffer in self.replica.buffers]
+        return partial(self._evaluate, replace(self.replica, buffers=buffers))
+
+    def _evaluate(self, replica: Replica) -> Metrics:
+        accuracy, loss = self.learner.evaluate(replica)
         if not math.isfinite(loss):
             raise Diverged(f"test loss is {loss}; lower lr")
         found = dict(test_accuracy=(accuracy, "%"), test_loss=(loss, ""))
@@ -238,15 +244,18 @@ class OwnTask:
         for buffer, value in zip(self.statistics(), values, strict=True):
             buffer.copy_(value)
 
-    def evaluate(self) -> Metrics:
+    def evaluation(self) -> Callable[[], Metrics]:
         found: Metrics = {}
         if self.losses:
             found["train_loss"] = math.fsum(self.losses) / len(self.losses), ""
             self.losses = []
+        return partial(self._evaluate, copy.deepcopy(self.net), found)
+
+    def _evaluate(self, net: nn.Module, found: Metrics) -> Metrics:
         if self.score:
-            self.net.eval()
+            net.eval()
             with torch.no_grad():
-                found |= {name: (float(v), "") for name, v in self.score(self.net).items()}
+                found |= {name: (float(v), "") for name, v in self.score(net).items()}
         return found
 
     def state(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What LPSP's experiments without training must show, on small settings, against closed forms."""
 
+import contextlib
 from collections import Counter
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from slowlink.methods import exchange, synchronization
 from slowlink.testbed import results
+from slowlink.testbed.live.engine.coordinator import Ended
+from slowlink.testbed.live.replay import Record
 from slowlink.testbed.network import Network, star
 from slowlink.testbed.training import stragglers
 from slowlink.testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
@@ -168,6 +171,80 @@ def test_traces_are_recorded_times_in_units_of_the_shortest_iteration():
     assert drawn.times != experiments._traces(0.5, 20)(2).times
     with pytest.raises(ValueError, match="20 recorded workers, 21 are needed"):
         experiments._traces(0.5, 21)
+
+
+class Placed:
+    """Ray's launcher, whose runs are recorded ones, and whose accuracy rises evenly to 90 %."""
+
+    given = []
+
+    def __init__(self, given, ray):
+        self.given.append(given)
+        name = given.training.synchronization.name
+        self.record = Record.load(experiments.ROOT / experiments.RECORDED.replace("*", name))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def run(self, say):
+        told = self.given[-1].training.told | dict(metric="test_accuracy", unit="%")
+        points = [(90 * share, self.record.end * share) for share in (0, 0.5, 1)]
+        rows = [results.Row(**told, evidence="measured", value=v, time_s=t) for v, t in points]
+        return Ended(self.record, {}, rows)
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """The settings that Ray's launcher was given."""
+    monkeypatch.setattr(Placed, "given", [])
+    monkeypatch.setattr(experiments.on_ray, "Placed", Placed)
+    monkeypatch.setattr(
+        experiments.on_ray, "cluster", lambda address, workers: contextlib.nullcontext()
+    )
+    return Placed.given
+
+
+def test_real_workers_are_slowed_and_told_when_they_arrive(recipe, placed):
+    rows = run(recipe, "ray")
+    for label, given in zip(recipe.ray.methods, placed, strict=True):
+        assert given.training.uneven.sites == tuple(recipe.ray.slow) and set(given.groups) == {0}
+        assert given.mode == "model" and given.training.averaged_over == recipe.averaged_over
+        assert given.policy() == experiments._policy(given.training.synchronization)
+        name = given.training.synchronization.name
+        end = Record.load(experiments.ROOT / experiments.RECORDED.replace("*", name)).end
+        value = rows[(rows["method"] == label) & (rows["metric"] == "time_to_target")]["value"]
+        assert value.item() == pytest.approx(end * recipe.ray.target / 90)
+    assert (rows[rows["metric"] == "replayed"]["value"] == 100).all()
+
+
+def test_a_target_that_is_not_reached_is_late(recipe, placed):
+    ray = recipe.ray.model_copy(update=dict(target=95.0))
+    rows = run(recipe.model_copy(update=dict(ray=ray)), "ray")
+    times = rows[rows["metric"] == "time_to_target"]
+    assert len(times) and set(times["status"]) == {"late"} and times["value"].isna().all()
+
+
+def test_runs_of_real_workers_are_kept_with_their_command(placed, tmp_path, monkeypatch):
+    paths = experiments.ROOT.glob(experiments.RECORDED)
+    kept = {path.name: Record.load(path) for path in paths}
+    whole, loads = experiments.ROOT, Placed.__init__
+    (tmp_path / "data" / "recorded").mkdir(parents=True)
+
+    def elsewhere(self, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(experiments, "ROOT", whole)
+            loads(self, *arguments)
+
+    monkeypatch.setattr(Placed, "__init__", elsewhere)
+    monkeypatch.setattr(experiments, "ROOT", tmp_path)
+    experiments.record("make record-ray")
+    made = {path.name: Record.load(path) for path in tmp_path.glob(experiments.RECORDED)}
+    assert made.keys() == kept.keys() and len(made) == 5
+    for name, record in made.items():
+        assert record.told == kept[name].told and record.about["command"] == "make record-ray"
 
 
 def test_shares_of_staleness_are_all_of_it(waiting):

@@ -197,7 +197,7 @@ def ddp(bench: Bench, ddp: DataParallel) -> Iterator[Row]:
 def _ddp_live(
     bench: Bench, ddp: DataParallel, dataset: datasets.Dataset, labels: Sequence[str]
 ) -> dict[str, tuple[data_parallel.Run, data_parallel.Run]]:
-    """By method its first steps, and all of them."""
+    """The first steps of every method, and all of them."""
     bench.say(f"ddp: {', '.join(labels)}")
     runs = [
         data_parallel.LiveRun(

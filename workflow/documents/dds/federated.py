@@ -48,7 +48,7 @@ SIZES = {
     "frame_bytes": "frame_bytes",
     "link_bytes": "link_bytes",
 }
-"""Of what a client sends in a round: the fields of :class:`Sent`, and their metrics. All but the
+"""What a client sends in a round: the fields of :class:`Sent`, and their metrics. All but the
 first are counted by the formats, whether anything was sent or not."""
 FEW = 100
 """Test images where the accuracy is of no interest."""
@@ -59,7 +59,7 @@ NOBODY = "none"
 START_S = 60.0
 """Allowed for processes to start and to find each other."""
 Live = dict[str, tuple[list["Round"], "Tensor"]]
-"""By mode, the rounds of a run on real processes and its final (n,) weights."""
+"""The rounds of a run on real processes and its final (n,) weights, by mode."""
 
 
 # What is trained ----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ OURS = [f"{mode}{end}" for end in (" from model", " EF") for mode in MODES[2:]]
 METHODS = ["fp32", "baseline", "DGC", "DGC momentum", "centralised"]
 RULES = ["mean", "median", "trimmed mean", "Krum", "Multi-Krum", "norm bound"]
 TARGET = 0.7
-"""Of raw DDS writes' throughput, what ours should reach."""
+"""The share of raw DDS writes' throughput that ours should reach."""
 MIB, MS = 2.0**-20, 1e3
 
 _COLOURS = dict(zip(MODES, ["vermillion", "orange", "blue", "green"], strict=True))
@@ -91,8 +91,8 @@ _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if 
 
 
 def _rows(metric: str | list[str], experiment: str) -> Rows:
-    """Of the document's modes, or of the methods of several processes: one sends nothing and waits
-    for nobody."""
+    """Rows of the document's modes, or of the methods of several processes: one alone sends nothing
+    and waits for nobody."""
     where = {"mode": MODES} if "federated" in experiment else {"workers": max}
     return Rows(metric, where, experiment)
 
@@ -374,7 +374,7 @@ _LAYOUT = {
     "sparse_fp32": "12 + 8 k",
     "sparse_int8": "20 + 5 k + 4 ⌈k / C⌉",
 }
-"""By codec."""
+"""Bytes of a payload, by codec."""
 
 
 @table(
@@ -518,7 +518,7 @@ def _apart(checks: pd.DataFrame) -> dict[str, str]:
 
 
 def _alike(rows: pd.DataFrame) -> pd.DataFrame:
-    """With the modes on alike data as a split of its own."""
+    """The rows, with the modes on alike data as a split of its own."""
     tried = set(rows.loc[rows["experiment"] == "non_iid", "mode"])
     return rows[rows["mode"].isin(tried)].fillna({"split": "alike"})
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Dataset, Model, Part
+from slowlink.workflow.closure import ROOT
 from slowlink.workflow.documents.lpsp.settings import (
     BSP,
     LPSP,
@@ -27,19 +27,22 @@ if not PLANNING:
     import functools
     import itertools
     import math
+    import tempfile
     from collections import Counter
+    from dataclasses import replace
 
     import numpy as np
     import torch
 
     from slowlink.methods import exchange, synchronization
     from slowlink.methods.synchronization import Finished, Policy
-    from slowlink.testbed.live import actors
+    from slowlink.testbed.live.engine import on_ray
+    from slowlink.testbed.live.engine.coordinator import Ended
+    from slowlink.testbed.live.engine.settings import parse
     from slowlink.testbed.live.replay import Record, replayed, summary
     from slowlink.testbed.network import Network, star
     from slowlink.testbed.training import batching as gradients
     from slowlink.testbed.training import models, stragglers
-    from slowlink.testbed.training.datasets import load_dataset
     from slowlink.testbed.training.stragglers import (
         Drawn,
         Fixed,
@@ -48,6 +51,7 @@ if not PLANNING:
         Trace,
         Varying,
     )
+    from slowlink.testbed.training.summary import arrival
     from slowlink.testbed.training.virtual_time import (
         Communication,
         Log,
@@ -57,9 +61,8 @@ if not PLANNING:
         play,
     )
 
-ROOT = Path(__file__).parents[3]
 RECORDED = "data/recorded/ray_*.json"
-"""Runs on Ray actors that are kept in the repository."""
+"""Runs on real workers, which Ray placed, that are kept in the repository."""
 SERVER = "parameter_server"
 MAIN = "fixed"
 """The variant that the document describes."""
@@ -428,7 +431,7 @@ READ = "over_bsp", "delay", "meeting_size", "staleness"
 
 
 class Gantt(Section):
-    """As long as the slowest worker takes for so many iterations."""
+    """The time that the slowest worker takes for so many iterations."""
 
     workers: PositiveInt
     iterations: PositiveInt
@@ -524,7 +527,8 @@ def batching(bench: Bench, batching: Batching, mnist: Workload, cifar10: Workloa
 
 class Ray(Section):
     """``slow``: how many times as long an iteration of each worker takes; ``group_size``: of
-    policies with groups."""
+    policies with groups; ``rounds``: as many iterations as there are workers each; ``target``: an
+    accuracy (%)."""
 
     methods: list[str]
     address: str | None
@@ -532,41 +536,75 @@ class Ray(Section):
     model: Model
     dataset: Dataset
     slow: Annotated[list[Annotated[float, Field(ge=1)]], Field(min_length=2)]
-    iterations: PositiveInt
+    rounds: PositiveInt
+    evaluate_every: PositiveInt
+    target: PositiveFloat
     batch: PositiveInt
     lr: PositiveFloat
     momentum: Share
     limit: PositiveInt | None
+    test_limit: PositiveInt | None
     seed: int
 
 
 @experiment(optional=True, alone=True, memory_mb=6000)
 def ray(bench: Bench, ray: Ray) -> Iterator[Row]:
-    """Every policy on Ray actors, now."""
-    dataset = load_dataset(ray.dataset, limit=ray.limit)
-    for label in ray.methods:
-        part = bench.settings.methods[label]
-        sized = {"group_size": ray.group_size} if "group_size" in part.parameters else {}
-        bench.say(f"ray: {label} on {len(ray.slow)} actors")
-        record = actors.run(
-            _policy(part, **sized),
-            models.make(ray.model.name, ray.seed, **ray.model.parameters),
-            dataset,
-            slow=ray.slow,
-            lr=ray.lr,
-            batch=ray.batch,
-            momentum=ray.momentum,
-            iterations=ray.iterations,
-            averaged_over=bench.settings.averaged_over,
-            address=ray.address,
-            seed=ray.seed,
-        )
-        yield from _run(bench, label, record, "measured")
+    """Every policy on real workers that Ray places, now."""
+    for label, ended in _live(bench, ray):
+        yield from _run(bench, label, ended.record, "measured")
+        yield from _arrived(bench, label, ray, ended.rows)
+
+
+def _live(bench: Bench, ray: Ray) -> Iterator[tuple[str, Ended]]:
+    """What every policy came to on real workers, by its label."""
+    workers = len(ray.slow)
+    told = ray.model_dump(exclude={"methods", "address", "group_size", "slow", "target"})
+    told |= dict(exchange={"name": SERVER}, levels=[{"up": {"name": "identity"}}])
+    told |= dict(workers=[1] * workers, uneven={"sites": ray.slow})
+    with on_ray.cluster(ray.address, workers) as cluster:
+        for label in ray.methods:
+            part = bench.settings.methods[label]
+            sized = {"group_size": ray.group_size} if "group_size" in part.parameters else {}
+            told |= dict(synchronization=part.model_dump() | sized)
+            told |= dict(averaged_over=bench.settings.averaged_over)
+            bench.say(f"ray: {label} on {workers} workers")
+            with tempfile.TemporaryDirectory() as output:
+                given = parse(dict(training=told, output=output))
+                with on_ray.Placed(given, cluster) as placed:
+                    ended = placed.run(bench.say)
+            yield label, ended
+
+
+def _arrived(bench: Bench, label: str, ray: Ray, rows: Sequence[Row]) -> Iterator[Row]:
+    """When the server's model reached the target, interpolated between evaluations."""
+    curve = [row for row in rows if row.metric == "test_accuracy"]
+    values, times = (np.array([getattr(row, of) for row in curve]) for of in ("value", "time_s"))
+    part = bench.settings.methods[label]
+    fields = dict(at=dict(method=label), part=part, evidence="measured", workers=len(ray.slow))
+    yield _row(bench, "target_accuracy", ray.target, "%", **fields)
+    at = arrival(values, ray.target, window=1)
+    if at is None:
+        reason = f"never reached {ray.target:g} % within {times[-1]:.0f} s"
+        fields |= dict(status="late", reason=reason)
+    value = math.nan if at is None else np.interp(at, range(len(times)), times)
+    yield _row(bench, "time_to_target", value, "s", **fields)
+
+
+def record(command: str) -> None:
+    """Keep what every policy was told on real workers in the repository, and the ``command``."""
+    from slowlink.workflow import settings
+
+    recipe = settings.load({"scale": "desk"}).recipes["lpsp"]
+    bench = Bench("lpsp", "ray", recipe, "desk")
+    for label, ended in _live(bench, recipe.ray):
+        about = ended.record.about | dict(command=command)
+        path = ROOT / RECORDED.replace("*", bench.settings.methods[label].name)
+        replace(ended.record, about=about).save(path)
 
 
 @experiment(makes=("ray",), files=(RECORDED,), minutes=10)
 def recorded(bench: Bench) -> Iterator[Row]:
-    """Runs on Ray actors that are kept in the repository."""
+    """Runs on real workers, which Ray placed, that are kept in the repository."""
     for path in sorted(ROOT.glob(RECORDED)):
         record = Record.load(path)
         yield from _run(bench, _label(bench.settings, record), record, "recorded")

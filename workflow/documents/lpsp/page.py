@@ -6,7 +6,7 @@ Tables 1 to 4 and every picture are lost in the stored text: what its words say 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slowlink.reports.charts import (
     Dots,
@@ -254,6 +254,20 @@ def _others(methods: list[str]) -> list[str]:
     return [method for method in methods if method != "BSP"]
 
 
+def _over_bsp(
+    y: str = "method", colour: str = "workers", panels: str = "variant", **rows: Any
+) -> Dots:
+    """Iterations a second over BSP's, geometric means over draws."""
+    return Dots(
+        rows=Rows("over_bsp", geometric=True, **rows),
+        y=y,
+        colour=colour,
+        panels=panels,
+        label="times BSP's",
+        lines=[Line(1, style="solid")],
+    )
+
+
 throughput = Figure(
     title="Iterations a second over BSP's",
     shows=_SPEEDS + "Dots are geometric means with 95 % intervals. After LPSP, by Algorithm 1 to "
@@ -262,18 +276,9 @@ throughput = Figure(
     says="LPSP minimises the wait and converges faster than the others.",
     of=[experiments.waiting],
     style=STYLE,
-    chart=Dots(
-        rows=Rows(
-            "over_bsp",
-            {"variant": ["fixed", "jitter", "varying", "trace"], "method": _others},
-            experiment="waiting",
-            geometric=True,
-        ),
-        y="method",
-        colour="workers",
-        panels="variant",
-        label="times BSP's",
-        lines=[Line(1, style="solid")],
+    chart=_over_bsp(
+        where={"variant": ["fixed", "jitter", "varying", "trace"], "method": _others},
+        experiment="waiting",
     ),
 )
 
@@ -289,14 +294,7 @@ readings = Figure(
     "without a synchronisation (§2.2).",
     of=[experiments.by_reading],
     style=STYLE,
-    chart=Dots(
-        rows=Rows("over_bsp", {"method": ["ASP", "SSP", *READINGS]}, geometric=True),
-        y="method",
-        colour="workers",
-        panels="variant",
-        label="times BSP's",
-        lines=[Line(1, style="solid")],
-    ),
+    chart=_over_bsp(where={"method": ["ASP", "SSP", *READINGS]}),
 )
 
 PRINTED = "p_min=2, s=0.2"
@@ -321,14 +319,7 @@ options = Figure(
     says="p_min = 2 is fastest, then 1, then 3; s of 0.2 and 0 are, then 0.4, then 10.",
     of=[experiments.by_reading],
     style=replace(STYLE, order=STYLE.order | {"option": OPTIONS}),
-    chart=Dots(
-        rows=Rows("over_bsp", prepare=_options, geometric=True),
-        y="option",
-        colour="variant",
-        panels="reading",
-        label="times BSP's",
-        lines=[Line(1, style="solid")],
-    ),
+    chart=_over_bsp("option", "variant", "reading", prepare=_options),
 )
 
 _TEXT = {
@@ -365,7 +356,7 @@ _POINTS_PRINTED = [3.6, 5.0, 8.0]
     of=[experiments.example, training.mnist, training.cifar10],
 )
 def readings_text(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """By reading: what the text says, the worked example, times trained over BSP's."""
+    """What the text says, the worked example, and times trained over BSP's, by reading."""
     single = rows[(rows["experiment"] == "example") & (rows["metric"] == "decided")]
     times = rows[rows["metric"] == "time_to_target"]
     lines = []
@@ -411,7 +402,7 @@ def _faster(times: pd.DataFrame, method: str) -> str:
     of=[experiments.by_reading],
 )
 def readings_speeds(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """By reading and model of speed: iterations a second, and the orders of Figures 6 and 7."""
+    """Iterations a second, and the orders of Figures 6 and 7, by reading and model of speed."""
     ratios = rows[(rows["metric"] == "over_bsp") & rows["method"].isin(READINGS)]
     changed = _options(rows[rows["metric"] == "over_bsp"])
     lines = []
@@ -512,7 +503,7 @@ bound = Figure(
     of=[experiments.bound],
 )
 def bound_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Of every size: draws, quantiles, and how many reach the printed speed-ups."""
+    """Draws, quantiles, and how many reach the printed speed-ups, by size."""
     removable = rows[rows["metric"] == "removable"]
     drawn = removable.groupby(["workers", "draws"])["value"].agg(["min", "max"]).unstack()
     quantiles = removable.pivot_table("value", "workers", "quantile")
@@ -689,6 +680,14 @@ _ARRIVED = [
 """What runs are compared by: metric, how it is written, limits of its axis."""
 
 
+def _arrived(y: str, colour: str, most: int = 2, **rows: Any) -> list[Dots]:
+    """A chart for each of the first of these metrics, with every seed."""
+    return [
+        Dots(rows=Rows(metric, **rows), y=y, colour=colour, seeds=True, limits=limits, label=label)
+        for metric, label, limits in _ARRIVED[:most]
+    ]
+
+
 def _ablated(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the clusters on which LPSP's options were changed."""
     sizes = rows.loc[~rows["method"].isin(METHODS), "workers"]
@@ -708,17 +707,7 @@ def _ablation(methods: dict[str, Look], name: str, **words: str) -> Figure:
         ),
         chart=[
             _curves(where, prepare=_ablated, width=1.7),
-            *(
-                Dots(
-                    rows=Rows(metric, where, prepare=_ablated),
-                    y="method",
-                    colour="method",
-                    seeds=True,
-                    limits=limits,
-                    label=label,
-                )
-                for metric, label, limits in _ARRIVED[:2]
-            ),
+            *_arrived("method", "method", where=where, prepare=_ablated),
         ],
         **words,
     )
@@ -748,9 +737,6 @@ figure7 = _ablation(
     says="s=0.2 and s=0 are fastest, then 0.4 and 10. s=0 is faster than SSP.",
 )
 
-
-_READ_OPTIONS = ["time_to_target", "final_accuracy"]
-
 options_trained = Figure(
     title="Figures 6 and 7, trained in two readings",
     shows=_TRAINED + _RULE + "Algorithm 1 to the letter, and decided on arrival, which was trained "
@@ -764,18 +750,7 @@ options_trained = Figure(
         | {"LPSP on arrival": Look("orange", "s"), "LPSP computing on": Look("green", "^")},
         order=STYLE.order | {"option": OPTIONS},
     ),
-    chart=[
-        Dots(
-            rows=Rows(metric, prepare=_options),
-            y="option",
-            colour="reading",
-            seeds=True,
-            limits=limits,
-            label=label,
-        )
-        for metric, label, limits in _ARRIVED
-        if metric in _READ_OPTIONS
-    ],
+    chart=_arrived("option", "reading", prepare=_options),
 )
 
 
@@ -796,17 +771,7 @@ control = Figure(
     "time, MLL-SGD barrier waits for all in place of time slots. " + _RULE,
     of=[training.mnist, training.control, training.control_rivals, training.control_rate],
     style=STYLE,
-    chart=[
-        Dots(
-            rows=Rows(metric, prepare=_controls),
-            y="method",
-            colour="experiment",
-            seeds=True,
-            limits=limits,
-            label=label,
-        )
-        for metric, label, limits in _ARRIVED
-    ],
+    chart=_arrived("method", "experiment", most=3, prepare=_controls),
 )
 
 # Real workers -------------------------------------------------------------------------------------
@@ -814,10 +779,10 @@ control = Figure(
 
 @table(
     title="Real workers",
-    shows="The same policies on processes of their own, Ray actors that train LeNet-5 on MNIST and "
-    "are slowed on purpose. Recorded runs are kept in the repository, measured ones were made here "
-    "by make reproduce-ray. Virtual time, given the recorded durations, repeats so much of the "
-    "events, at their times, and of the decisions.",
+    shows="The same policies on processes of their own, which Ray places; they train LeNet-5 on "
+    "MNIST and are slowed on purpose. Recorded runs are kept in the repository, measured ones were "
+    "made here by make reproduce-ray. Virtual time, given the recorded durations, repeats so much "
+    "of the events, at their times, and of the decisions.",
     says="The document's experiments ran on Ray.",
     of=[experiments.ray],
 )
@@ -828,10 +793,13 @@ def actors(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         "waiting_share": "time waited, %",
         "staleness": "mean staleness",
         "final_accuracy": "accuracy at the end, %",
+        "target_accuracy": "target, %",
+        "time_to_target": "seconds to the target",
         "events": "events",
         "replayed": "repeated in virtual time, %",
     }
-    found = tables.wide(rows, ["evidence", "method", "workers"])[list(named)]
+    found = tables.wide(rows, ["evidence", "method", "workers"])
+    found = found[[metric for metric in named if metric in found]]  # records tell of the end alone
     return _sorted(found.rename(columns=named).reset_index(), ["evidence", "method"])
 
 

@@ -7,10 +7,9 @@ Ends with status 2 where the configuration is refused, 1 where the training fail
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import threading
 
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.dds import domain
 from slowlink.testbed.live.dds.federated import client, controller
 from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings, read
@@ -23,11 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m slowlink.testbed.live.dds.federated")
     parser.add_argument("role", choices=["controller", "client"])
     parser.add_argument("file", help="configuration, JSON")
-    tied = "end when standard input does: give it a pipe, to end with whoever holds the other end"
-    parser.add_argument("--tied", action="store_true", help=tied)
+    parser.add_argument("--attached", action="store_true", help="end when standard input does")
     given = parser.parse_args(arguments)
-    if given.tied:
-        threading.Thread(target=_end_with_input, daemon=True).start()
+    if given.attached:
+        fork_server.attach()
     kind, run = {
         "controller": (ControllerSettings, controller.run),
         "client": (ClientSettings, client.run),
@@ -47,12 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{given.role}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1 << 16):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,19 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel
 from torch import Tensor
 
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.dds.federated import checkpoint
 from slowlink.testbed.live.dds.federated.controller import read_log
 from slowlink.testbed.live.dds.federated.settings import ClientSettings, ControllerSettings
 from slowlink.testbed.live.dds.federated.training import Round
-from slowlink.testbed.live.fork_server import Child, ForkServer
+from slowlink.testbed.live.fork_server import Child
 
+PACKAGE = "slowlink.testbed.live.dds.federated"
 POLL_S = 0.05
 SHARED = ("task", "domain", "run", "keys", "interface", "peers", "lease_s", "wait_s")
 
@@ -78,21 +79,19 @@ def process(settings: BaseModel, folder: Path) -> Iterator[Child]:
     name = f"client {settings.client}" if is_client else role
     file = folder / f"{name}.json"
     file.write_text(settings.model_dump_json())
-    running = _fork_server().start(name, [role, str(file), "--tied"], folder / f"{name}.txt")
+    running = fork_server.shared().start(
+        name,
+        f"{PACKAGE}.__main__",
+        [role, str(file), "--attached"],
+        folder / f"{name}.txt",
+        warm=[f"{PACKAGE}.warm"],
+    )
     try:
         yield running
     finally:
         running.kill()
         running.wait()
         running.stdin.close()
-
-
-@cache
-def _fork_server() -> ForkServer:
-    """For all trainings of this process, with which it ends."""
-    return ForkServer(
-        "slowlink.testbed.live.dds.federated", ["slowlink.testbed.live.dds.federated.warm"]
-    )
 
 
 def _length(log: Path) -> int:

@@ -1,0 +1,72 @@
+"""A live run in one process: its members are threads, and queues between them the wire."""
+
+import contextlib
+import queue
+import threading
+import time
+
+from slowlink.testbed.live.engine.coordinator import Coordinator
+from slowlink.testbed.live.engine.node import Node
+from slowlink.testbed.live.engine.settings import COORDINATOR
+from slowlink.testbed.live.wire import Received
+
+
+class Gone(Exception):
+    """The process of a member ends here."""
+
+
+class Queues:
+    """The wire of one member; ``dies(head)`` says that it ends instead of sending this."""
+
+    def __init__(self, name, boxes, dies=lambda head: False):
+        self.name, self.boxes, self.dies = name, boxes, dies
+        self.members, self.heard, self.address = frozenset(boxes), {}, f"queue of {name}"
+
+    def connect(self, addresses):
+        pass
+
+    forget = connect
+
+    def receive(self, timeout_s):
+        try:
+            received = self.boxes[self.name].get(timeout=max(timeout_s, 0.001))
+        except queue.Empty:
+            return None
+        self.heard[received.sender] = time.monotonic()
+        return received
+
+    def send(self, to, head, body=b""):
+        if self.dies(head):
+            self.boxes[COORDINATOR].put(Received(self.name, dict(kind="left", reason="it died")))
+            raise Gone
+        self.boxes[to].put(Received(self.name, dict(head), bytes(body)))
+
+
+def run(given, deaths=None):
+    """What a run came to.
+
+    deaths: by member, whether its process ends instead of sending a message of this head; it does
+        so once, and another one follows where the settings let it.
+    """
+    boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
+
+    def live(node):
+        with contextlib.suppress(Gone):
+            node.run()
+
+    def start(name):
+        boxes[name] = queue.Queue()
+        never = deaths.pop(name, lambda head: False)
+        # Made here, one after the other: threads would import a file while another one does.
+        node = Node(given, name, Queues(name, boxes, never))
+        threads.append(threading.Thread(target=live, args=[node], daemon=True))
+        threads[-1].start()
+
+    for name in given.members[1:]:
+        start(name)
+    given.output.mkdir(parents=True, exist_ok=True)
+    try:
+        return Coordinator(given, Queues(COORDINATOR, boxes), restart=start).run()
+    finally:
+        for thread in threads:
+            thread.join(30)

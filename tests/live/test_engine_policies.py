@@ -1,0 +1,211 @@
+"""What a live run's server makes of what comes, against a weight on paper; no processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowlink.methods.synchronization import Continue, Finished, Joined, Policy, Sync, Synced, Wait
+from slowlink.testbed.live.engine.settings import LiveSettings, parse
+from slowlink.testbed.live.replay import Iterations, Meetings, replayed
+from slowlink.testbed.training.virtual_time import (
+    Applied,
+    Changed,
+    Computed,
+    Decided,
+    Received,
+    happenings,
+)
+from tests.live import closed_form, in_process
+from tests.live.closed_form import LR, Weight
+
+SOURCE = str(Path(closed_form.__file__).resolve())
+
+
+def described(folder, policy, workers=4, rounds=12, **changes):
+    training = dict(
+        exchange={"name": "parameter_server"},
+        levels=[{"up": {"name": "identity"}}],
+        synchronization=policy if isinstance(policy, dict) else {"name": policy},
+        workers=[workers],
+        rounds=rounds,
+        evaluate_every=3,
+    ) | changes.pop("training", {})
+    names = dict(data="batches", model="make_model", evaluate="weight")
+    names |= dict(loss="loss", optimizer="optimizer")
+    own = {field: f"{SOURCE}:{name}" for field, name in names.items()}
+    limits = dict(silence_s=600)
+    return parse(
+        dict(training=training, own=own, limits=limits, output=str(folder / "out")) | changes
+    )
+
+
+def on_paper(given, record, policy=None):
+    """The server's weight for what happened, and when it changed: every worker has one of its own,
+    steps by its gradient, and brings its change to meetings."""
+    over_all = given.training.averaged_over == "all"
+    workers, server = [Weight() for _ in given.workers], Weight()
+    brought, answers, curve = {}, {}, []
+    times = Iterations(record), Meetings(record)
+    changes = [told.event for told in record.told if hasattr(told.event, "worker")]
+    changes = [event for event in changes if not isinstance(event, Finished)]
+    for happening in happenings(
+        policy or given.policy(), *times, groups=record.groups, changes=changes
+    ):
+        if happening.t > record.end:
+            return server.value, curve
+        match happening:
+            case Computed(worker=rank):
+                workers[rank].step(rank + 1)
+            case Decided(meeting=meeting):
+                own = {rank: workers[rank] for rank in meeting.sync.bringing}
+                inner = meeting.sync.level == 0
+                brought[meeting.number] = [
+                    w.value if inner else w.value - w.base for w in own.values()
+                ]
+            case Applied(meeting=meeting):
+                values, sync = brought.pop(meeting.number), meeting.sync
+                equal = [1 / max(1, len(values))] * len(values)
+                weights = [w for w in sync.weights or () if w] or equal
+                mean = sum(w * value for w, value in zip(weights, values, strict=True))
+                answers[meeting.number] = mean
+                if sync.level == -1:
+                    scale = len(sync.members) / len(workers) if over_all and not sync.weights else 1
+                    server.value += scale * mean
+                    answers[meeting.number] = server.value
+                    curve.append((meeting.applied, server.value))
+            case Received(meeting=meeting, members=members):
+                for rank in members:
+                    workers[rank].value = answers[meeting.number]
+                    if meeting.sync.level == -1:
+                        workers[rank].base = workers[rank].value
+            case Changed(event=Joined(worker=rank)):
+                workers[rank] = Weight()
+                workers[rank].value = workers[rank].base = server.value
+
+
+def final(given):
+    return torch.load(given.output / "model.pt", weights_only=True)["weight"].item()
+
+
+@pytest.mark.parametrize("over", ["members", "all"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "asp",
+        dict(name="ssp", local_iterations=3, staleness=1),
+        "lpsp",
+        dict(name="gssp", group_size=2),
+        dict(name="mll_sgd", local_iterations=2, hub_rounds=2, group_size=2),
+        dict(name="fedavg", samples=[3, 1, 2, 1], fraction=0.7),
+    ],
+    ids=lambda its: its if isinstance(its, str) else its["name"],
+)
+def test_the_server_averages_over_members_or_all(tmp_path, policy, over):
+    given = described(tmp_path, policy, training=dict(averaged_over=over))
+    ended = in_process.run(given)
+    assert replayed(ended.record) == 100
+    value, curve = on_paper(given, ended.record)
+    assert final(given) == pytest.approx(value, rel=1e-5)
+    # Evaluated in the middle of the run, as it was when the server had it.
+    rows = [row for row in ended.rows if row.metric == "weight"]
+    assert len(rows) >= 4 and rows[0].value == 0
+    for row in rows[1:]:
+        assert row.value == pytest.approx(dict(curve)[row.time_s], rel=1e-5)
+
+
+def test_the_server_steps_by_gradients_with_momentum(tmp_path):
+    given = described(tmp_path, "bsp", 3, rounds=5, training=dict(optimizer_at="server"))
+    in_process.run(given)
+    server = Weight()
+    for _ in range(5):
+        server.step((1 + 2 + 3) / 3)
+    assert final(given) == pytest.approx(server.value, rel=1e-6)
+
+
+class Pairs(Policy):
+    """After every iteration 0 and 1, then 1 and 2 average; all meet after every sixth."""
+
+    summary = source = "this test"
+    travels = "delta"
+    asynchronous = averages_inside = True
+
+    def begin(self, groups):
+        self.turn, self.waiting = 0, set()
+        return super().begin(groups)
+
+    def on(self, event):
+        if isinstance(event, Synced):
+            self.waiting -= set(event.members)
+            ahead = [w for w in (0, 1, 2) if w not in event.members]
+            self.waiting -= set(ahead)
+            return [Continue(worker) for worker in (*event.members, *ahead)]
+        self.waiting.add(event.worker)
+        if len(self.waiting) < 3:
+            return [Wait(event.worker)]
+        self.turn += 1
+        if self.turn % 6 == 0:
+            return [Sync((0, 1, 2))]
+        return [Sync((0, 1) if self.turn % 2 else (1, 2), level=0)]
+
+
+def test_pairs_that_met_others_before_get_the_mean_of_their_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(LiveSettings, "policy", lambda self: Pairs())
+    given = described(tmp_path, "asp", 3)
+    ended = in_process.run(given)
+    value, _ = on_paper(given, ended.record, Pairs())
+    assert final(given) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("over, share", [("members", 1 / 2), ("all", 1 / 3)])
+def test_who_dies_before_its_push_brings_nothing(tmp_path, over, share):
+    """Nor does its work count: 2 of 3 workers bring 2 iterations each, and so 1 round is over."""
+    policy = dict(name="bsp", local_iterations=2)
+    training = dict(averaged_over=over)
+    given = described(tmp_path, policy, 3, 1, on_loss="continue", training=training)
+    in_process.run(given, {"site1/worker2": lambda head: head["kind"] == "data"})
+    brought = [Weight(), Weight()]
+    for rank, worker in enumerate(brought):
+        worker.step(rank + 1)
+        worker.step(rank + 1)
+    assert final(given) == pytest.approx(share * sum(w.value for w in brought), rel=1e-6)
+
+
+def test_a_new_worker_takes_the_servers_present_model(tmp_path):
+    """And begins with its velocity at rest; what the other had not brought is lost."""
+    given = described(tmp_path, "asp", 3, rounds=30, on_loss="replace")
+    count = iter(range(100))
+
+    def dies(head):
+        return head["kind"] == "finished" and next(count) == 5
+
+    ended = in_process.run(given, {"site1/worker1": dies})
+    (joined,) = [told.event for told in ended.record.told if isinstance(told.event, Joined)]
+    after = [t.t for t in ended.record.told if t.event == Finished(1, 6, t.t)]
+    assert joined.worker == 1 and after and after[0] > joined.t
+    assert replayed(ended.record) == 100
+    assert final(given) == pytest.approx(on_paper(given, ended.record)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("exchange", ["parameter_server", "ring"])
+def test_a_run_ends_after_so_many_seconds(tmp_path, exchange):
+    """In the middle of iterations and meetings; the model is the server's, or everybody's."""
+    changes = dict(exchange={"name": exchange}, rounds=None, seconds=0.5)
+    given = described(tmp_path, dict(name="bsp", local_iterations=3), training=changes)
+    ended = in_process.run(given)
+    record = ended.record
+    assert record.told[-1].t < record.end and record.end >= 0.5
+    assert replayed(record) == 100
+    value, _ = on_paper(given, record)
+    assert final(given) == pytest.approx(value, rel=1e-5) and value < -LR
+    rows = [row for row in ended.rows if row.metric == "weight"]
+    assert rows[-1].value == final(given)
+    assert len({row.round for row in rows}) == len(rows)
+
+
+def test_workers_are_as_slow_as_is_said(tmp_path):
+    slow = [[0.03, 0.02], [0.01]]
+    given = described(tmp_path, "asp", 2, rounds=8, iteration_s=slow)
+    took = in_process.run(given).record.iterations
+    assert all(s >= (0.03, 0.02)[n % 2] for n, s in enumerate(took[0]))
+    assert min(took[1]) >= 0.01
