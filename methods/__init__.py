@@ -54,6 +54,11 @@ def room(package: str, base: type[T]) -> tuple[Callable[[], list[str]], Callable
     return names, load
 
 
+def method_name(method: object) -> str:
+    """The name of a method's file, by which users call it."""
+    return type(method).__module__.rpartition(".")[2]
+
+
 def method_class(package: str, base: type[T], name: str, known: list[str]) -> type[T]:
     """The class that the file ``name`` of room ``package`` defines."""
     if name not in known:

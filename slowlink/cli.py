@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slowlink.testbed.cache import keep
+
 ROOT = Path(__file__).parents[1]
-"""Of the repository, where this is a checkout."""
+"""The repository, where this is a checkout."""
 
 EXAMPLES = """examples:
   slowlink advise --model resnet50 --workers 16 --wan 155M --lan 1G
@@ -29,7 +31,9 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status: 2 for what the user can mend, said in one line."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        keep()
+        arguments = sys.argv[1:]
     parser = argparse.ArgumentParser(
         "slowlink",
         description="Which way of exchanging gradients is fastest on my links?",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 WAIT_S = 10.0
 
-TABLE = "cached (name TEXT PRIMARY KEY, value TEXT)"
+TABLE = "CREATE TABLE IF NOT EXISTS cached (name TEXT PRIMARY KEY, value TEXT)"
 
 VARIABLE = "SLOWLINK_CACHE"
 """Names the file that keeps what :func:`cached` is asked for; nothing is kept if not set."""
@@ -34,34 +33,46 @@ class Cache:
 
     def get(self, name: str, compute: Callable[[], T]) -> T:
         """The value of this name, computed the first time."""
-        with contextlib.suppress(sqlite3.Error, OSError):
-            with self._file() as file:
-                asked = file.execute("SELECT value FROM cached WHERE name = ?", (name,))
-                found = asked.fetchall()
-            if found:
-                return json.loads(found[0][0])
+        found = self._do("SELECT value FROM cached WHERE name = ?", name)
+        if found:
+            return json.loads(found[0][0])
         told = json.dumps(compute())
-        with contextlib.suppress(sqlite3.Error, OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._file() as file:
-                # What a lost machine loses is computed anew, so nothing waits for the disk.
-                file.execute("PRAGMA synchronous = OFF")
-                file.execute(
-                    "CREATE TABLE IF NOT EXISTS cached (name TEXT PRIMARY KEY, value TEXT)"
-                )
-                file.execute("INSERT OR REPLACE INTO cached VALUES (?, ?)", (name, told))
+        self._do("INSERT OR REPLACE INTO cached VALUES (?, ?)", name, told)
         return json.loads(told)
 
-    @contextlib.contextmanager
-    def _file(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.path, timeout=WAIT_S)) as file, file:
-            yield file
+    def _do(self, statement: str, *values: str) -> list[tuple[str]]:
+        """The rows that a statement gives; none if the file cannot be used."""
+        # A connection is of one thread, and must not be used by a process that was forked since.
+        whose = os.getpid(), self.path
+        try:
+            if getattr(_open, "whose", None) != whose:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                file = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+                # What a lost machine loses is computed anew, so nothing waits for the disk.
+                file.execute("PRAGMA synchronous = OFF")
+                file.execute(TABLE)
+                _open.whose, _open.file = whose, file
+            return _open.file.execute(statement, values).fetchall()
+        except (sqlite3.Error, OSError):
+            _open.whose = None
+            return []
+
+
+_open = threading.local()
+"""The connection of each thread to the file that it used last, and whose it is."""
 
 
 def cached(name: str, compute: Callable[[], T]) -> T:
     """:meth:`Cache.get` of the file that the environment names; computed if it names none."""
     path = os.environ.get(VARIABLE)
     return Cache(path).get(name, compute) if path else compute()
+
+
+def keep() -> None:
+    """For a command: what :func:`cached` is asked for is kept among the user's caches, where the
+    environment names no file."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    os.environ.setdefault(VARIABLE, str(Path(caches, "slowlink", "cache.sqlite")))
 
 
 def sources(*files: Path) -> str:

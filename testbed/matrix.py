@@ -115,7 +115,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Round:
-    """As many iterations as there are workers. The round is the sum of its four parts, seconds.
+    """A round is as many iterations as there are workers, and the sum of its four parts, seconds.
 
     Attributes
     ----------

@@ -31,7 +31,6 @@ code counts as communication, for it keeps the message from its receiver.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import pickle
 from collections import Counter
@@ -43,7 +42,7 @@ from typing import Literal
 
 import numpy as np
 
-from slowlink.methods import compression, exchange
+from slowlink.methods import compression, exchange, method_name
 from slowlink.methods.compression import Compressor, Work
 from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology, in_pieces
 from slowlink.methods.fusion import Cost, Costs, by_values
@@ -62,6 +61,10 @@ sizes wherever a line is off by more than BENT: other links can limit small mess
 Where pieces become shorter than the latency, time may jump, and a wider step may miss it."""
 
 BENT = 5e-4
+
+WIDE, EVEN = STEP**4, 1e-6
+"""Where time is a line from WIDE ** 0, 1, 2 … to the next, but for EVEN, nothing between is
+simulated: one law holds from end to end, as a jump would not come back to the line it left."""
 
 RATIO = 0.9
 """Shares of the largest slot's bytes are powers of this, or interpolated between two of them."""
@@ -96,7 +99,7 @@ def check_pair(exchanger: Exchange, codec: Compressor) -> None:
     """Refuse a pair of exchange and codec that makes no sense, with the reason."""
     carries = exchanger.combines | ({"merge"} if "gather" in exchanger.combines else set())
     if codec.combine not in carries:
-        name = _name(exchanger)
+        name = method_name(exchanger)
         raise ValueError(
             f"{name} cannot carry {codec.name}: its payloads combine by {codec.combine}, and "
             f"{name} can only {', '.join(sorted(exchanger.combines))}"
@@ -177,7 +180,7 @@ class Step:
         return self.codec.encode_work if self.what == "encode" else self.codec.decode_work
 
     def seconds(self, device: Device, values: float | np.ndarray) -> float | np.ndarray:
-        """Of a message of so many values; of several, an array."""
+        """How long it takes for a message of so many values; an array for several."""
         code = device.encode_s if self.what == "encode" else device.decode_s
         return self.times * code(self.codec, 4 * self.share * values)
 
@@ -226,8 +229,8 @@ class System:
         self.groups: Groups = exchanger.groups(topology)
         if len(self.up) != len(self.groups):
             raise ValueError(
-                f"{_name(exchanger)} has {len(self.groups)} levels on this network, and there are "
-                f"codecs for {len(self.up)}"
+                f"{method_name(exchanger)} has {len(self.groups)} levels on this network, and "
+                f"there are codecs for {len(self.up)}"
             )
         self.parties = sum(map(len, self.groups[-1]))
         self.down = list(self.up[:-1] if down is None else down)
@@ -240,7 +243,7 @@ class System:
     def check_meetings(self, policy: Policy) -> None:
         """Refuse a policy whose meetings this exchange or these codecs cannot serve, with the
         reason."""
-        name, outer, when = _name(self.exchange), self.up[-1].name, _name(policy)
+        name, outer, when = method_name(self.exchange), self.up[-1].name, method_name(policy)
         apart = f"{name} cannot carry {when}: some of the workers meet without the others, and "
         if not policy.together and self.exchange.whole:
             raise ValueError(
@@ -272,7 +275,7 @@ class System:
         return self.transfers_of("all")
 
     def transfers_of(self, part: PlanPart) -> Transfers:
-        """Of a whole exchange, or of one fragment of it."""
+        """The transfers of a whole exchange, or of one fragment of it."""
         return transfers(self.exchange, self.topology, self.efficiency, part, self.pieces)
 
     @property
@@ -476,18 +479,21 @@ class _Simulated:
         self._at, self._straight = cache(self._simulate), cache(self._is_straight)
 
     def seconds(self, shares: tuple[float, ...], nbytes: float) -> float:
-        """Of messages of ``shares`` of so many bytes each, slot by slot."""
-        power = math.floor(math.log(nbytes, STEP)) if nbytes >= 1 else -1
-        low, high = (STEP**power if nbytes >= 1 else 0.0), STEP ** (power + 1)
-        while not self._straight(shares, low, high):
+        """How long messages of ``shares`` of so many bytes take, slot by slot."""
+        if nbytes < 1:
+            return self._line(shares, 0.0, 1.0, nbytes)
+        low, high = _around(nbytes, WIDE)
+        if not self._straight(shares, low, high, EVEN):
+            low, high = _around(nbytes, STEP)
+        while not self._straight(shares, low, high, BENT):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if nbytes < middle else (middle, high)
         return self._line(shares, low, high, nbytes)
 
-    def _is_straight(self, shares: tuple[float, ...], low: float, high: float) -> bool:
+    def _is_straight(self, shares: tuple[float, ...], low: float, high: float, off: float) -> bool:
         middle = math.sqrt(low * high)
         found, guess = self._at(shares, middle), self._line(shares, low, high, middle)
-        return low == 0 or math.isclose(found, guess, rel_tol=BENT)
+        return math.isclose(found, guess, rel_tol=off)
 
     def _line(self, shares: tuple[float, ...], low: float, high: float, nbytes: float) -> float:
         begin, end = self._at(shares, low), self._at(shares, high)
@@ -499,6 +505,12 @@ class _Simulated:
             f"{self.name} {shares} {nbytes!r}",
             lambda: exchange_s(self.plan, self.topology, [sizes], self.efficiency),
         )
+
+
+def _around(nbytes: float, step: float) -> tuple[float, float]:
+    """The powers of ``step`` next to a size of at least 1."""
+    power = math.floor(math.log(nbytes, step))
+    return step**power, step ** (power + 1)
 
 
 @dataclass(frozen=True)
@@ -516,31 +528,37 @@ class Transfers:
         return self.simulated.plan
 
     def seconds(self, sizes: Sizes) -> float:
-        """Of messages of these bytes by slot.
+        """How long messages of these bytes by slot take.
 
-        Interpolated between proportions of the slots that are powers of ``RATIO``, and along
-        messages of one proportion. What takes a message along is a chain of its slots, so that its
-        time is nearly linear in each.
+        Interpolated between proportions of the slots that are powers of ``RATIO``, in the simplex
+        of them around these, and along messages of one proportion. What takes a message along is a
+        chain of its slots, so that its time is nearly linear in each.
         """
         used = [sizes[slot] for slot in self.simulated.slots]
         most = max(used, default=0.0)
-        corners = itertools.product(*(_beside(nbytes / (most or 1)) for nbytes in used))
-        return sum(
-            math.prod(weight for _, weight in corner)
-            * self.simulated.seconds(tuple(share for share, _ in corner), self.scale * most)
-            for corner in corners
-        )
+        near = [_beside(nbytes / (most or 1)) for nbytes in used]
+        shares = [high for high, _, _ in near]
+        total, left = 0.0, 1.0
+        for part, slot in sorted(((part, i) for i, (_, _, part) in enumerate(near)), reverse=True):
+            if part < left:
+                seconds = self.simulated.seconds(tuple(shares), self.scale * most)
+                total, left = total + (left - part) * seconds, part
+            shares[slot] = near[slot][1]
+        if left:
+            total += left * self.simulated.seconds(tuple(shares), self.scale * most)
+        return total
 
 
 @cache
-def _beside(share: float) -> tuple[tuple[float, float], ...]:
-    """The powers of ``RATIO`` next to a share of at most 1, and the weight of each."""
+def _beside(share: float) -> tuple[float, float, float]:
+    """The powers of ``RATIO`` above and below a share of at most 1, and how far below the first it
+    is, in parts of the way between them."""
     if share <= RATIO**200:
-        return ((0.0, 1.0),)
+        return 0.0, 0.0, 0.0
     power = math.floor(math.log(share, RATIO) + 1e-9)
     high, low = (float(f"{RATIO**p:.6g}") for p in (power, power + 1))
-    weight = (share - low) / (high - low)
-    return ((high, 1.0),) if weight > 1 - 1e-6 else ((high, weight), (low, 1 - weight))
+    part = (high - share) / (high - low)
+    return (high, low, part) if part > 1e-6 else (high, low, 0.0)
 
 
 _known: dict[str, _Simulated] = {}
@@ -553,7 +571,7 @@ def transfers(
     part: PlanPart = "all",
     pieces: int = 1,
 ) -> Transfers:
-    """Of all workers. Networks that differ in how fast all of their links are share simulations."""
+    """The transfers of all workers. Networks that differ in how fast all links are share them."""
     finite = topology.link_rate[np.isfinite(topology.link_rate)]
     rate = finite.max(initial=0.0) or RATE
     alike = replace(topology, link_rate=topology.link_rate / rate * RATE, name="")
@@ -564,7 +582,7 @@ def transfers(
 
 
 def _cut(plan: Plan, pieces: int) -> Plan:
-    """In so many pieces; as the exchange cuts it, at 1."""
+    """The plan in so many pieces; at 1 as the exchange cuts it."""
     return in_pieces(plan, pieces) if pieces > 1 else plan
 
 
@@ -588,7 +606,3 @@ def _inside(inner: Topology | None) -> Callable[[int], float]:
         return _nothing
     ring = transfers(exchange.load("ring", overlap=False), inner)
     return lambda values: ring.seconds(dict.fromkeys(ring.plan.slots, 4.0 * values))
-
-
-def _name(method: Exchange | Policy) -> str:
-    return type(method).__module__.rpartition(".")[2]

@@ -6,6 +6,6 @@ import sys
 
 
 def show(text: str) -> None:
-    """In place of what stood there; nothing where no terminal reads along. "" wipes it."""
+    """Write a text in place of the one before, if a terminal reads along. "" wipes that."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

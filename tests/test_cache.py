@@ -1,11 +1,12 @@
 import math
-from concurrent.futures import ProcessPoolExecutor
+import os
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
 import pytest
 
-from slowlink.testbed.cache import VARIABLE, Cache, cached, sources
+from slowlink.testbed.cache import VARIABLE, Cache, cached, keep, sources
 
 
 def refuse():
@@ -27,6 +28,18 @@ def test_it_keeps_what_json_can_tell(tmp_path, monkeypatch):
         cached("a", refuse)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     assert cached("a", lambda: told) == cached("a", refuse) == told
+
+
+def test_a_command_keeps_among_the_user_s_caches_what_the_environment_names_no_file_for(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(VARIABLE, "named")
+    keep()
+    assert os.environ[VARIABLE] == "named"
+    monkeypatch.delenv(VARIABLE)
+    keep()
+    assert cached("a", lambda: 1) == 1 and (tmp_path / "slowlink" / "cache.sqlite").is_file()
 
 
 def test_a_digest_of_files_changes_with_what_is_in_them(tmp_path):
@@ -60,3 +73,19 @@ def test_it_computes_where_nothing_can_be_kept(tmp_path):
     for path in ("damaged", "folder", "file/below"):
         assert Cache(tmp_path / path).get("a", lambda: 2) == 2
     assert (tmp_path / "damaged").read_text().startswith("no database")
+
+
+def test_a_fork_and_a_thread_have_a_connection_of_their_own(tmp_path):
+    file = Cache(tmp_path / "file")
+    assert file.get("a", lambda: 1) == 1
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        assert list(pool.map(partial(many, tmp_path / "file"), [0, 0])) == [many(file.path, 0)] * 2
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(file.get, "a", refuse).result() == 1
+    assert file.get("a", refuse) == 1
+
+
+def test_two_files_in_turn_keep_what_is_theirs(tmp_path):
+    first, second = Cache(tmp_path / "first"), Cache(tmp_path / "second")
+    assert first.get("a", lambda: 1) == second.get("a", lambda: 2) - 1 == 1
+    assert first.get("a", refuse) == 1

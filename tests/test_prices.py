@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import random
 import sys
 
 import numpy as np
@@ -17,7 +18,7 @@ from slowlink.testbed.prices import System, load_system, transfers
 from slowlink.testbed.training import device, pipeline, trainer
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
-from slowlink.workflow.matrix import advice, systems
+from slowlink.workflow.matrix import own, systems
 
 RATE = 1e9
 V100 = device.profile("v100_matrix")
@@ -185,6 +186,20 @@ def test_interpolated_transfers_equal_simulated_ones(how, down):
     for nbytes in (1, 2, 3, 5, 1000, 4096, 123_457, 98_765_432):
         sizes = {slot: nbytes * (down if slot == "pull/0" else 1.0) for slot in plan.slots}
         direct = simulate(plan, topology, sizes, efficiency=0.9).completion_s
+        assert made.seconds(sizes) == pytest.approx(direct, rel=1e-3)
+
+
+@pytest.mark.parametrize("workers, per_site, wan", [(64, 8, 1e7), (64, 8, 5e7), (16, 4, 1.55e8)])
+def test_slots_of_any_proportions_take_what_the_simulator_says(workers, per_site, wan):
+    """Plain sums inside of sites, something smaller between them, either way: the longest of
+    several chains, which is bent where they are equally long."""
+    cluster = matrix.Cluster("sites", workers, wan, per_site, 1e10, 1e-5, 5e-3)
+    made, drawn = transfers(exchange.load("hips"), cluster.topology, pieces=32), random.Random(1)
+    for _ in range(30):
+        inside = 10 ** drawn.uniform(2.5, 7.5)
+        sizes = dict.fromkeys(made.plan.slots, inside * 10 ** drawn.uniform(-2.5, 0))
+        sizes["push/0"] = inside
+        direct = simulate(made.plan, cluster.topology, sizes).completion_s
         assert made.seconds(sizes) == pytest.approx(direct, rel=1e-3)
 
 
@@ -383,7 +398,8 @@ def test_clock_matrix_advice_and_search_give_one_number(how, name, scope, digits
 
     answers = dict(exchange=made.exchange, levels=levels, fusion=grouping, codec_scope=scope)
     row = systems.System(**answers)
-    advised, refused = advice.predict({name: row}, LENET, cluster, V100, 4 * batch)
+    asked = own.Asked("lenet5", LENET, 4 * batch, cluster, V100, "v100")
+    advised, refused = own.predict({name: row}, asked)
     assert not refused and advised[name] == (made, ranked)
 
     system = load_system(

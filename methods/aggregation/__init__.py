@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slowlink.methods import room
+from slowlink.methods import method_name, room
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Aggregation:
             Fewer than :attr:`least` members.
         """
         if len(updates) < self.least:
-            name = type(self).__module__.rpartition(".")[2]
-            raise ValueError(f"{name}: {len(updates)} members bring something, needs {self.least}")
+            raise ValueError(
+                f"{method_name(self)}: {len(updates)} members bring something, needs {self.least}"
+            )
         return self.combine(updates, weights, torch.zeros(()) if origin is None else origin)
 
     def combine(self, updates: Tensor, weights: Sequence[float], origin: Tensor) -> Tensor:
-        """As :meth:`__call__`, of members that are enough."""
+        """Combine as :meth:`__call__` does, knowing that members are enough."""
         raise NotImplementedError
 
 

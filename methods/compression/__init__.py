@@ -18,7 +18,6 @@ codecs with several rounds of communication::
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -28,7 +27,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from slowlink.methods import room
+from slowlink.methods import method_name, room
 from slowlink.methods.compression.pieces.frame import ADDABLE, Frame, Payload
 from slowlink.methods.compression.pieces.packing import (
     check_finite,
@@ -88,11 +87,6 @@ class Work:
     def __bool__(self) -> bool:
         return bool(self.passes or self.kernels or self.selections or self.draws or self.products)
 
-    @property
-    def over_values(self) -> Work:
-        """What grows with the tensor."""
-        return dataclasses.replace(self, kernels=0)
-
 
 @dataclass
 class Compressor:
@@ -124,7 +118,7 @@ class Compressor:
 
     @property
     def name(self) -> str:
-        return type(self).__module__.rpartition(".")[2]
+        return method_name(self)
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         """Encode ``tensor`` (any shape, floating point, CPU or CUDA); update this key's state.

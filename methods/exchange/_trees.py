@@ -111,7 +111,7 @@ class _Regions:
             self.count.append(np.diff(self.first[-1], append=len(inner)))
 
     def places(self) -> list[np.ndarray]:
-        """Of every worker: its place in its rack, that of its rack in its pod, …"""
+        """The place of every worker in its rack, that of its rack in its pod, …"""
         return [self.region[j] - first[self.region[j + 1]] for j, first in enumerate(self.first)]
 
     def step(self, a: np.ndarray, b: np.ndarray, layer: int) -> np.ndarray:

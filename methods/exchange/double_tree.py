@@ -70,7 +70,7 @@ def _tree(builder: PlanBuilder, nodes: Sequence[int], parts: tuple[int, int]) ->
 
 
 def _height(place: int) -> int:
-    """Of a place above the leaves: the zeros at the end of its number."""
+    """The height of a place above the leaves: the zeros at the end of its number."""
     return (place & -place).bit_length() - 1
 
 

@@ -47,7 +47,7 @@ class Costs:
         decode: Callable[[int], float],
         forward_s: float = 0.0,
     ) -> Costs:
-        """Where nothing but the number of its values decides what a message costs."""
+        """The costs where nothing but the number of its values decides what a message costs."""
         of_messages = (by_values(sizes, cost) for cost in (encode, communicate, decode))
         return cls(backward_s, *of_messages, forward_s=forward_s)
 

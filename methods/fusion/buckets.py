@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slowlink.methods.fusion import Fusion, between
 
 BYTES = 4
-"""Of a value: gradients wait in their bucket as float32."""
+"""Bytes of a value: gradients wait in their bucket as float32."""
 
 
 @dataclass(frozen=True)

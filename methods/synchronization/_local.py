@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slowlink.methods import method_name
 from slowlink.methods.synchronization import (
     Continue,
     Decision,
@@ -187,11 +188,6 @@ def check_whole(policy: Policy, name: str, least: int) -> None:
             f"{method_name(policy)}: {name} must be a whole number of at least {least}, "
             f"not {value!r}"
         )
-
-
-def method_name(policy: Policy) -> str:
-    """The name of the policy's file, by which users call it."""
-    return type(policy).__module__.rpartition(".")[2]
 
 
 def squads(groups: Sequence[int], size: int | None) -> list[int]:

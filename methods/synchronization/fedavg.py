@@ -62,8 +62,9 @@ class FedAvg(Local):
     """Whether a round is under way; if not, its synchronization is."""
     _overdue: bool = field(default=False, init=False, repr=False)
     _role: dict[int, str] = field(default_factory=dict, init=False, repr=False)
-    """Of all present: ``asked`` and computing, ``here`` with an update that counts, ``late`` with
-    one that does not, ``free`` and idle, or ``behind``: computing, asked in an earlier round."""
+    """What each member present is: ``asked`` and computing, ``here`` with an update that counts,
+    ``late`` with one that does not, ``free`` and idle, or ``behind``: computing, asked in an
+    earlier round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

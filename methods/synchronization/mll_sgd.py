@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slowlink.methods import method_name
 from slowlink.methods.synchronization import Continue, SetTimer, Sync, Timer, Wait
-from slowlink.methods.synchronization._local import Local, check_whole, method_name, squads
+from slowlink.methods.synchronization._local import Local, check_whole, squads
 
 
 @dataclass
@@ -47,11 +48,11 @@ class MLLSGD(Local):
     _round: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _steps: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _meeting: set[int] = field(default_factory=set, init=False, repr=False)
-    """With slots, the members of synchronizations under way."""
+    """The members of synchronizations under way, with slots."""
     _ended: int = field(default=0, init=False, repr=False)
-    """With slots, rounds that are over."""
+    """The number of rounds that are over, with slots."""
     _slots: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    """With slots, iterations that ended since the last average came to all."""
+    """The iterations that ended since the last average came to all, with slots."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slowlink.methods import synchronization
+from slowlink.methods import method_name, synchronization
 from slowlink.methods.compression import Compressor, Frame, untouched
 from slowlink.methods.synchronization import Finished, Policy, Sync, Synced
 from slowlink.torch.coordinator import Coordinator, Line
@@ -68,17 +68,19 @@ def local_steps(
             parameters["local_iterations"] = every
         policy = synchronization.load(policy, **parameters)
     elif parameters or every is not None:
-        raise ValueError(f"local_steps: {_name(policy)} is loaded already, so parameters come late")
+        raise ValueError(
+            f"local_steps: {method_name(policy)} is loaded already, so parameters come late"
+        )
     if policy.continues_after_upload:
         raise ValueError(
-            f"local_steps: with these parameters, members of {_name(policy)} compute on while they "
-            "meet, which an optimizer's step cannot; choose ones that wait"
+            f"local_steps: with these parameters, members of {method_name(policy)} compute on "
+            "while they meet, which an optimizer's step cannot; choose ones that wait"
         )
     codec = loaded(codec, {})
     if not (policy.together or codec.one_shot):
         raise ValueError(
             f"local_steps: {codec.name} has several rounds, which all workers must join, and "
-            f"{_name(policy)} lets some meet; take a codec of one round"
+            f"{method_name(policy)} lets some meet; take a codec of one round"
         )
     size = dist.get_world_size(process_group)
     sites = [0] * size if groups is None else list(groups)
@@ -117,7 +119,7 @@ class LocalSteps(torch.optim.Optimizer):
         return self._meeting.payload_bytes
 
     def __repr__(self) -> str:
-        return f"LocalSteps({_name(self._meeting.policy)}, {self.optimizer!r})"
+        return f"LocalSteps({method_name(self._meeting.policy)}, {self.optimizer!r})"
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Step on this worker's gradients; meet others if the policy says so."""
@@ -173,7 +175,7 @@ class _Together:
         self.steps += 1
         for sync in self._decided():
             if len(sync.bringing) != self.wire.size:
-                raise RuntimeError(f"{_name(self.policy)}: {sync} is no meeting of all")
+                raise RuntimeError(f"{method_name(self.policy)}: {sync} is no meeting of all")
             self._meet(sync)
             self.policy.on(Synced(sync.members, float(self.steps)))
 
@@ -302,8 +304,8 @@ class _Parted:
     def state_dict(self) -> dict[str, Any]:
         raise ValueError(
             f"LocalSteps: while workers meet in parts, there is no state of one moment "
-            f"({_name(self.policy)}); call finish() on all ranks, save the model and the inner "
-            "optimizer, and begin anew from them"
+            f"({method_name(self.policy)}); call finish() on all ranks, save the model and the "
+            "inner optimizer, and begin anew from them"
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -314,7 +316,3 @@ def _write(parameters: Sequence[Tensor], flat: Tensor) -> None:
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         parameter.copy_(part.view_as(parameter))
-
-
-def _name(policy: Policy) -> str:
-    return type(policy).__module__.rpartition(".")[2]

@@ -89,7 +89,7 @@ class Step:
 
     @classmethod
     def of(cls, messages: Sequence[Aggregation], values: int) -> Step:
-        """Of the messages of one step, which stand for so many values."""
+        """The record of one step's messages, which stand for so many values."""
         ended = messages[-1].launched_at  # the last gradient was there
         busy = sum(one.busy_s for one in messages)
         exposed = max(0.0, max(one.done_at for one in messages) - ended)

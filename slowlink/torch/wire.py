@@ -21,7 +21,7 @@ NATIVE = ("float32", "float64", "int8", "int32", "int64")
 Halves, which it would round at every hop, are added here."""
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Its name since torch 2.13, and before."""
+"""All-gather of one tensor, by its name since torch 2.13, and before."""
 
 Arrived = Payload | list[Payload]
 """Every rank's payload, in the order of ranks, or their sum where the wire added them."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # SciPy is slow to import, and few processes balance anything
     from scipy import sparse
 
 SLACK = 1e-9
-"""By how much, of the optimum, the evenest shares may miss it: solvers round."""
+"""The share of the optimum by which the evenest shares may miss it: solvers round."""
 ROUNDING = 1e-6
-"""By how much they do; where it is more, the solver's own shares are better."""
+"""The share by which they do; where it is more, the solver's own shares are better."""
 
 
 def tree_loads(plan: Plan, topology: Topology, paths: Paths = Paths()) -> sparse.csr_array:
@@ -94,7 +94,7 @@ def tree_weights(plan: Plan, topology: Topology, paths: Paths = Paths()) -> np.n
 def _loads(
     plan: Plan, topology: Topology, paths: Paths, phase: np.ndarray, n_phases: int
 ) -> sparse.csr_array:
-    """As :func:`tree_loads`, with the links once for each phase, (n_phases * n_links, units)."""
+    """:func:`tree_loads` with the links once for each phase, (n_phases * n_links, units)."""
     ptr, links = plan_routes(plan, topology, paths)
     rows = np.repeat(phase * topology.n_links, np.diff(ptr)) + links
     first, count = (np.repeat(column, np.diff(ptr)) for column in (plan.lo, plan.hi - plan.lo))

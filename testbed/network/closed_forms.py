@@ -83,7 +83,7 @@ def stages(shape: Shape) -> int:
 
 
 def two_levels(shape: Shape) -> int:
-    """In the rack, and between racks."""
+    """The stages in the rack, and between racks."""
     return stages((shape[0], prod(shape[1:])))
 
 
@@ -138,7 +138,7 @@ FORMS = {
     # rotation gives every region equally many of these edges.
     ("rat", None): Form(least, stages),
 }
-"""By exchange and by the option that changes what is sent to whom."""
+"""Formulas by exchange and by the option that changes what is sent to whom."""
 
 
 def k_nomial(k: int) -> Form:

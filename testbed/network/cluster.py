@@ -85,7 +85,7 @@ class Quartiles(_Part):
 
 
 def quartiles(samples: Sequence[float]) -> Quartiles:
-    """Of measurements, as numpy interpolates them."""
+    """The quartiles of measurements, as numpy interpolates them."""
     import numpy as np
 
     found = np.percentile(list(samples), [25, 50, 75]).tolist()
@@ -287,6 +287,10 @@ class Cluster(_Part):
     pieces: PositiveInt | None = None
     measured: Measured | None = None
 
+    def __eq__(self, other: object) -> bool:
+        # By its fields alone: the topology that is made of them has arrays.
+        return isinstance(other, Cluster) and self.model_dump_json() == other.model_dump_json()
+
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
 
@@ -318,7 +322,7 @@ class Cluster(_Part):
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Of regions, innermost first."""
+        """The kinds of regions, innermost first."""
         racks = any(len(site.racks) > 1 or site.racks[0].up for site in self.sites)
         return ("rack",) * racks + ("site",) * (len(self.sites) > 1)
 
@@ -362,7 +366,7 @@ class Cluster(_Part):
         return self._changed(lambda link, where: link.at(end), update)
 
     def _changed(self, change: Any, update: dict[str, Any]) -> Cluster:
-        """With every link changed; ``change`` is told whether it is one of the slow ones."""
+        """A copy with every link changed; ``change`` is told whether a link is a slow one."""
 
         def rack_of(rack: Rack) -> Rack:
             cards = tuple(change(card, not self.layers) for card in rack.card)

@@ -165,10 +165,14 @@ class Emulated:
         The process started is the one that becomes ``argv``; files and environment stay as they
         are. It is killed, and all it started there, when the links close or their user is gone.
         """
+        return [*self._enter(), f"--net={self.namespaces(node)[-1]}", "--", *argv]
+
+    def namespaces(self, node: int) -> list[str]:
+        """Files of what a process has to enter for the network of a worker or server: for an
+        ordinary user, one of users before that of the network."""
         self._end(node)
-        # The path leads through the holder's mount namespace, but the command stays in ours.
-        net = f"--net=/proc/{self._pid()}/root/run/netns/n{node}"
-        return ["nsenter", *self._user, net, "--", *argv]
+        # The path leads through the holder's mount namespace, but who enters stays in ours.
+        return [*self._user, f"/proc/{self._pid()}/root/run/netns/n{node}"]
 
     def cut(self, a: int, b: int) -> None:
         """Take the cable between two neighbours down: what is sent or waits there is lost."""
@@ -226,13 +230,17 @@ class Emulated:
             self._holder.stdin.close()
             why = self._holder.stderr.read().strip()
             raise RuntimeError(f"{CANNOT}no network namespaces ({why}); {PERMISSION}")
-        user = f"--user=/proc/{self._holder.pid}/ns/user"
-        self._user = [] if privileged else [user, "--preserve-credentials"]
+        self._user = [] if privileged else [f"/proc/{self._holder.pid}/ns/user"]
+
+    def _enter(self) -> list[str]:
+        """The beginning of a command that enters namespaces, that of an ordinary user first."""
+        user = [f"--user={file}" for file in self._user]
+        return ["nsenter", *user, *["--preserve-credentials"] * len(user)]
 
     def _shell(self, script: str) -> None:
         """Run a script in the holder's namespaces."""
         at = f"/proc/{self._pid()}/ns"
-        enter = ["nsenter", *self._user, f"--mount={at}/mnt", f"--net={at}/net", "--"]
+        enter = [*self._enter(), f"--mount={at}/mnt", f"--net={at}/net", "--"]
         run = subprocess.run([*enter, "sh", "-e"], input=script, capture_output=True, text=True)
         if run.returncode:
             why = next(iter(run.stderr.splitlines()), f"exit status {run.returncode}")

@@ -14,15 +14,14 @@ from slowlink.methods.exchange import COPY, REDUCE, Plan
 
 
 def execute(
-    plan: Plan, arrays: Mapping[int, np.ndarray] | Sequence[np.ndarray], *, check: bool = True
+    plan: Plan, arrays: Mapping[int, np.ndarray] | Sequence[np.ndarray]
 ) -> dict[int, np.ndarray]:
-    """Run ``plan`` on arrays and return what every receiver ends with.
+    """Run ``plan``, once it is verified, on arrays; return what every receiver ends with.
 
     Parameters
     ----------
     arrays: each contributor's own array, by node id or in the order of ``plan.contributors``;
         equal shapes and dtypes. Not changed.
-    check: first :func:`verify` the plan.
 
     Returns
     -------
@@ -34,8 +33,7 @@ def execute(
         The arrays do not fit the plan, or the plan is not valid.
     """
     own = _by_node(plan, arrays)
-    if check:
-        verify(plan)
+    verify(plan)
     first = next(iter(own.values()))
     cuts = np.arange(plan.units + 1) * first.size // plan.units
     flat = {node: array.reshape(-1) for node, array in own.items()}

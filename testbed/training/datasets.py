@@ -305,11 +305,11 @@ class ImageFiles:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def read_imagenet(directory: Path, size: int = 224, sampled: int = 1000) -> Dataset:
+def read_imagenet(directory: Path, size: int = 224) -> Dataset:
     """Read a folder of classes: ``train/<class>/*`` and ``val/<class>/*`` (the test split).
 
     Classes are numbered in the alphabetical order of their folders, as ILSVRC2012's are. Mean and
-    std are those of at most ``sampled`` training images, evenly spaced through all of them.
+    std are those of at most 1,000 training images, evenly spaced through all of them.
 
     Raises
     ------
@@ -323,7 +323,7 @@ def read_imagenet(directory: Path, size: int = 224, sampled: int = 1000) -> Data
         raise ValueError(f"{directory}: train and val need the same class folders; differ in {odd}")
     train_x, train_y = _image_folder(directory / "train", classes, size)
     test_x, test_y = _image_folder(directory / "val", classes, size)
-    spaced = torch.linspace(0, len(train_x) - 1, min(sampled, len(train_x))).round().long()
+    spaced = torch.linspace(0, len(train_x) - 1, min(1000, len(train_x))).round().long()
     mean, std = channel_statistics(train_x[spaced])
     return Dataset(
         directory.name, train_x, train_y, test_x, test_y, len(classes), (3, size, size), mean, std

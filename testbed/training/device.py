@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -17,7 +16,6 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
-    ValidationError,
 )
 
 from slowlink.methods import compression
@@ -27,6 +25,7 @@ from slowlink.testbed.given import Measured
 from slowlink.testbed.training import models
 
 PROFILES = Path(__file__).parents[2] / "data" / "devices.yaml"
+REMEDY = "slowlink measure makes such a file, data/devices.yaml says what its fields are"
 
 
 class Cost(BaseModel):
@@ -185,27 +184,13 @@ def work(codec: Compressor) -> tuple[Work, Work]:
 
 @cache
 def profiles(path: Path = PROFILES) -> dict[str, Device]:
-    """All profiles of the file, and of ``recorded/*.yaml`` beside it (measured on other machines).
-
-    Raises
-    ------
-    ValueError
-        A profile that does not fit; names the file, the profile and the field.
-    """
-    found = {}
-    for file in [path, *sorted(path.parent.glob("recorded/*.yaml"))]:
-        for name, entry in yaml.safe_load(file.read_text()).items():
-            try:
-                found[name] = Device(**entry)
-            except ValidationError as error:
-                raise ValueError(f"{file.name}: profile {name!r}: {error}") from error
-    return found
+    """All profiles of a file, by name. Raises ValueError, with file, field and remedy."""
+    return given.read(path, dict[str, Device], REMEDY)
 
 
 def load(path: str | Path) -> tuple[str, Device]:
-    """The one profile of a file, and its name. Raises ValueError, with file, field and remedy."""
-    remedy = "slowlink measure makes such a file, data/devices.yaml says what its fields are"
-    found = given.read(path, dict[str, Device], remedy)
+    """The one profile of a file, and its name. Raises ValueError as :func:`profiles`."""
+    found = given.read(path, dict[str, Device], REMEDY)
     if len(found) != 1:
         raise ValueError(f"{path}: {len(found)} profiles; leave the one that the advice is for")
     return next(iter(found.items()))

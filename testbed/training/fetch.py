@@ -29,7 +29,6 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 import pooch
-import pypi_simple
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -130,9 +129,6 @@ FAILURES = (
     zlib.error,
     tarfile.TarError,
     subprocess.SubprocessError,
-    pypi_simple.NoSuchProjectError,
-    pypi_simple.UnsupportedContentTypeError,
-    pypi_simple.UnsupportedRepoVersionError,
 )
 
 
@@ -155,9 +151,19 @@ def _debian(package: str, scratch: Path) -> str:
 
 
 def _pypi(archive: str, scratch: Path) -> str:
+    import pypi_simple  # slow to import, and seldom needed
+
+    strange = (
+        pypi_simple.NoSuchProjectError,
+        pypi_simple.UnsupportedContentTypeError,
+        pypi_simple.UnsupportedRepoVersionError,
+    )
     index = os.environ.get("PIP_INDEX_URL", pypi_simple.PYPI_SIMPLE_ENDPOINT)
     with pypi_simple.PyPISimple(index) as client:
-        page = client.get_project_page(archive.rpartition("-")[0], timeout=TIMEOUT_S)
+        try:
+            page = client.get_project_page(archive.rpartition("-")[0], timeout=TIMEOUT_S)
+        except strange as error:
+            raise ValueError(str(error)) from error
     for package in page.packages:
         if package.filename == archive:
             return package.url
@@ -170,7 +176,7 @@ LOCATE: dict[str, Callable[[str, Path], str]] = {
     "debian": _debian,
     "pypi": _pypi,
 }
-"""By kind of source, (name, scratch folder) -> the URL of what is downloaded."""
+"""The URL of what is downloaded, (name, scratch folder) -> URL by kind of source."""
 
 
 def _told(*command: str) -> str:

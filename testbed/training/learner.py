@@ -104,16 +104,16 @@ class Codecs:
         return self.made[key]
 
     def up(self, level: int, node: int) -> Compressor:
-        """Towards the server."""
+        """The codec towards the server."""
         return self("up", level, node, self.levels[level].up)
 
     def down(self, level: int) -> Compressor:
-        """By which an aggregate comes back within ``level``."""
+        """The codec by which an aggregate comes back within ``level``."""
         spec = self.levels[level]
         return self("down", level, -1, spec.down or default_down(spec))
 
     def weights(self, level: int) -> Compressor:
-        """By which parameters come back from a server that keeps the model."""
+        """The codec by which parameters come back from a server that keeps the model."""
         return self("weights", level, -1, self.levels[level].down or IDENTITY)
 
     def states(self) -> dict[tuple[str, int, int], Any]:
@@ -239,7 +239,7 @@ class Learner:
     # Gradients and updates ---------------------------------------------------------------------
 
     def gradients(self, workers: Sequence[int]) -> dict[int, list[torch.Tensor]]:
-        """By worker, the mean gradient of its next batch at its replica, one tensor a parameter."""
+        """The mean gradient of each worker's next batch at its replica, one tensor a parameter."""
         images, labels = self._batches(workers)
         replicas = [self.replicas[worker] for worker in workers]
         self.model.train()
@@ -536,13 +536,13 @@ def fused(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Tensor
 def unfused(
     total: torch.Tensor, group: Sequence[int], shapes: Sequence[torch.Size]
 ) -> dict[int, torch.Tensor]:
-    """By index, the tensors of a group, given all of them as one; ``shapes`` is of all tensors."""
+    """The tensors of a group by index, given all of them as one; ``shapes`` is of all tensors."""
     pieces = total.flatten().split([shapes[i].numel() for i in group])
     return {i: piece.view(shapes[i]) for i, piece in zip(group, pieces, strict=True)}
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Of all their bits, in order."""
+    """A digest of all bits of the tensors, in order."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
         found.update(tensor.detach().contiguous().numpy().tobytes())

@@ -81,8 +81,8 @@ class ModelFile(BaseModel):
 
     @property
     def layers(self) -> Layers:
-        """As everything else takes them. Their time is the device's: by samples a second where its
-        profile knows the model, else by operations."""
+        """The layers as everything else takes them. Their time is the device's: by samples a second
+        where its profile knows the model, else by operations."""
         total = self.forward_s + self.rest_s + sum(tensor.backward_s for tensor in self.tensors)
         tensors = (Layer(t.name, t.shape, t.backward_s / total) for t in self.tensors)
         return Layers(self.model, tuple(tensors), self.flops or 0.0)

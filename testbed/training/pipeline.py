@@ -55,7 +55,7 @@ class Layers:
         return [tensor.values for tensor in self.tensors]
 
     def shape(self, values: int) -> tuple[int, ...]:
-        """Of a message of so many values: a tensor's, if one has so many; others are flat."""
+        """The shape of a message of so many values: a tensor's, if one has so many, else flat."""
         return self._shapes.get(values, (values,))
 
     @cached_property
@@ -112,16 +112,14 @@ def _counting() -> str:
     return f"{torch.__version__} {sources(Path(__file__), Path(models.__file__))}"
 
 
-def measured_layers(
-    part: Part, batch: int, sample: tuple[int, ...] | None = None, repeats: int = 3
-) -> Layers:
+def measured_layers(part: Part, batch: int, repeats: int = 3) -> Layers:
     """The same with times of this machine: medians of ``repeats`` iterations after one not counted.
 
     ``batch`` may be smaller than the one that is asked about later; time is taken to grow with the
     batch. The optimizer's step is left out.
     """
     model = models.make(part.name, **part.parameters).train()
-    shape = sample or models.sample_shape(part.name)
+    shape = models.sample_shape(part.name)
     inputs = models.samples(model, shape, batch)
 
     def loss() -> torch.Tensor:

@@ -161,7 +161,7 @@ class _Session:
         if recipe.compute_s is None:
             flops = pipeline.layers(stood, image, recipe.norm).flops
             self.compute_s = self.device.compute_s(flops, recipe.batch, stood.name)
-        self.speeds = self._speeds()
+        self.speeds = speeds(recipe, self.compute_s)
         self.exchange = exchange.load(recipe.exchange.name, **recipe.exchange.parameters)
         costs = None
         scale = 1.0 if recipe.overlap else self.shrink
@@ -176,8 +176,6 @@ class _Session:
         )
         self.system = load_system(recipe.exchange, recipe.levels, self.clocks[0].topology)
         self.sites = self._sites()
-        outermost = self.exchange.groups(self.clocks[0].topology)[-1]
-        self.parties = sum(map(len, outermost))
         self._plans: dict[tuple, Plan] = {}
         self.bytes_sent = 0.0
 
@@ -192,17 +190,6 @@ class _Session:
         if alone or recipe.cluster == "star":
             return flat(sum(recipe.workers), link, scale)
         return topology(recipe.workers, link, scale)
-
-    def _speeds(self) -> Stragglers:
-        uneven, seed = self.recipe.uneven, self.recipe.seed
-        if uneven is None:
-            return lambda worker, iteration, t: self.compute_s
-        speeds = uniform(sum(self.recipe.workers), self.compute_s, uneven.highest, seed)
-        if uneven.sites:
-            sites = zip(uneven.sites, self.recipe.workers, strict=True)
-            times = ([factor * self.compute_s] * workers for factor, workers in sites)
-            speeds = Fixed(tuple(itertools.chain(*times)))
-        return Jitter(speeds, uneven.jitter, seed) if uneven.jitter else speeds
 
     def _overlap(self, part: Part, stood: Part, shape: tuple[int, ...]) -> Costs:
         """Time an iteration on every network; return the costs by which the learner groups."""
@@ -231,8 +218,8 @@ class _Session:
         return costs(own.standing_for(original), self.clocks[0])
 
     def _sites(self) -> list[int]:
-        groups = self.exchange.groups(self.clocks[0].topology)[0]
-        site = {node: number for number, group in enumerate(groups) for node in group}
+        groups = enumerate(self.system.groups[0])
+        site = {node: number for number, group in groups for node in group}
         return [site[node] for node in self.learner.nodes]
 
     def plan(self, members: Sequence[int], part: str = "all") -> Plan | None:
@@ -274,7 +261,7 @@ class _Session:
             pushed = sizes.get(f"push/{outer}", {})
             pulling = len(pushed) + (listening if number == len(rounds) else 0)
             pulled = sizes.get(f"pull/{outer}", 0.0) * pulling
-            self.bytes_sent += (sum(pushed.values()) + pulled) / self.parties
+            self.bytes_sent += (sum(pushed.values()) + pulled) / self.system.parties
 
     def save(self, file: Path, told: Sequence[Row], *where: Any) -> None:
         """Write the run's state, the rows it has told so far, and where in its loop it is."""
@@ -327,6 +314,19 @@ class _Session:
                 yield self.row(clock, "test_perplexity", perplexity, "", **point)
             point["evidence"] = "computed"
             yield self.row(clock, "bytes_sent", self.bytes_sent / self.shrink, "B", **point)
+
+
+def speeds(recipe: Recipe, compute_s: float) -> Stragglers:
+    """The seconds of each worker's iterations, where one of an even worker takes ``compute_s``."""
+    uneven, seed = recipe.uneven, recipe.seed
+    if uneven is None:
+        return lambda worker, iteration, t: compute_s
+    its = uniform(sum(recipe.workers), compute_s, uneven.highest, seed)
+    if uneven.sites:
+        sites = zip(uneven.sites, recipe.workers, strict=True)
+        times = ([factor * compute_s] * workers for factor, workers in sites)
+        its = Fixed(tuple(itertools.chain(*times)))
+    return Jitter(its, uneven.jitter, seed) if uneven.jitter else its
 
 
 def topology(workers: Sequence[int], link: Link, scale: float = 1.0) -> Topology:

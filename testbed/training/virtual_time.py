@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from slowlink.methods import method_name
 from slowlink.methods.exchange import Plan
 from slowlink.methods.synchronization import (
     Continue,
@@ -313,7 +314,7 @@ class _Engine:
                 yield from self._arrive(*arrival)
                 continue
             if not self.queue:
-                raise RuntimeError(f"{_name(self.policy)}: nobody computes and nobody meets")
+                raise RuntimeError(f"{method_name(self.policy)}: nobody computes and nobody meets")
             *_, presence, event = heapq.heappop(self.queue)
             match event:
                 case Finished(worker=rank, iteration=iteration, t=t):
@@ -369,14 +370,18 @@ class _Engine:
         known = 0 <= rank < len(self.workers)
         if not known or self.workers[rank].doing != "idle":
             doing = self.workers[rank].doing if known else "unknown"
-            raise RuntimeError(f"{_name(self.policy)}: {decision}, but worker {rank} is {doing}")
+            raise RuntimeError(
+                f"{method_name(self.policy)}: {decision}, but worker {rank} is {doing}"
+            )
         return self.workers[rank]
 
     def _free(self, rank: int, decision: Decision) -> _Worker:
         """A worker that may meet."""
         on = self.policy.continues_after_upload and 0 <= rank < len(self.workers)
         if on and self.workers[rank].expecting:
-            raise RuntimeError(f"{_name(self.policy)}: {decision}, but worker {rank} is meeting")
+            raise RuntimeError(
+                f"{method_name(self.policy)}: {decision}, but worker {rank} is meeting"
+            )
         if on and self.workers[rank].doing == "computing":
             return self.workers[rank]
         return self._idle(rank, decision)
@@ -593,7 +598,3 @@ class Scripted(Policy):
             self._done[worker] = 0
         self._here -= meeting.keys()
         return [Sync(tuple(sorted(meeting)))]
-
-
-def _name(policy: Policy) -> str:
-    return type(policy).__module__.rpartition(".")[2]

@@ -111,6 +111,7 @@ def test_aggregate(benchmark, gradients, name):
     report(benchmark, gradients[0], nbytes, passes=5)
 
 
+@pytest.mark.alone
 def test_times_a_copy(capsys):
     """Compressing and decompressing on one thread beside a copy and beside peers, by turns.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from slowlink.testbed.live.processes import run_ranks
+from slowlink.testbed.live.processes import LOOPBACK, run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hooks_bench_peers  # noqa: E402
@@ -36,7 +36,6 @@ ROOM = 1.5
 def measured(millions: float) -> dict[str, dict[str, float]]:
     """Milliseconds of processor and wall of a step's backward, by hook."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     kinds = [*PAIRS.values(), *(f"ours {name}" for name in hooks_bench_peers.OURS)]
     of_ranks = run_ranks(
         hooks_bench_peers.measure,
@@ -46,7 +45,7 @@ def measured(millions: float) -> dict[str, dict[str, float]]:
         kinds,
         STEPS,
         timeout_s=300,
-        environment=environment,
+        environment=lambda rank: LOOPBACK,
     )
     print(f"\n{millions:g} million values: processor and wall ms of backward with its messages")
     for kind, ms in of_ranks[0].items():

@@ -112,6 +112,12 @@ def test_a_cluster_comes_back_from_its_file(tmp_path, text):
     assert cluster.load(tmp_path / "again.yaml") == found
 
 
+def test_equal_clusters_are_equal_whatever_was_asked_of_them():
+    one, other = (cluster.Cluster(sites=[dict(workers=2, card="1G")]) for _ in range(2))
+    assert len(one.topology.workers) == len(other.topology.workers) == 2
+    assert one == other and {one: 1}[other] == 1 and one != other.with_slow(1e6)
+
+
 def test_ends_and_rates_change_the_links_that_they_are_of(tmp_path):
     found = read(tmp_path, UNEVEN)
     down = [site.wan.down.median for site in found.at("slow").sites]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import slowlink.torch
 from slowlink.methods import compression
-from slowlink.testbed.live.processes import run_ranks
+from slowlink.testbed.live.processes import LOOPBACK, run_ranks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hook_peers  # noqa: E402
@@ -48,7 +48,7 @@ def together(size, jobs):
         size,
         list(jobs.values()),
         timeout_s=300,
-        environment={"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {},
+        environment=lambda rank: LOOPBACK,
     )
     return dict(zip(jobs, zip(*answers, strict=True), strict=True))
 

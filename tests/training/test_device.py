@@ -115,15 +115,6 @@ def test_work_alone_comes_out_as_printed_or_as_the_profile_says():
     assert shares["random_k"] == pytest.approx(0.18, abs=0.01)
 
 
-def test_recorded_profiles_are_found_beside_the_others(tmp_path):
-    work = "{kernel_s: 0, passes: 1, selections: 1, draws: 1, products: 1}"
-    entry = f"{{title: t, source: s, flops: 1, round_overhead_s: 0, work: {work}}}"
-    (tmp_path / "devices.yaml").write_text(f"stated: {entry}")
-    (tmp_path / "recorded").mkdir()
-    (tmp_path / "recorded" / "h200.yaml").write_text(f"h200: {entry}")
-    assert set(device.profiles(tmp_path / "devices.yaml")) == {"stated", "h200"}
-
-
 def test_this_machine_is_measured():
     profile = device.measure(values=20_000, repeats=1)
     codecs = [compression.load(name) for name in compression.names()]
@@ -156,7 +147,7 @@ def test_unknown_and_broken_profiles_are_named(tmp_path):
         device.profile("k80")
     file = tmp_path / "devices.yaml"
     file.write_text("slow: {title: t, source: s, flops: -1, round_overhead_s: 0, work: {}}")
-    with pytest.raises(ValueError, match=r"(?s)devices\.yaml: profile 'slow'.*flops"):
+    with pytest.raises(ValueError, match=r"devices\.yaml: slow\.flops: .*; slowlink measure"):
         device.profiles(file)
 
 

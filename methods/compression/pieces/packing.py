@@ -23,7 +23,7 @@ PAD_VALUE, PAD_INDEX = -65530.0, -1
 """What fills unused pairs of a padded body (GeoMX, gradient_compression.cc)."""
 
 EXPONENTS, ONES, SIGNS = (np.uint64(bits * 0x1000100010001) for bits in (0x7C00, 0x0400, 0x8000))
-"""Of four float16 in a word: the exponents' bits, the last of each, and the signs'."""
+"""Masks of four float16 in a word: the exponents' bits, the last of each, and the signs'."""
 
 FLOAT_INDEX_LIMIT = 2**24
 """Values a tensor may have where indices travel as float32: beyond, they are not exact."""
@@ -193,15 +193,13 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().view(-1).numpy().view(np.int32)
 
 
-def write_signs(values: torch.Tensor, what: str, head: bytes = b"") -> bytes:
-    """``head``, then a bit a value, 1 where it is negative, the first highest; all are finite."""
+def write_signs(values: torch.Tensor, what: str) -> bytes:
+    """A bit a value, 1 where it is negative, the first highest; all are finite."""
     if values.device.type != "cpu":
         negative = (check_finite(values, what) < 0).view(torch.uint8)
-        return join((pack(negative, 1), "uint8"), head=head)
+        return join((pack(negative, 1), "uint8"))
     bits = bits_of(values.contiguous())
-    made, memory = buffers.body(len(head) + -(-len(bits) // 8))
-    memory[: len(head)] = np.frombuffer(head, np.uint8)
-    packed = memory[len(head) :]
+    made, packed = buffers.body(-(-len(bits) // 8))
     worst = each_block(len(bits), lambda i, j: pack_signs(bits[i:j], packed[i // 8 : -(-j // 8)]))
     if max(worst, default=0) >= vectors.INFINITE:
         refuse(values, what)
@@ -377,21 +375,15 @@ def _look_up(
 GROUPS = BLOCK // 8
 """Groups of eight codes handled at once."""
 
-NEAR = 2**12
-"""Values that several passes in a row take from the nearest cache."""
-
 
 @numba.njit(nogil=True, cache=True)
 def pack_signs(bits: np.ndarray, packed: np.ndarray) -> np.int32:
     """The signs of the values whose ``bits`` these are; returns the largest magnitude's bits."""
     worst, words = np.int32(0), bits.size // vectors.LANES
+    octets = packed[: 8 * words].view(np.uint64)
     for word in range(words):
-        if word % (NEAR // vectors.LANES) == 0:
-            at = word * vectors.LANES
-            worst = max(worst, vectors.largest(bits[at : at + NEAR]))
-        signs = vectors.first_highest(vectors.negative(bits, word * vectors.LANES))
-        for octet in range(8):
-            packed[8 * word + octet] = np.uint8(signs >> np.uint64(8 * octet))
+        octets[word] = vectors.negative(bits, word * vectors.LANES)
+        worst = max(worst, vectors.largest_of(bits, word * vectors.LANES))
     rest = bits[words * vectors.LANES :]
     for octet in range(8 * words, packed.size):
         signs = np.uint64(0)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression.pieces import buffers, packing, vectors
-from slowlink.methods.compression.pieces.packing import NEAR
 from slowlink.methods.compression.pieces.threads import BLOCK, each_block
 
 LARGEST = torch.finfo(torch.float32).max
@@ -26,7 +25,10 @@ TOP = 127
 """Largest magnitude of an int8 code; -128 is never one, so that codes are symmetric."""
 
 LARGEST_SCALE = float(np.nextafter(np.float32(LARGEST / TOP), np.float32(0)))
-"""Of int8 codes: 127 times the next float32 would be infinite."""
+"""The largest scale of int8 codes: 127 times the next float32 would be infinite."""
+
+NEAR = 2**12
+"""Values that several passes in a row take from the nearest cache."""
 
 Stream = tuple[int, int]
 """Two 32-bit words that select a stream of random numbers."""

@@ -73,6 +73,16 @@ def _largest(builder, floats):
 
 
 @intrinsic
+def largest_of(_, bits, at):
+    """The bits of the largest magnitude of the 64 values from ``at`` on."""
+
+    def generate(context, builder, signature, arguments):
+        return _largest(builder, _load(context, builder, signature.args[0], *arguments))
+
+    return types.int32(bits, types.intp), generate
+
+
+@intrinsic
 def _to_halves(_, bits, at, factor, halves):
     def generate(context, builder, signature, arguments):
         its, start, times, into = arguments
@@ -112,11 +122,14 @@ def reaching(_, bits, at, least):
 
 @intrinsic
 def negative(_, bits, at):
-    """64 bits, the i-th from below set where value ``at`` + i is below 0; -0 is not."""
+    """64 bits, set where a value is below 0; -0 is not. The first eight values are those of the
+    lowest byte, the first of them its highest bit, and so on."""
 
     def generate(context, builder, signature, arguments):
-        values = _load(context, builder, signature.args[0], *arguments)
-        hits = builder.icmp_unsigned(">", values, ir.Constant(_VECTOR, [1 << 31] * LANES))
+        values = _load(context, builder, signature.args[0], *arguments, vector=_FLOATS)
+        hits = builder.fcmp_ordered("<", values, ir.Constant(_FLOATS, [0.0] * LANES))
+        order = ir.Constant(_VECTOR, [i ^ 7 for i in range(LANES)])
+        hits = builder.shuffle_vector(hits, ir.Constant(hits.type, ir.Undefined), order)
         return builder.bitcast(hits, _WORD)
 
     return types.uint64(bits, types.intp), generate
@@ -133,22 +146,12 @@ def lowest(_, word):
 
 
 @numba.njit(nogil=True, cache=True)
-def first_highest(word: np.uint64) -> np.uint64:
-    """``word`` with the bits of each byte in the opposite order."""
-    for shift, low in (
-        (np.uint64(1), np.uint64(0x5555555555555555)),
-        (np.uint64(2), np.uint64(0x3333333333333333)),
-        (np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)),
-    ):
-        word = ((word >> shift) & low) | ((word & low) << shift)
-    return word
-
-
-@numba.njit(nogil=True, cache=True)
 def largest(bits: np.ndarray) -> np.int32:
     """The bits of the largest magnitude, 0 of no values."""
-    found = np.int32(0)
-    for i in range(bits.size):
+    found, whole = np.int32(0), bits.size // LANES * LANES
+    for at in range(0, whole, LANES):
+        found = max(found, largest_of(bits, at))
+    for i in range(whole, bits.size):
         found = max(found, bits[i] & MAGNITUDE)
     return found
 
