@@ -22,6 +22,7 @@ from slowlink.reports import evidence, tables
 from slowlink.reports.charts import Figure, Item, Missing, Table, target
 from slowlink.reports.charts.drawing import draw
 from slowlink.reports.charts.look import INK, PALETTE, save
+from slowlink.reports.claims import NO_COORDINATES
 from slowlink.testbed.results import coordinates
 
 MANY = 30_000
@@ -194,11 +195,15 @@ def _basis(rows: pd.DataFrame) -> Sequence[str]:
     trained = sorted(set(seeded.loc[seeded["dataset"] != "", "model"]))
     told = [f"data: {', '.join(data)}"] * bool(data)
     told += [f"model trained: {', '.join(trained)}"] * bool(trained)
-    count = seeded["seed"].nunique()
-    if count >= evidence.MIN_SEEDS:
-        return [*told, f"{count} seeds, intervals are 95 % of the mean over seeds (Student's t)"]
-    if count:
-        return [*told, f"{count} seed{'s' * (count > 1)}: too few for intervals"]
+    if len(seeded):
+        varies = seeded.nunique() > 1
+        by = seeded.columns[varies].difference(NO_COORDINATES - {"at"})
+        counts = seeded.assign(all=0).groupby(["all", *by], dropna=False)["seed"].nunique()
+        few, most = int(counts.min()), int(counts.max())
+        count = f"{few} to {most} seeds" if few < most else f"{most} seed{'s' * (most > 1)}"
+        if most < evidence.MIN_SEEDS:
+            return [*told, f"{count}: too few for intervals"]
+        return [*told, f"{count}, intervals are 95 % of the mean over seeds (Student's t)"]
     ran = set(rows["evidence"]) & {"emulated", "measured", "recorded"}
     return [*told, f"{'single runs' if ran else 'deterministic'}: no seeds, no intervals"]
 

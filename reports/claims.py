@@ -68,7 +68,7 @@ Reason = Annotated[str, Field(min_length=10)]
 
 Coordinate = float | str
 Axes = Mapping[str, tuple[str, ...]]
-"""By experiment, the coordinates that the steps of a path are."""
+"""The coordinates that the steps of a path are, by experiment."""
 
 NO_COORDINATES = {"document", "case", "at", "seed", "scale", "value", "unit", "round", "time_s"}
 NO_COORDINATES |= {"status", "reason"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 from slowlink.reports import expressions
 from slowlink.reports.claims import NO_COORDINATES, Claim, Coordinate, Lookup, coordinate
@@ -32,7 +32,7 @@ _SCALES: dict[str, tuple[Callable, Callable]] = {
     "ratio": (np.log, np.exp),
     "change": (lambda v: np.log1p(v / 100), lambda v: 100 * np.expm1(v)),
 }
-"""To the scale on which seeds are averaged, and back."""
+"""Functions to the scale on which seeds are averaged, and back, by quantity."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,18 @@ class Estimate:
 
     @classmethod
     def of(cls, value: float | pd.Series, quantity: str = "") -> Estimate:
-        """Of one value, or of one a seed. Ratios and relative changes are averaged as logarithms:
-        twice as fast and half as fast lie equally far from equal."""
+        """The estimate of one value, or of one a seed. Ratios and relative changes are averaged as
+        logarithms: twice as fast and half as fast lie equally far from equal."""
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
-        if np.isinf(value).any():
+        values = value.to_numpy(float)
+        if np.isinf(values).any():
             return cls(math.inf, Interval(-math.inf, math.inf), len(value), value)
         there, back = _SCALES.get(quantity, _SCALES[""])
         with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = there(value)
+            scaled = there(values)
         if not np.isfinite(scaled).all():  # a ratio of 0 or below has no logarithm
-            (there, back), scaled = _SCALES[""], value
+            (there, back), scaled = _SCALES[""], values
         low, high = t_interval(scaled)
         mean = float(back(scaled.mean()))
         if not math.isfinite(low):
@@ -88,12 +89,12 @@ class Estimate:
             return math.nan
         if self.by_seed is None or other.by_seed is None:
             return 0.0
-        difference = (other.by_seed - self.by_seed).dropna()
+        difference = (other.by_seed - self.by_seed).dropna().to_numpy()
         if len(difference) < MIN_SEEDS:
             return math.nan
-        if np.ptp(difference) <= ROUNDING * abs(difference.iloc[0]):
-            return 0.0 if difference.iloc[0] > 0 else 1.0
-        return float(stats.ttest_1samp(difference, 0, alternative="greater").pvalue)
+        if np.ptp(difference) <= ROUNDING * abs(difference[0]):
+            return 0.0 if difference[0] > 0 else 1.0
+        return float(special.stdtr(len(difference) - 1, -difference.mean() / _error(difference)))
 
     def equals(self, other: Estimate) -> bool:
         """Whether both are deterministic and the same up to rounding."""
@@ -102,10 +103,12 @@ class Estimate:
         same = math.isclose(self.mean, other.mean, rel_tol=ROUNDING, abs_tol=ROUNDING)
         return not self.seeds and not other.seeds and same
 
-    @property
+    @functools.cached_property
     def never(self) -> int:
         """How many seeds never reached their target; 1 of what is deterministic and did not."""
-        return int(np.isinf(self.mean if self.by_seed is None else self.by_seed).sum())
+        if self.by_seed is None:
+            return int(math.isinf(self.mean))
+        return int(np.isinf(self.by_seed.to_numpy()).sum())
 
     def near(self, other: Estimate, share: float) -> bool:
         """Whether the means differ by less than this share of the larger one."""
@@ -137,8 +140,13 @@ def t_interval(values: Iterable[float]) -> tuple[float, float]:
     sample = np.asarray(list(values), dtype=float)
     if len(sample) < MIN_SEEDS:
         return -math.inf, math.inf
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(sample) - 1) * stats.sem(sample)
+    half = special.stdtrit(len(sample) - 1, (1 + CONFIDENCE) / 2) * _error(sample)
     return float(sample.mean() - half), float(sample.mean() + half)
+
+
+def _error(sample: np.ndarray) -> float:
+    """The standard error of the mean."""
+    return sample.std(ddof=1) / math.sqrt(len(sample))
 
 
 def number(value: float) -> str:

@@ -177,6 +177,7 @@ def evaluate(text: str, values: Mapping[str, Any]) -> Any:
     return _walk(tree, {symbol: values[name] for symbol, name in known.items()})
 
 
+@functools.cache
 def _parse(text: str) -> tuple[ast.expr, dict[str, str]]:
     symbols = {name: f"name_{index}" for index, name in enumerate(names(text))}
     try:

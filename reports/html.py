@@ -290,6 +290,11 @@ def _write(
     (folder / "assets" / "search.js").write_text(text, encoding="utf-8")
 
 
+def _unbroken(shown: Any) -> Any:
+    """A text whose percent signs stay on the line of their number."""
+    return re.sub(r"(?<=\d) (?=%)", "\u00a0", shown) if type(shown) is str else shown
+
+
 def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
     """A function that writes a page; its template has the page's name if it is not given."""
     environment = jinja2.Environment(
@@ -298,6 +303,7 @@ def _renderer(folder: Path, common: Mapping[str, Any]) -> Callable[..., None]:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_unbroken,
     )
     environment.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
     environment.filters["number"] = lambda value: "" if pd.isna(value) else evidence.number(value)
@@ -388,7 +394,7 @@ def _matrix(matrix: Matrix, made: list[dict[str, Any]]) -> dict[str, Any]:
     """What the matrix's pages show."""
     return {
         "shown": made,
-        "map": next((item for item in made if item["id"] == f"{MATRIX}-winners"), None),
+        "map": next((item for item in made if item["id"] == f"{MATRIX}-winners_target"), None),
         "headline": matrix.headline,
         "command": artifacts.command(MATRIX),
     }
@@ -440,10 +446,8 @@ def flat(value: Any, path: str = "") -> dict[str, str]:
 
 
 def _sources() -> list[dict[str, Any]]:
-    path = _ROOT / "data" / "sources.yaml"
-    if not path.is_file():
-        return []
+    text = (_ROOT / "data" / "sources.yaml").read_text(encoding="utf-8")
     return [
         {"name": name, **{key: entry.get(key, "") for key in ("title", "licence", "homepage")}}
-        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+        for name, entry in yaml.safe_load(text).items()
     ]

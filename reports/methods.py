@@ -331,7 +331,7 @@ def _round(room: str, name: str, cluster: Cluster) -> Any:
 
 
 def _carrier(codec: str) -> str:
-    """As in the matrix: a ring where payloads add, else everybody gets all of them."""
+    """The exchange as in the matrix: a ring where payloads add, else everybody gets all."""
     return "ring" if load_codec(Part(name=codec)).combine == "sum" else "allgather"
 
 

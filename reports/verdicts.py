@@ -122,7 +122,7 @@ MAX_NOT_RUN = 0.15
 
 
 MANY = 5
-"""Of a claim with more parts only so many that decide its verdict are given in numbers."""
+"""Parts of a claim that are given in numbers; of more, those that decide its verdict."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 "use strict";
 // Ranks methods by the round time predicted for the numbers in the form. The page's data and their
-// packing are described in reports/advise.py, page().
+// packing are described in workflow/matrix/advice.py, page().
 
 function unpack(data, text) {
   const code = parseInt(text, 36);
@@ -124,7 +124,7 @@ function start() {
     const command = ["--model", model.value, "--workers", workers.value];
     command.push(kind.value === "flat" ? "--lan" : "--wan", `${rate.value}${unit.value === "1e6" ? "M" : "G"}`);
     if (asked.by === "target") command.push("--target", data.target);
-    document.getElementById("advise-command").textContent = `python -m reports.advise ${command.join(" ")}`;
+    document.getElementById("advise-command").textContent = `slowlink advise ${command.join(" ")}`;
     if (!(asked.rate >= least && asked.rate <= most)) {
       said.textContent = `The form knows rates from ${least / 1e6} Mbit/s to ${most / 1e9} Gbit/s; for others, use the command.`;
       return;

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
 
 Where = Mapping[str, Any]
 """Coordinate -> the value that rows must have: one, several in a list or a set, or a function of
@@ -121,8 +119,8 @@ class Band:
 class Layer:
     """More rows on the same axes, with another mark.
 
-    ``mark`` is a marker of matplotlib (hollow unless ``filled``); ``line``; or ``span``, a bar from
-    the least to the largest of the rows at one place. ``colour`` stands in for the chart's.
+    ``mark`` is a marker of matplotlib, drawn hollow; ``line``; or ``span``, a bar from the least to
+    the largest of the rows at one place. ``colour`` stands in for the chart's.
     """
 
     rows: Rows | Printed
@@ -130,7 +128,6 @@ class Layer:
     name: str = ""
     colour: str = ""
     style: str = "solid"
-    filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,8 @@ class Chart:
     panels: a coordinate, a panel for each of its values, ``columns`` in a line (0: all).
     title: over the first panel (over all, if panels do not say what they are): a text, or a
         function of the rows of a panel.
-    label: of the axis of values; the metric's name if empty. unit, x_unit: those to show values
-        and x in, such as "MiB", where the fitting ones are not wanted.
+    label: of the axis of values; the metric's name if empty. unit: the one to show values in, such
+        as "MiB", where the fitting one is not wanted.
     log: "x", "y" or "xy". limits: of the axis of values, in the unit of the rows.
     also, lines: what else is drawn.
     name: of its own marks in the legend, where other layers have names and colours none.
@@ -167,7 +164,6 @@ class Chart:
     title: str | Callable[[pd.DataFrame], str] = ""
     label: str = ""
     unit: str = ""
-    x_unit: str = ""
     log: str = ""
     limits: tuple[float | None, float | None] = (None, None)
     also: Sequence[Layer] = ()
@@ -238,7 +234,8 @@ class Heat(Chart):
 class Tiles(Chart):
     """Who stands where: a tile for every ``x`` and ``y`` with the value of ``colour`` that its rows
     have. Of several, the one found most often comes first, the second has a corner, and + marks
-    further ones. A dash: only rows that were late or failed, or none."""
+    further ones. A pale tile with a question mark: rows whose value is 0, which are not sure. A
+    dash: only rows that were late or failed, or none."""
 
 
 @dataclass(frozen=True)
@@ -270,14 +267,6 @@ class Scatter(Chart):
 
     named: Where = field(default_factory=dict)
     equal: float | None = None
-
-
-@dataclass(frozen=True)
-class Drawn(Chart):
-    """The rare picture that is none of the kinds: ``draw`` gets axes and the rows of the panel, and
-    returns what the legend names besides."""
-
-    draw: Callable[[Axes, pd.DataFrame], Sequence[Artist] | None] = lambda ax, rows: None
 
 
 # How it looks ------------------------------------------------------------------------------------

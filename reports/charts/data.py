@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ _NO_PLACE |= {"experiment", "time_s"}
 _NAMES = {"time_s": "time"}
 _GRID = 200
 """Points that a curve is drawn with where its seeds were measured at different places."""
+_REASONS, _LETTERS = 2, 90
+"""How many reasons are given for what is left out, and how long each is at the most."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Chosen:
     geometric: bool = False
 
     def at(self, **place: Any) -> Chosen:
-        """Only those with these coordinates; a coordinate that rows lack holds for all."""
+        """The rows with these coordinates; a coordinate that rows lack holds for all."""
         table, left = self.table, self.left
         for name, value in place.items():
             table = table[_is(table, name, value)] if name in table else table
@@ -53,16 +55,20 @@ class Chosen:
     def estimates(self, by: Sequence[str]) -> pd.DataFrame:
         """The mean over seeds by place: ``mean``, and its interval ``low`` and ``high`` (nan where
         there is none). Places of which a seed was late or failed are left out."""
-        lines = []
-        gone = set(keys(self.left, by)) if len(self.left) else set()
-        for place, one in groups(self.table, by):
-            if place not in gone:
-                own = self.estimate(one)
-                low, high = own.interval.low, own.interval.high
-                known = math.isfinite(low) and math.isfinite(high) and own.seeds > 0
-                ends = (low, high) if known else (math.nan, math.nan)
-                lines.append([*place, own.mean, *ends])
+        lines = [[*place, *own] for place, _, own in self.places(by) if own]
         return pd.DataFrame(lines, columns=[*by, "mean", "low", "high"])
+
+    def places(self, by: Sequence[str]) -> Iterator[tuple[tuple, pd.DataFrame, tuple | None]]:
+        """Places with their rows, and mean, low and high of :meth:`estimates` if they have them."""
+        gone = set(keys(self.left, by)) if len(self.left) else set()
+        for place, rows in groups(self.table, by):
+            if place in gone:
+                yield place, rows, None
+                continue
+            own = self.estimate(rows)
+            low, high = own.interval.low, own.interval.high
+            known = math.isfinite(low) and math.isfinite(high) and own.seeds > 0
+            yield place, rows, (own.mean, *((low, high) if known else (math.nan, math.nan)))
 
     def estimate(self, rows: pd.DataFrame) -> Estimate:
         """The mean over the seeds of one place."""
@@ -248,7 +254,7 @@ class Data:
                 unit, times = units.base(claim.unit)
                 if ours.times != 1:
                     times = 1 / ours.times  # by which ours are brought to the printed unit
-                found.append({"value": times * float(claim.printed), **_place(ours)})
+                found.append({"value": times * float(claim.printed), **dict(ours.where)})
         columns = [*dict.fromkeys([*by, *(name for one in found for name in one)]), "seed", "value"]
         table = pd.DataFrame(found).reindex(columns=list(dict.fromkeys(columns)))
         table = table.assign(seed=-1, metric=what.metric or "printed")
@@ -282,11 +288,6 @@ def _split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     good = table["status"] == "ok"
     scale = table.loc[good, "unit"].map(lambda unit: units.base(unit)[1]).astype(float)
     return table[good].assign(value=table.loc[good, "value"] * scale), table[~good]
-
-
-def _place(lookup: Any) -> dict[str, Any]:
-    """The coordinates that a claim looks its counterpart up by."""
-    return dict(lookup.where)
 
 
 def keys(table: pd.DataFrame, by: Sequence[str]) -> Iterable[tuple]:
@@ -371,25 +372,18 @@ def _none(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def left_out(parts: Iterable[Chosen], most: int = 2) -> list[str]:
+def left_out(parts: Iterable[Chosen]) -> list[str]:
     """How many rows a figure leaves out, and why, in a sentence; none if it does not."""
     rows = pd.concat([one.left for one in parts])
     rows = rows[~rows.index.duplicated()]
     told = []
     for status, some in rows.groupby("status", sort=True):
         reasons = list(dict.fromkeys(some["reason"]))
-        why = "; ".join(_short(one) for one in reasons[:most])
-        more = f"; and {len(reasons) - most} more reasons" * (len(reasons) > most)
+        why = "; ".join(_short(one) for one in reasons[:_REASONS])
+        more = f"; and {len(reasons) - _REASONS} more reasons" * (len(reasons) > _REASONS)
         told.append(f"{len(some)} {status} ({why}{more})")
     return [f"Not drawn: {', '.join(told)}"] * bool(told)
 
 
-def _short(text: str, most: int = 90) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
-def merged(looks: Mapping[Any, Any]) -> dict[Any, charts.Look]:
-    """Looks as given, a colour alone as a look."""
-    return {
-        value: charts.Look(one) if isinstance(one, str) else one for value, one in looks.items()
-    }
+def _short(text: str) -> str:
+    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]}…"

@@ -24,7 +24,6 @@ from slowlink.reports.charts import (
     Bars,
     Chart,
     Dots,
-    Drawn,
     Heat,
     Layer,
     Line,
@@ -84,12 +83,14 @@ class _Series:
 
     layer: Layer
     chosen: Chosen
-    scale: float = 1.0
 
-    @property
-    def by(self) -> list[str]:
-        table = self.chosen.table
-        return [name for name in table.columns if name not in ("seed", "value")]
+    def at(self, here: Mapping[str, Any]) -> _Series:
+        """The rows of it that have these coordinates."""
+        return _Series(self.layer, self.chosen.at(**here))
+
+    def telling(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that its rows have, each once."""
+        return [name for name in dict.fromkeys(names) if name in self.chosen.table]
 
 
 @dataclass
@@ -135,15 +136,16 @@ class _Drawing:
             lines = [lines]
         plots = [[self._plot(chart) for chart in line] for line in lines]
         self._give_looks([plot for line in plots for plot in line])
-        cells = [[(plot, panel) for plot in line for panel in plot.panels] for line in plots]
+        cells = []
+        for line in plots:
+            every = [(plot, panel) for plot in line for panel in plot.panels]
+            most = (len(line) == 1 and line[0].chart.columns) or len(every)
+            cells += [every[i : i + most] for i in range(0, len(every), most)]
         columns = max(map(len, cells))
-        if len(cells) == 1 and len(plots[0]) == 1 and plots[0][0].chart.columns:
-            columns = min(columns, plots[0][0].chart.columns)
-            cells = [cells[0][i : i + columns] for i in range(0, len(cells[0]), columns)]
         heights = [max(self._height(plot) for plot, _ in line) for line in cells]
         width = _NARROW if columns == 1 and len(cells) == 1 else _WIDTH
         fig = Figure(figsize=(width, sum(heights)), layout="constrained")
-        widths = [plot.chart.width for plot, _ in cells[0]]
+        widths = [plot.chart.width for plot, _ in max(cells, key=len)]
         grid = fig.add_gridspec(len(cells), columns, width_ratios=widths, height_ratios=heights)
         for y, line in enumerate(cells):
             for x, (plot, panel) in enumerate(line):
@@ -170,10 +172,9 @@ class _Drawing:
         lanes, chart = plot.places.get("y", []), plot.chart
         if not chart.panels or "y" in chart.share:
             return lanes
-        here = [one.chosen.at(**{chart.panels: panel}) for one in plot.series]
-        name = "/".join(_flat(chart.y))
-        found = {v for one in here for t in (one.table, one.left) if name in t for v in t[name]}
-        return self._by_value([lane for lane in lanes if lane in found], chart, here[0])
+        here = [one.at({chart.panels: panel}) for one in plot.series]
+        found = set(_values(here, _axis(chart.y)))
+        return self._by_value([lane for lane in lanes if lane in found], chart, here[0].chosen)
 
     def _shared(self, plot: _Plot) -> dict[str, Axes]:
         first = plot.axes[0] if plot.axes else None
@@ -182,7 +183,7 @@ class _Drawing:
     def _panel(self, ax: Axes, plot: _Plot, panel: Any) -> None:
         chart = plot.chart
         here = {chart.panels: panel} if chart.panels else {}
-        series = [_Series(one.layer, one.chosen.at(**here)) for one in plot.series]
+        series = [one.at(here) for one in plot.series]
         plot.extra["lanes"] = self._lanes(plot, panel)
         _DRAW[type(chart)](self, ax, plot, series)
         for line in chart.lines:
@@ -228,14 +229,11 @@ class _Drawing:
 
     def _plot(self, chart: Chart) -> _Plot:
         by = _coordinates(chart)
-        layers = [Layer(chart.rows, mark="")]
+        main = Layer(chart.rows, mark="")
         if isinstance(chart, Timeline):
-            series = [_Series(layers[0], self._spans(chart, by))]
-        elif isinstance(chart, Drawn):
-            rows = self.data.rows
-            series = [_Series(layers[0], Chosen(rows, rows[:0], ""))]
+            series = [_Series(main, self._spans(chart, by))]
         else:
-            series = [_Series(layers[0], self.data.choose(chart.rows, by))]
+            series = [_Series(main, self.data.choose(chart.rows, by))]
             needed = [name for name in by if name in _flat(chart.x) + _flat(chart.y)]
             for layer in chart.also:
                 try:
@@ -255,11 +253,9 @@ class _Drawing:
                 several = getattr(chart, name)
                 if isinstance(several, tuple):
                     self._join(one.chosen, several)
-        main = series[0].chosen
         panels = [None]
         if chart.panels:
-            found = [*main.table[chart.panels], *main.left.get(chart.panels, ())]
-            panels = ordered(found, chart.panels, self.style)
+            panels = ordered(_values(series[:1], chart.panels), chart.panels, self.style)
         plot = _Plot(chart, series, panels)
         self._order(plot)
         self._units(plot)
@@ -268,7 +264,7 @@ class _Drawing:
     def _join(self, chosen: Chosen, several: tuple[str, ...]) -> None:
         for table in (chosen.table, chosen.left):
             if set(several) <= set(table.columns):
-                table["/".join(several)] = [
+                table[_axis(several)] = [
                     tuple(name_of(v, n, self.style) for v, n in zip(row, several, strict=True))
                     for row in keys(table, several)
                 ]
@@ -296,10 +292,8 @@ class _Drawing:
         chart = plot.chart
         axes = {Dots: "y", Bars: "y", Timeline: "y", Heat: "xy", Tiles: "xy"}.get(type(chart), "")
         for way in axes:
-            name = "/".join(_flat(getattr(chart, way)))
-            found = [v for one in plot.series for t in (one.chosen.table, one.chosen.left)
-                     if name in t for v in t[name]]  # fmt: skip
-            plot.places[way] = ordered(found, name, self.style)
+            name = _axis(getattr(chart, way))
+            plot.places[way] = ordered(_values(plot.series, name), name, self.style)
             if isinstance(getattr(chart, way), tuple):
                 plot.places[way] = self._ordered_together(plot, getattr(chart, way))
         if "y" in plot.places:
@@ -307,9 +301,7 @@ class _Drawing:
         for what in ("colour", "marker", "style"):
             name = getattr(chart, what)
             if name:
-                found = [v for one in plot.series for t in (one.chosen.table, one.chosen.left)
-                         if name in t for v in t[name]]  # fmt: skip
-                plot.places[what] = ordered(found, name, self.style)
+                plot.places[what] = ordered(_values(plot.series, name), name, self.style)
         if chart.shade:
             plot.places["shade"] = ordered(
                 plot.main.chosen.table[chart.shade], chart.shade, self.style
@@ -319,7 +311,7 @@ class _Drawing:
         """Rows of a chart by their means, if it wants them so."""
         if not chart.order:
             return lanes
-        name = "/".join(_flat(chart.y))
+        name = _axis(chart.y)
         means = chosen.table.groupby(name)["value"].mean()
         if isinstance(chart, Heat):  # by the last column, then by those before
             wide = chosen.table.pivot_table("value", name, _flat(chart.x)[0])
@@ -338,7 +330,7 @@ class _Drawing:
 
     def _ordered_together(self, plot: _Plot, several: tuple[str, ...]) -> list[Any]:
         """Places of several coordinates: in the order of the first, then of the second, …"""
-        name = "/".join(several)
+        name = _axis(several)
         parts = [t for one in plot.series for t in (one.chosen.table, one.chosen.left)]
         table = pd.concat([part for part in parts if name in part and len(part)])
         table = table.drop_duplicates(name)
@@ -346,12 +338,12 @@ class _Drawing:
         for name in reversed(several):
             rank = {v: i for i, v in enumerate(orders[name])}
             table = table.sort_values(name, key=lambda c, rank=rank: c.map(rank), kind="stable")
-        return list(table["/".join(several)])
+        return list(table[_axis(several)])
 
     def _units(self, plot: _Plot) -> None:
         chart = plot.chart
         tables = [one.chosen.table for one in plot.series]
-        values = [v for t in tables for v in t["value"]] if "value" in tables[0] else []
+        values = [v for t in tables for v in t["value"]]
         if isinstance(chart, Timeline):
             values = list(tables[0]["until"])
         log = ("x" if isinstance(chart, Dots | Bars) else "y") in chart.log
@@ -365,8 +357,7 @@ class _Drawing:
                 if name in one.chosen.table and scale != 1:
                     one.chosen.table[name] *= scale
             xs = [v for t in tables if name in t for v in t[name]]
-            fits = units.fitting(units.base(unit)[0], xs, "x" in chart.log)
-            plot.x_unit = chart.x_unit or fits
+            plot.x_unit = units.fitting(units.base(unit)[0], xs, "x" in chart.log)
 
     def _x_unit(self, name: str) -> str:
         rows = self.data.rows
@@ -427,26 +418,21 @@ class _Drawing:
                 else:
                     entry = Line2D([], [], color=ink, linestyle="", markersize=6,
                                    marker=drawn["marker"])  # fmt: skip
-                entry.set_label(label)
-                self.handles.setdefault(label, entry)
+                self._entry(entry, label)
         told = chart.colour and chart.colour not in skip  # by its entries above
         if plot.beside and not told and isinstance(chart, Lines | Dots):
             drawn = self._look(chart, plot.main.layer, {})
             line = drawn["linestyle"] if kind == "line" else ""
             entry = Line2D([], [], color=drawn["color"], linestyle=line, marker=drawn["marker"])
-            entry.set_label(chart.name)
-            self.handles.setdefault(chart.name, entry)
+            self._entry(entry, chart.name)
         for one in plot.series[1:]:
             if one.layer.name:
-                self.handles.setdefault(one.layer.name, self._entry(chart, one.layer))
+                self._entry(_sample(one.layer), one.layer.name)
 
-    def _entry(self, chart: Chart, layer: Layer) -> Line2D:
-        shared = {"color": colour(layer.colour or INK), "label": layer.name}
-        if layer.mark == "line":
-            return Line2D([], [], linewidth=1.2, linestyle=DASHES[layer.style], **shared)
-        if layer.mark == "span":
-            return Line2D([], [], linewidth=4, alpha=0.4, **shared)
-        return Line2D([], [], linestyle="", **_hollow(layer, shared["color"]), label=layer.name)
+    def _entry(self, entry: Any, label: str) -> None:
+        """What the legend shows; of entries with the same label the first."""
+        entry.set_label(label)
+        self.handles.setdefault(label, entry)
 
     def _line(self, ax: Axes, plot: _Plot, line: Line | Band, here: dict[str, Any]) -> None:
         across = isinstance(plot.chart, Lines | Scatter)
@@ -456,8 +442,7 @@ class _Drawing:
             span(low, high, color=look.INK, alpha=0.1, linewidth=0, zorder=0)
             if line.name:
                 entry = Rectangle((0, 0), 1, 1, color=look.INK, alpha=0.1, linewidth=0)
-                entry.set_label(line.name)
-                self.handles.setdefault(line.name, entry)
+                self._entry(entry, line.name)
             return
         draw = ax.axhline if across else ax.axvline
         drawn = {"linewidth": 1.2, "linestyle": DASHES[line.style]}
@@ -472,8 +457,7 @@ class _Drawing:
                         color=ink, transform=ax.get_xaxis_transform())  # fmt: skip
             if line.name:
                 label = line.name.format(number(float(f"{plot.factor * value:.6g}")))
-                entry = Line2D([], [], color=colour(line.colour), label=label, **drawn)
-                self.handles.setdefault(label, entry)
+                self._entry(Line2D([], [], color=colour(line.colour), **drawn), label)
 
     def _levels(self, plot: _Plot, line: Line, here: dict[str, Any]) -> list[tuple[float, str]]:
         """Where a line lies in a panel, and in which colour."""
@@ -516,7 +500,7 @@ class _Drawing:
         curves: list[tuple[np.ndarray, np.ndarray]] = []
         for one in series:
             layer = one.layer
-            telling = [n for n in _telling(chart) if n in one.chosen.table]
+            telling = one.telling(_telling(chart))
             for place, rows in _in_order(one.chosen.table, telling, plot):
                 at = dict(zip(telling, place, strict=True))
                 drawn = self._look(chart, layer, at)
@@ -584,7 +568,7 @@ class _Drawing:
 
     def dots(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart: Any = plot.chart
-        y, lanes = "/".join(_flat(chart.y)), plot.extra["lanes"]
+        y, lanes = _axis(chart.y), plot.extra["lanes"]
         self._name_lanes(ax, plot)
         for one in sorted(series, key=lambda one: one.layer.mark == ""):
             self._dots(ax, plot, one, y, lanes)
@@ -607,7 +591,7 @@ class _Drawing:
                     transform=ax.get_yaxis_transform())  # fmt: skip
 
     def _name_lanes(self, ax: Axes, plot: _Plot) -> None:
-        coordinate = "/".join(_flat(plot.chart.y))
+        coordinate = _axis(plot.chart.y)
         names = [name_of(value, coordinate, self.style) for value in plot.extra["lanes"]]
         look.lanes(ax, names, max(len(self._lanes(plot, panel)) for panel in plot.panels))
 
@@ -616,8 +600,8 @@ class _Drawing:
         layer, factor, table = one.layer, plot.factor, one.chosen.table
         if y not in table:
             return
-        telling = [n for n in dict.fromkeys([*_telling(chart), y]) if n in table]
-        for place, rows in groups(table, telling):
+        telling = one.telling([*_telling(chart), y])
+        for place, rows, own in one.chosen.places(telling):
             at = dict(zip(telling, place, strict=True))
             if at[y] not in lanes:
                 continue
@@ -631,21 +615,23 @@ class _Drawing:
             if isinstance(chart, Dots) and chart.seeds and not layer.mark:
                 ax.plot(factor * rows["value"], [where] * len(rows), "o", color=drawn["color"],
                         markersize=3.5, alpha=0.5, markeredgewidth=0)  # fmt: skip
-            for own in one.chosen.at(**at).estimates(telling).itertuples():
-                if layer.mark:
-                    ax.plot(factor * own.mean, where, linestyle="", zorder=3,
-                            **_hollow(layer, drawn["color"]))  # fmt: skip
-                    continue
-                ends = factor * np.array([[own.mean - own.low], [own.high - own.mean]])
-                ax.errorbar(
-                    factor * own.mean, where, xerr=ends if math.isfinite(own.low) else None,
-                    fmt=drawn["marker"], color=drawn["color"], markersize=6.5, elinewidth=2.4,
-                    markeredgewidth=0, zorder=3,
-                )  # fmt: skip
+            if own is None:
+                continue
+            mean, low, high = own
+            if layer.mark:
+                ax.plot(factor * mean, where, linestyle="", zorder=3,
+                        **_hollow(layer, drawn["color"]))  # fmt: skip
+                continue
+            ends = factor * np.array([[mean - low], [high - mean]])
+            ax.errorbar(
+                factor * mean, where, xerr=ends if math.isfinite(low) else None,
+                fmt=drawn["marker"], color=drawn["color"], markersize=6.5, elinewidth=2.4,
+                markeredgewidth=0, zorder=3,
+            )  # fmt: skip
 
     def bars(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart: Any = plot.chart
-        y, lanes = "/".join(_flat(chart.y)), plot.extra["lanes"]
+        y, lanes = _axis(chart.y), plot.extra["lanes"]
         self._name_lanes(ax, plot)
         telling = [n for n in dict.fromkeys([y, chart.colour]) if n]
         found = series[0].chosen.estimates(telling)
@@ -683,7 +669,7 @@ class _Drawing:
 
     def heat(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart: Any = plot.chart
-        x, y = "/".join(_flat(chart.x)), "/".join(_flat(chart.y))
+        x, y = _axis(chart.x), _axis(chart.y)
         rows, columns = plot.places["y"], plot.places["x"]
         wide = self._wide(series[0].chosen, plot) * plot.factor
         everywhere = plot.main.chosen.table["value"] * plot.factor
@@ -713,7 +699,7 @@ class _Drawing:
 
     def tiles(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart = plot.chart
-        x, y = ("/".join(_flat(getattr(chart, way))) for way in "xy")
+        x, y = (_axis(getattr(chart, way)) for way in "xy")
         rows, columns = plot.places["y"], plot.places["x"]
         everywhere = plot.main.chosen.table
         counts = everywhere[chart.colour].value_counts()
@@ -725,13 +711,16 @@ class _Drawing:
         all_places = standing(everywhere, [n for n in (chart.panels, x, y) if n]).values()
         numbers = _numbers(all_places, counts)
         here = standing(series[0].chosen.table, [x, y])
+        sure = series[0].chosen.table.groupby([x, y])["value"].min()
         for at in ((i, j) for i in range(len(columns)) for j in range(len(rows))):
-            names = here.get((columns[at[0]], rows[at[1]]), [])
-            _tile(ax, *at, [numbers[name] for name in names[:2]])
+            place = columns[at[0]], rows[at[1]]
+            names, doubt = here.get(place, []), not sure.get(place, 1)
+            _tile(ax, *at, [numbers[name] for name in names[:2]], PALE if doubt else CLEAR)
             said = [name_of(name, chart.colour, self.style) for name in names[:2]]
             text = "\n= ".join("\n".join(textwrap.wrap(name, LINE)) for name in said)
-            text += " +" * (len(names) > 2)
-            ax.text(*at, text or "–", ha="center", va="center", fontsize=5.5, linespacing=1.05)
+            text += " +" * (len(names) > 2) + " ?" * doubt
+            size = min(9, 27.5 / len(columns))
+            ax.text(*at, text or "–", ha="center", va="center", fontsize=size, linespacing=1.05)
         ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
         ax.set_xticks(range(len(columns)), [name_of(v, x, self.style) for v in columns])
         ax.set_yticks(range(len(rows)), [name_of(v, y, self.style) for v in rows])
@@ -741,10 +730,10 @@ class _Drawing:
         ax.set_ylabel(title_of(y, self.style))
         for name, code in numbers.items():
             label = name_of(name, chart.colour, self.style)
-            self.handles.setdefault(label, Patch(**_paint(code), label=label))
+            self._entry(Patch(**_paint(code)), label)
 
     def _wide(self, chosen: Chosen, plot: _Plot) -> pd.DataFrame:
-        x, y = ("/".join(_flat(getattr(plot.chart, way))) for way in "xy")
+        x, y = (_axis(getattr(plot.chart, way)) for way in "xy")
         found = chosen.estimates([y, x]).pivot(index=y, columns=x, values="mean")
         return found.reindex(index=plot.places["y"], columns=plot.places["x"])
 
@@ -760,8 +749,7 @@ class _Drawing:
             if not inside.any():
                 continue
             label = one.name.format(number(value)) or f"within {one.within:.0%} of {number(value)}"
-            entry = Line2D([], [], color=colour(one.colour), linewidth=2.2, label=label)
-            self.handles.setdefault(label, entry)
+            self._entry(Line2D([], [], color=colour(one.colour), linewidth=2.2), label)
 
     def _marked(self, ax: Axes, plot: _Plot, layer: Layer) -> None:
         try:
@@ -775,12 +763,11 @@ class _Drawing:
             at = plot.places["x"].index(place[0]) + 0.5, plot.places["y"].index(place[1]) + 0.5
             ax.plot(*at, markersize=20, **drawn)
         if layer.name:
-            entry = Line2D([], [], linestyle="", markersize=9, label=layer.name, **drawn)
-            self.handles.setdefault(layer.name, entry)
+            self._entry(Line2D([], [], linestyle="", markersize=9, **drawn), layer.name)
 
     def timeline(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
         chart = plot.chart
-        y, lanes = "/".join(_flat(chart.y)), plot.extra["lanes"]
+        y, lanes = _axis(chart.y), plot.extra["lanes"]
         self._name_lanes(ax, plot)
         table = series[0].chosen.table
         table = table[table["value"] < (chart.limits[1] or math.inf)]
@@ -822,7 +809,7 @@ class _Drawing:
         look.scale(ax, "x", "x" in chart.log)
         if chart.named:
             some = chosen(points, chart.named)
-            texts = [name_of(v, chart.y, self.style) for v in some["/".join(_flat(chart.y))]]
+            texts = [name_of(v, chart.y, self.style) for v in some[_axis(chart.y)]]
             ends = zip(x_factor * some[x], factor * some["mean"], texts, strict=True)
             plot.extra.setdefault("named", []).append((ax, list(ends)))
         ax.set_xlabel(units.heading(title_of(x, self.style), plot.x_unit))
@@ -840,14 +827,8 @@ class _Drawing:
         ax.fill_between(
             x_factor * ends, low, high, color=look.INK, alpha=0.1, linewidth=0, zorder=0
         )
-        label = f"equal, ± {number(100 * share)} %"
-        entry = Line2D([], [], color=look.INK, linewidth=1.2, label=label)
-        self.handles.setdefault(label, entry)
-
-    def drawn(self, ax: Axes, plot: _Plot, series: list[_Series]) -> None:
-        chart: Any = plot.chart
-        for handle in chart.draw(ax, series[0].chosen.table) or ():
-            self.handles.setdefault(handle.get_label(), handle)
+        entry = Line2D([], [], color=look.INK, linewidth=1.2)
+        self._entry(entry, f"equal, ± {number(100 * share)} %")
 
     # When all panels of a chart are drawn -------------------------------------------------------
 
@@ -856,7 +837,7 @@ class _Drawing:
         values = "x" if isinstance(chart, Dots | Bars | Timeline) else "y"
         low, high = (None if v is None else plot.factor * v for v in chart.limits)
         for ax in plot.axes if values not in chart.share else [first]:
-            if not isinstance(chart, Heat | Drawn) and (low is not None or high is not None):
+            if not isinstance(chart, Heat) and (low is not None or high is not None):
                 most = high
                 if high is None and values not in chart.log:  # room in the share of the whole axis
                     drawn = plot.axes if values in chart.share else [ax]
@@ -893,9 +874,11 @@ _DRAW: dict[type, Callable[[_Drawing, Axes, _Plot, list[_Series]], None]] = {
     Tiles: _Drawing.tiles,
     Timeline: _Drawing.timeline,
     Scatter: _Drawing.scatter,
-    Drawn: _Drawing.drawn,
 }
 
+
+CLEAR, PALE = 0.55, 0.15
+"""How opaque tiles are, those that are not sure, too."""
 
 LINE = 13
 """Characters of a name that fit beside each other in a tile."""
@@ -910,24 +893,24 @@ def _numbers(places: Collection[list[Any]], counts: pd.Series) -> dict[Any, int]
     return {name: code for code, name in enumerate(ordered, 1)}
 
 
-def _tile(ax: Axes, x: int, y: int, codes: Sequence[int]) -> None:
+def _tile(ax: Axes, x: int, y: int, codes: Sequence[int], alpha: float) -> None:
     """A square in the look of the first; the second has a corner."""
     left, right, low, high = x - 0.48, x + 0.48, y - 0.48, y + 0.48
     whole = [(left, low), (right, low), (right, high), (left, high)]
     if codes[1:]:
         whole[1:3] = [(x, low), (right, high)]
         corner = [(x + 0.03, low), (right, low), (right, high - 0.06)]
-        ax.add_patch(Polygon(corner, **_paint(codes[1])))
+        ax.add_patch(Polygon(corner, **_paint(codes[1], alpha)))
     if codes:
-        ax.add_patch(Polygon(whole, **_paint(codes[0])))
+        ax.add_patch(Polygon(whole, **_paint(codes[0], alpha)))
 
 
-def _paint(code: int) -> dict[str, Any]:
+def _paint(code: int, alpha: float = CLEAR) -> dict[str, Any]:
     """The look of a number: the palette in turn, then in turn hatched."""
     inks = list(PALETTE.values())
     # Lines: dots would make the figure's file many times as large.
     hatch = [None, "////", "\\\\\\\\", "xxxx"][min((code - 1) // len(inks), 3)]
-    return {"facecolor": inks[(code - 1) % len(inks)], "alpha": 0.55, "edgecolor": look.INK,
+    return {"facecolor": inks[(code - 1) % len(inks)], "alpha": alpha, "edgecolor": look.INK,
             "hatch": hatch, "linewidth": 0}  # fmt: skip
 
 
@@ -956,6 +939,17 @@ def outline(ax: Axes, inside: np.ndarray, ink: str, inset: float = 0.0) -> None:
 def _flat(coordinate: charts.Coordinate) -> list[str]:
     several = coordinate if isinstance(coordinate, tuple) else (coordinate,)
     return [name for name in several if name]
+
+
+def _axis(coordinate: charts.Coordinate) -> str:
+    """The column of an axis, which has the values of several coordinates together."""
+    return "/".join(_flat(coordinate))
+
+
+def _values(series: Iterable[_Series], name: str) -> list[Any]:
+    """All values of a coordinate, those included of rows that are left out."""
+    tables = [table for one in series for table in (one.chosen.table, one.chosen.left)]
+    return [value for table in tables if name in table for value in table[name]]
 
 
 def _step(plot: _Plot) -> float:
@@ -1003,6 +997,16 @@ def _in_order(
     return sorted(groups(table, telling), key=lambda one: rank(one[0]))
 
 
+def _sample(layer: Layer) -> Line2D:
+    """A layer's mark, as the legend shows it."""
+    ink = colour(layer.colour or INK)
+    if layer.mark == "line":
+        return Line2D([], [], color=ink, linewidth=1.2, linestyle=DASHES[layer.style])
+    if layer.mark == "span":
+        return Line2D([], [], color=ink, linewidth=4, alpha=0.4)
+    return Line2D([], [], linestyle="", **_hollow(layer, ink))
+
+
 def _hollow(layer: Layer, ink: str) -> dict[str, Any]:
     size = 12 if layer.mark == "|" else 6.5
     return {
@@ -1010,7 +1014,7 @@ def _hollow(layer: Layer, ink: str) -> dict[str, Any]:
         "markersize": size,
         "markeredgewidth": 2 if layer.mark == "|" else 1.4,
         "markeredgecolor": ink,
-        "markerfacecolor": ink if layer.filled else "none",
+        "markerfacecolor": "none",
     }
 
 

@@ -20,7 +20,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from slowlink.reports.charts import Look, Style
-from slowlink.reports.charts.data import merged
 from slowlink.reports.evidence import number
 
 # The colours of Okabe and Ito, which colour-blind readers can tell apart. The page gives each a
@@ -94,7 +93,8 @@ class Looks:
     _KINDS: ClassVar = {"colour": list(PALETTE), "marker": list(MARKERS), "style": list(DASHES)}
 
     def __init__(self, style: Style) -> None:
-        self._given = merged(style.looks)
+        looks = style.looks.items()
+        self._given = {v: Look(one) if isinstance(one, str) else one for v, one in looks}
         self._chosen: dict[tuple[Any, str], str] = {}
 
     def known(self, value: Any) -> Look:
@@ -102,7 +102,7 @@ class Looks:
         return self._given.get(value, Look())
 
     def of(self, value: Any, kind: str) -> str:
-        """Its colour, marker, style or dashes."""
+        """The colour, marker, style or dashes of a value."""
         return self._told(value, kind) or self._chosen[value, kind]
 
     def _told(self, value: Any, kind: str) -> str:

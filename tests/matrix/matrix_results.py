@@ -55,8 +55,9 @@ def made(reach: bool = True, trained: bool = True, residual: bool = False) -> pd
 
 
 def results(rows: pd.DataFrame | None = None, *places) -> pd.DataFrame:
-    """What is condensed of rows, those made up if no others are given, and its answers."""
-    return frame([*condense(made() if rows is None else rows, *(places or PLACES)), *answers()])
+    """What is condensed of rows, those made up if no others are given, and what is asked beside."""
+    short = condense(made() if rows is None else rows, *(places or PLACES))
+    return frame([*short, *answers(), *effort()])
 
 
 def answers():
@@ -81,6 +82,16 @@ def answers():
         told = dict(method="sparse", change=change, first=first)
         more = dict(experiment="robust", metric="times_the_best", unit="1", case=change)
         yield Row(**fields, **more, at=told, value=times)
+
+
+def effort():
+    """How many systems there are, and the processor time of all in one cell."""
+    base = dict(document="matrix", experiment="effort", scale="smoke", evidence="computed")
+    for metric, value in (("systems", 21), ("classes", 6), ("systems_beyond", 700)):
+        yield Row(**base, metric=metric, value=value, unit="1")
+    for variant, seconds in (("cold", 8.0), ("warm", 0.05)):
+        where = dict(variant=variant, model="resnet50", workers=16)
+        yield Row(**base, **where, metric="processor_time", value=seconds, unit="s")
 
 
 def form() -> pd.DataFrame:

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,13 +117,6 @@ def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
     assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
 
 
-@pytest.mark.slow
-def test_the_short_name_of_the_command_is_the_command():
-    command = [sys.executable, "-m", "reports.advise", "--model", "lenet5", "--workers", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "say how fast the links are" in done.stderr
-
-
 def ask(capsys, *arguments):
     advice.main(["--model", "lenet5", "--workers", "4", *arguments])
     return capsys.readouterr().out
@@ -139,6 +131,13 @@ def test_the_command_ranks_every_method_or_says_why_not(capsys):
     assert "lenet5, 256 samples a round, 4 workers" in table and "100 Mbit/s" in table
     with_sites = ask(capsys, "--lan", "1G", "--wan", "50M", "--sites", "2", "--uneven", "1.5")
     assert "2 sites of 2, 1 Gbit/s inside, 50 Mbit/s between" in with_sites
+
+
+def test_break_evens_are_looked_for_of_the_best_of_each_kind_even_of_all(capsys):
+    asked = ["--only", "codec=fp16|sign_sgd,fusion=whole_model", "--lan", "1G", "--json"]
+    few, every = (json.loads(ask(capsys, *asked, *more))["methods"] for more in ([], ["--all"]))
+    found, all_found = ({one["method"] for one in many if one["worth_it"]} for many in (few, every))
+    assert found == all_found and 0 < len(found) < len(every)
 
 
 @pytest.mark.parametrize(

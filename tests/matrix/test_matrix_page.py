@@ -47,7 +47,7 @@ def pages(tmp_path_factory):
 
 def test_the_front_page_has_the_map_of_winners_and_the_finding(pages):
     front = pages["index.html"]
-    assert "matrix-winners" in front and "none is fastest everywhere" in front
+    assert "matrix-winners_target" in front and "none is fastest everywhere" in front
     assert 'href="matrix.html"' in front and 'href="advice.html"' in front
 
 
@@ -139,6 +139,12 @@ def test_a_tile_has_the_names_of_its_winners_and_two_colours_where_they_tie(shor
             tied += len(shown) > 1
     patches = [patch for patch in flat.patches if isinstance(patch, Polygon)]
     assert tied and len(patches) == 6 + tied
+
+
+def test_a_model_that_nobody_brought_to_its_target_hides_no_other():
+    table = pictures.first_there(condensed(reach=False, residual=True))
+    found = table.groupby(table["panel"].str.partition(",")[0])["status"].agg(set).to_dict()
+    assert found == {"LeNet-5": {"late"}, "ResNet-50": {"ok"}}
 
 
 def test_profiles_have_few_lines_a_panel_and_every_method_once(short):
@@ -301,7 +307,7 @@ def test_regret_names_what_it_costs_and_where(short):
 def test_what_is_no_row_stands_beside_the_fastest_row(short):
     (line,) = page.beyond.make(short, None).to_dict("records")
     assert line == {
-        "cell": "ResNet-50, 16 workers, flat, 1 Gbit/s",
+        "cell": "ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s",
         "group": "policies with codecs",
         "systems": 3,
         "the fastest of them": "ssp with fp16 by one server",
@@ -310,10 +316,22 @@ def test_what_is_no_row_stands_beside_the_fastest_row(short):
     }
 
 
+def test_what_there_is_is_counted():
+    found = page.extent.make(told(matrix_results.results(made(residual=True))), None)
+    counts = dict(zip(found["what"], map(float, found["how many"]), strict=True))
+    assert counts["methods"] == len(METHODS) and counts["systems"] == 21
+    # Of LeNet-5, six classes with three seeds and two rates each; ResNet-50 has two classes.
+    assert counts["classes trained with LeNet-5"] == 6 and counts["trainings of LeNet-5"] == 18
+    assert counts["trainings of LeNet-5 that tried a rate"] == 12
+    assert counts["trainings of ResNet-50"] == counts["trainings of ResNet-50 that tried a rate"]
+    assert counts["cells"] + counts["cells that cannot run"] == len(METHODS) * 2 * 2 * 2 * 3
+    assert counts["processor seconds, ResNet-50, 16 workers between sites, asked again"] == 0.05
+
+
 def test_what_answers_are_worth_and_who_stays_first(short):
     worth = page.worth.make(short, None).set_index("question")
     assert list(worth["next best"]) == ["plink: +1.0 %", "top_k: -10.0 %", "layer_wise: +25.0 %"]
     assert list(worth["plain"]) == ["ring: +10.0 %", "identity: 3 times as long", "the same"]
-    assert set(worth["cell"]) == {"ResNet-50, 16 workers, flat, 1 Gbit/s"}
+    assert set(worth["cell"]) == {"ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s"}
     (line,) = page.robust.make(short, None).to_dict("records")
     assert line["coding twice as dear"] == "dense (1.5 times)" and line["latency"] == "stays"

@@ -157,6 +157,43 @@ def test_the_better_half_of_the_rates_goes_on_and_the_best_one_trains(planned):
     assert {r.validation for r in runs()} == {2500}
 
 
+def test_what_looks_at_the_clock_is_recorded_at_every_ratio(planned):
+    """At the rate that the middle one found; each run is a file of its own."""
+    ends, runs = planned
+    for accuracy in (30.0, 40.0):
+        ends |= {run.id: accuracy for run in runs() if run.rounds < 1600 and run.id not in ends}
+    tried = {run.at["ratio"] for run in runs() if run.at["method"] == "asp" and run.rounds < 1600}
+    made = [run for run in runs() if run.at["method"] == "asp" and run.rounds == 1600]
+    assert tried == {1.0} and {run.lr for run in made} == {0.003}
+    assert [(run.seed, run.at["ratio"]) for run in made] == [
+        (seed, ratio) for seed in (1, 2) for ratio in (1.0, 0.1, 10.0)
+    ]
+    assert len({run.id for run in runs()}) == len(runs())
+
+
+def test_what_is_recorded_at_several_ratios_arrives_at_each(planned):
+    ends, runs = planned
+    for accuracy in (30.0, 40.0):
+        ends |= {run.id: accuracy for run in runs() if run.rounds < 1600 and run.id not in ends}
+    rows = []
+    for one in runs():
+        reached = one.at.get("ratio") != 10.0
+        for number in range(8):
+            value = 60.0 if number and reached else 10.0
+            point = dict(metric="test_accuracy", value=value, unit="%", round=200 * number)
+            link = one.networks[one.at["method"]].wan
+            rows.append(Row(**one.told, evidence="recorded", case="one", bandwidth=link, **point))
+    made = experiments.residual.summarise(frame(rows), advice.recipe("smoke"))
+    found = {
+        (row.at["ratio"], row.seed): row.status
+        for row in made
+        if row.at["method"] == "asp" and row.metric == "rounds_to_target"
+    }
+    assert found == {
+        (ratio, seed): "late" if ratio == 10 else "ok" for ratio in (0.1, 1, 10) for seed in (1, 2)
+    }
+
+
 def test_what_is_recorded_is_held_against_a_share_of_plain_values(planned):
     ends, runs = planned
     first = runs()

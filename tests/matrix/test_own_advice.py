@@ -10,11 +10,14 @@ from dataclasses import replace
 import pytest
 
 from slowlink.testbed import given
+from slowlink.testbed.cache import VARIABLE
+from slowlink.testbed.matrix import time_round
 from slowlink.testbed.network import cluster as clusters
 from slowlink.testbed.network.cluster import Cluster
 from slowlink.testbed.training import device, own, pipeline
 from slowlink.testbed.training.recipe import Level, Part
-from slowlink.workflow.matrix import advice
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix import advice, experiments
 from slowlink.workflow.matrix import own as own_advice
 from slowlink.workflow.matrix.own import Asked, crossing
 from slowlink.workflow.matrix.rounds import methods_of
@@ -105,6 +108,43 @@ def methods(*labels):
     """Each on the first of its exchanges."""
     found = advice.recipe().found()
     return {label: methods_of(label, found[label])[0] for label in labels}
+
+
+def test_what_was_timed_is_kept_until_anything_it_depends_on_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    one = asked(dict(sites=SITES))
+    several = methods("ring", "power_sgd", "torch DDP").values()
+    alone = [time_round(m, one.tensors, one.cluster, one.machine, one.batch) for m in several]
+    several, least = list(several), min(made.round_s for made in alone)
+    first = one.best(several)
+    assert first[1].round_s == least and [one.timed(m) for m in several] == alone
+    monkeypatch.setattr(own_advice, "best_round", refuse)
+    monkeypatch.setattr(own_advice, "time_round", refuse)
+    again = asked(dict(sites=SITES))
+    assert again.best(several) == first and [again.timed(m) for m in several] == alone
+    for other in (
+        replace(one, batch=2 * one.batch),
+        replace(one, machine=device.profile("a100")),
+        one.with_rate(2 * one.rate),
+    ):
+        with pytest.raises(AssertionError):
+            other.best(several)
+
+
+def refuse(*_):
+    raise AssertionError("timed again")
+
+
+def test_all_methods_take_less_time_when_they_are_asked_for_again():
+    """The second of two processes finds the rounds of the first."""
+    recipe = advice.recipe("smoke")
+    rows = experiments.effort.function(Bench("matrix", "effort", recipe, "smoke"))
+    found = {(row.metric, row.variant): row.value for row in rows}
+    # GeoMX, LPSP, a codec between sites and the ring have one exchange each.
+    exchanges = [len(one.exchange) for one in recipe.found().values()]
+    assert found["systems", ""] == sum(exchanges) and exchanges.count(1) == 4
+    assert found["classes", ""] == len(recipe.found()) == 6
+    assert 0 < found["processor_time", "warm"] < found["processor_time", "cold"]
 
 
 def test_intervals_hold_whatever_lies_between_the_quartiles():

@@ -12,14 +12,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
 
 from slowlink.reports import artifacts, tables
 from slowlink.reports.charts import (
     Band,
     Bars,
     Dots,
-    Drawn,
     Figure,
     Heat,
     Layer,
@@ -167,12 +165,6 @@ def test_a_declared_unit_and_label_are_used():
     assert list(ax.lines[0].get_ydata()) == [3, 5]
 
 
-def test_the_unit_of_the_x_axis_may_be_declared():
-    rows = [row("loss", 1, "1", time_s=t) for t in (360.0, 720.0)]
-    ax = drawn(Lines("loss", x="time_s", x_unit="h"), rows).axes[0]
-    assert list(ax.lines[0].get_xdata()) == [0.1, 0.2] and ax.get_xlabel() == "time, h"
-
-
 def test_coordinates_are_scaled_and_named_with_their_units():
     rows = [row(value=1, bandwidth=b, d=d) for b in (1e9, 1e10) for d in (0.002, 0.02)]
     style = Style(units={"d": "s"}, names={"d": "between draws"})
@@ -209,7 +201,7 @@ def test_seeds_measured_at_other_times_are_compared_between_their_points():
              enumerate([(0, 0.0), (10, 10.0)])]  # fmt: skip
     second = [row("loss", v, "1", seed=1, time_s=t, round=i) for i, (t, v) in
               enumerate([(4, 20.0), (8, 40.0), (12, 60.0)])]  # fmt: skip
-    ax = drawn(Lines("loss", x="time_s", x_unit="s"), first + second).axes[0]
+    ax = drawn(Lines("loss", x="time_s"), first + second).axes[0]
     x, y = ax.lines[0].get_data()
     # The line of the first is t, that of the second 5 t; both have values from 4 to 10.
     assert (x.min(), x.max()) == (4, 10)
@@ -631,6 +623,14 @@ def test_tiles_say_who_stands_where():
     assert len(ax.patches) == 4 + 2 and {p.get_facecolor()[:3] for p in ax.patches} == inks
 
 
+def test_a_tile_that_is_not_sure_is_pale_and_asks():
+    rows = [row("first", sure, "1", method="A", k=k, d=0) for k, sure in ((1, 1.0), (2, 0.0))]
+    (ax,) = drawn(Tiles("first", x="k", y="d", colour="method"), rows).axes
+    assert [t.get_text() for t in ax.texts] == ["A", "A ?"]
+    clear, pale = (patch.get_facecolor() for patch in ax.patches)
+    assert clear[:3] == pale[:3] and clear[3] > 2 * pale[3]
+
+
 def test_tiles_of_more_winners_than_colours_are_hatched():
     rows = [row("first", 1, "1", method=f"{i}", k=i, d=0) for i in range(13)]
     patches = drawn(Tiles("first", x="k", y="d", colour="method"), rows).axes[0].patches
@@ -704,6 +704,17 @@ def test_a_heat_map_writes_its_values_and_outlines_what_is_near_a_printed_one():
     inside = {tuple(np.floor(np.mean(line.get_xydata(), axis=0))) for line in orange}
     assert inside == {(2, 0), (0, 1)}  # 8 and 6 ms are within 30 % of 8
     assert ticks(ax.xaxis) == ["1", "2", "4"] and ax.get_xlabel() == "k"
+
+
+def test_a_heat_map_of_both_signs_has_a_colour_for_each_and_none_for_zero():
+    rows = [row("error", value, "%", method="A", k=k) for k, value in enumerate((-8, -4, 0, 4))]
+    fig = drawn(Heat(Rows("error"), x="k", y="method"), rows)
+    mesh = fig.axes[0].collections[0]
+    below, half_below, zero, half_above = mesh.to_rgba(mesh.get_array().ravel())
+    assert below[3] == pytest.approx(0.54, abs=0.01) and zero[3] == pytest.approx(0, abs=0.01)
+    # As far from zero is as strong, and colours of the two signs differ most.
+    assert half_below[3] == pytest.approx(half_above[3], abs=0.01) and half_below[3] < below[3]
+    assert half_below[0] > half_below[2] and half_above[2] > half_above[0]
 
 
 def test_the_outline_runs_between_cells_inside_and_outside():
@@ -781,22 +792,10 @@ def test_a_scatter_of_one_quantity_shows_where_both_are_equal():
     assert texts(fig) == ["equal, ± 10 %"]
 
 
-def test_titles_may_be_computed_and_pictures_drawn_by_hand():
+def test_titles_may_be_computed():
     chart = Lines("time", x="k", panels="method", title=lambda rows: f"{len(rows)} points")
     fig = drawn(chart, SPEEDS)
     assert [ax.get_title("left") for ax in fig.axes] == ["3 points"] * 2
-
-
-def test_a_picture_drawn_by_hand_has_panels_and_a_legend():
-    def count(ax, rows):
-        ax.set_xlabel(f"{len(rows)} rows")
-        return [Line2D([], [], label="by hand")]
-
-    own = Drawn(draw=count, panels="method")
-    fig = drawn([own, Dots(Rows("time", {"k": 1}), y="method")], SPEEDS)
-    assert [ax.get_xlabel() for ax in fig.axes[:2]] == ["3 rows", "3 rows"]
-    assert [ax.get_title("left") for ax in fig.axes] == ["A", "B", ""]
-    assert texts(fig) == ["by hand"]
 
 
 def test_panels_wrap_and_charts_stand_in_lines():
@@ -808,6 +807,11 @@ def test_panels_wrap_and_charts_stand_in_lines():
     one = Lines(Rows("time", {"case_": "c1"}), x="k")
     fig = drawn([[one, one], [one, one]], rows)
     assert [ax.get_subplotspec().rowspan.start for ax in fig.axes] == [0, 0, 1, 1]
+    wrapped = Lines("time", x="k", panels="case_", columns=3)
+    spots = [ax.get_subplotspec() for ax in drawn([[wrapped], [wrapped]], rows).axes]
+    assert [(s.rowspan.start, s.colspan.start) for s in spots] == [
+        (y, x) for y in range(4) for x in range(2 + (y % 2 == 0))
+    ]
 
 
 # Looks -------------------------------------------------------------------------------------------
@@ -911,6 +915,23 @@ def test_the_page_shows_the_file_of_the_target(folders):
     assert entry["command"] == "snakemake --cores 2 made_speed"
     behind = pd.read_csv(report / entry["files"]["CSV race"])
     assert set(behind.columns) == {"method", "k", "time (s)"} and len(behind) == 6
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ({"A": [1, 2, 3], "B": [1, 2, 3]}, "3 seeds, intervals are 95 %"),
+        # That a rate was tried with seed 0 does not make four of three.
+        ({"A": [1, 2, 3], "B": [0]}, "1 to 3 seeds, intervals are 95 %"),
+        ({"A": [1], "B": [0]}, "1 seed: too few for intervals"),
+    ],
+)
+def test_the_seeds_of_a_place_are_counted(folders, seeds, said):
+    made, report = folders
+    rows = frame([row(value=s + 1, method=m, k=1, seed=s) for m, its in seeds.items() for s in its])
+    one = figure(WIDE[0])
+    artifacts.write_figure(one, rows, [], made / "figures" / "speed.svg")
+    assert artifacts.entry("made", "speed", one, rows, made, report)["basis"].startswith(said)
 
 
 def test_a_table_keeps_its_digits_and_its_numbers(folders):

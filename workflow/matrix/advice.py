@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,12 +24,10 @@ import numpy as np
 import pandas as pd
 
 from slowlink.testbed import units
-from slowlink.testbed.matrix import Cluster, Method, Round, best_round, in_lockstep
+from slowlink.testbed.matrix import Cluster, Method, Round, in_lockstep
 from slowlink.testbed.results import Scale, coordinates, read
 from slowlink.testbed.terminal import show
 from slowlink.testbed.training import device, models
-from slowlink.testbed.training.device import Device
-from slowlink.testbed.training.pipeline import Layers
 from slowlink.testbed.training.summary import arrival
 from slowlink.testbed.units import said_rate, said_s
 from slowlink.workflow import matrix, settings
@@ -46,7 +43,7 @@ from slowlink.workflow.matrix.ranking import (
     target,
     trained_models,
 )
-from slowlink.workflow.matrix.rounds import methods_of, said
+from slowlink.workflow.matrix.rounds import said
 from slowlink.workflow.matrix.systems import System
 from slowlink.workflow.matrix.worth import Choice, choices, slower
 from slowlink.workflow.named import known
@@ -84,8 +81,7 @@ EXAMPLES = """examples:
   {program} --model resnet50 --workers 8 --lan 10G --device a100 --all
   {program} --model-file model.yaml --device-file device.yaml --cluster-file cluster.yaml"""
 
-_PLAYED = "looks at the clock"
-_ELSEWHERE = f"{_PLAYED}: its rounds hold only where it was trained"
+_ELSEWHERE = f"{own.PLAYED}: its rounds hold only where it was trained"
 
 
 @dataclass(frozen=True)
@@ -112,31 +108,6 @@ def recipe(scale: Scale = "desk") -> Any:
     """The matrix's recipe at a scale."""
     wing = matrix.load()
     return settings.recipe_of(wing, wing.folder / settings.RECIPE, scale)
-
-
-def predict(
-    systems: Mapping[str, System],
-    tensors: Layers,
-    cluster: Cluster,
-    machine: Device,
-    batch: int,
-    most_played: float = math.inf,
-) -> tuple[dict[str, tuple[Method, Round]], dict[str, str]]:
-    """By label, each method on the fastest of its exchanges and its round; and the reasons of those
-    that cannot run there. Policies that look at the clock are not played with more than
-    ``most_played`` workers."""
-    rounds, reasons = {}, {}
-    for number, (label, system) in enumerate(systems.items()):
-        show(f"timing {label} ({number} of {len(systems)} done)")
-        try:
-            if cluster.workers > most_played and not in_lockstep(system.synchronization):
-                raise ValueError(f"{_PLAYED}: not played with more than {most_played} workers")
-            methods = methods_of(label, system)
-            rounds[label] = best_round(methods, tensors, cluster, machine, batch)
-        except ValueError as error:
-            reasons[label] = str(error)
-    show("")
-    return rounds, reasons
 
 
 def rounds_to(
@@ -385,7 +356,7 @@ def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], 
     return parse
 
 
-def parser(given: Any, program: str = "python -m reports.advise") -> argparse.ArgumentParser:
+def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentParser:
     networks = given.networks
     made = argparse.ArgumentParser(
         program,
@@ -573,9 +544,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             elif counted[label] is None:
                 reasons[label] = f"did not reach {options.target:g} % within {within} rounds"
         found = {label: system for label, system in found.items() if label not in reasons}
-    rounds, failed = predict(
-        found, asked.tensors, asked.cluster, asked.machine, asked.batch, given.most_played
-    )
+    rounds, failed = own.predict(found, asked, given.most_played)
     reasons |= failed
     text = [_setting(asked, options)]
     if not rounds:
@@ -589,14 +558,16 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         arrives = [offer for offer in offers if _arrives(taught.get(offer.label, {}))]
         every, places = ranked(offers), ranked(arrives or offers)
         first = places[0][1]
-        shown = every if options.all else several(places, SHORT)
+        short = several(places, SHORT)
+        shown = every if options.all else short
         told = {offer.label: rounds[offer.label] for _, offer in shown}
         show("timing what each answer is worth")
         found_worth = list(choices(given, first.method, first.round, asked.timed))
         show("timing both ends of what was measured")
         within_s, corners = own.intervals(asked, told)
         show("looking for rates below which codecs are worth it")
-        methods = {label: method for label, (method, _) in told.items()}
+        # Each rate that is tried is another network: of hundreds of methods, that takes minutes.
+        methods = {offer.label: offer.method for _, offer in short}
         below = dict(own.break_evens(asked, methods, given))
         show("")
         if options.json:
@@ -627,11 +598,11 @@ def answer(options: argparse.Namespace, given: Any) -> str:
                 f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
                 f"{len(every)} methods, and why {len(reasons)} others cannot run."
             )
-            short = [offer.label for _, offer in every if offer.seconds < first.seconds]
-            if short:
+            less = [offer.label for _, offer in every if offer.seconds < first.seconds]
+            if less:
                 text[-1] += (
-                    f" {len(short)} have shorter rounds and were not trained to a target, or never "
-                    f"reach it: {', '.join(short[:SHORT])}{', …' * (len(short) > SHORT)}."
+                    f" {len(less)} have shorter rounds and were not trained to a target, or never "
+                    f"reach it: {', '.join(less[:SHORT])}{', …' * (len(less) > SHORT)}."
                 )
         text.append(f"What each answer of {first.label} is worth, the other three as they are:")
         text.append(worth(found_worth).to_string(index=False))
@@ -740,7 +711,7 @@ def _setting(asked: Asked, options: argparse.Namespace) -> str:
     return f"{head}, {where.workers} workers ({asked.machine_name}), {links}."
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "python -m reports.advise") -> None:
+def main(arguments: Sequence[str] | None = None, program: str = "slowlink advise") -> None:
     given = recipe()
     made = parser(given, program)
     options = made.parse_args(arguments)
@@ -749,7 +720,3 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m repor
     except ValueError as error:
         show("")
         made.exit(2, f"{made.prog}: {error}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

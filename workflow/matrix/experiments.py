@@ -41,7 +41,13 @@ if TYPE_CHECKING:
     from slowlink.workflow.settings import Check
 
 if not PLANNING:
+    import itertools
+    import os
+    import time
+    from concurrent.futures import ProcessPoolExecutor
     from functools import lru_cache, partial
+    from multiprocessing import get_context
+    from tempfile import TemporaryDirectory
 
     import numpy as np
     import pandas as pd
@@ -49,6 +55,7 @@ if not PLANNING:
     from slowlink.methods import fusion, synchronization
     from slowlink.methods.synchronization import Policy
     from slowlink.testbed import matrix
+    from slowlink.testbed.cache import VARIABLE
     from slowlink.testbed.matrix import in_lockstep
     from slowlink.testbed.prices import among
     from slowlink.testbed.training import device, pipeline
@@ -56,8 +63,9 @@ if not PLANNING:
     from slowlink.testbed.training.pipeline import layers
     from slowlink.testbed.training.summary import arrival
     from slowlink.testbed.training.trainer import train
+    from slowlink.workflow.matrix import own
     from slowlink.workflow.matrix.curves import timed_curves
-    from slowlink.workflow.matrix.ranking import condense
+    from slowlink.workflow.matrix.ranking import close_model, close_workers, condense
     from slowlink.workflow.matrix.rounds import clusters, methods_of, said
     from slowlink.workflow.matrix.worth import answered
 
@@ -88,8 +96,11 @@ class Taught(Section):
 
     ``grid``: learning rates, tried with ``tuning_seed``; the best one trains with every seed, and
     accuracies are compared after ``rounds``. ``window``: evaluations whose mean is the final
-    accuracy, and is held against the target. ``bandwidth`` (bit/s), ``speeds``: where policies that
-    look at the clock are trained, on a flat cluster.
+    accuracy, and is held against the target. ``bandwidth``: bit/s, of those in lockstep.
+
+    Policies that look at the clock are trained on a flat cluster with ``speeds``, at ``ratios``: so
+    many times as long as the fastest worker computes an iteration, both ways of the model take on
+    a link of its own. Their rates are tried at the middle one.
     """
 
     model: Model
@@ -107,18 +118,22 @@ class Taught(Section):
     tuning_seed: int
     bandwidth: PositiveFloat
     speeds: str
+    ratios: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
+
+    def ratios_of(self, system: System) -> list[float | None]:
+        """Those at which a system is trained, the middle one first; None where all meet in
+        lockstep."""
+        if in_lockstep(system.synchronization):
+            return [None]
+        below = sorted(self.ratios)
+        middle = below.pop(len(below) // 2)
+        return [middle, *below]
 
 
 class Training(Taught):
     """Rates are tried for ``tuning_rounds``. What has not reached ``target`` (%) after ``rounds``
-    goes on, for ``most_rounds`` at most.
+    goes on, for ``most_rounds`` at most."""
 
-    ``ratios``: how many times as long as the fastest worker computes an iteration both ways of the
-    model take on a link of its own, where policies that look at the clock are trained; their rates
-    are tried at the middle one.
-    """
-
-    ratios: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
     tuning_rounds: PositiveInt
     most_rounds: PositiveInt
     target: PositiveFloat
@@ -167,6 +182,10 @@ class Matrix(declarations.Settings):
     between_sites: BetweenSites
     carriers: dict[str, str] = {}
     only: dict[str, System] | None = None
+
+    def part(self, name: str) -> Part:
+        """A file of the rooms with what the options give it."""
+        return Part(name=name, **self.options.get(name, {}))
 
     def found(self) -> dict[str, System]:
         """Every method by its label: the recipe's, and all that the rooms hold."""
@@ -430,11 +449,9 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
     load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
     tried: dict[float, float] = {}
     one = partial(run, bench, training, part)
-    lockstep = in_lockstep(bench.settings.found()[part].synchronization)
-    ratios = [None] if lockstep else sorted(training.ratios)
-    middle = ratios[len(ratios) // 2]
+    ratios = training.ratios_of(bench.settings.found()[part])
     for lr in training.grid:
-        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=middle)
+        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=ratios[0])
         curve = list(train(recipe, bench.say, load))
         (final,) = (
             row
@@ -548,10 +565,10 @@ def at_residual_target(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
     if not goals or not all(map(math.isfinite, goals)):
         return
     target = taught.share * float(np.mean(goals))
-    by_method: dict[str, list[Row]] = {}
+    by_class: dict[tuple, list[Row]] = {}
     for run in _of(RESIDUAL, there):
-        by_method.setdefault(str(run[0].at["method"]), []).extend(run)
-    for made in by_method.values():
+        by_class.setdefault((run[0].at["method"], run[0].at.get("ratio")), []).extend(run)
+    for made in by_class.values():
         chosen = dict(metric="chosen_lr", value=made[0].at["lr"], unit="1", evidence="computed")
         yield _summary(made[0], **chosen, seed=-1)
         yield from arrivals(made, target, taught.rounds, taught.window)
@@ -577,16 +594,17 @@ def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
             if label == residual.classes[0]:
                 yield on_validation(run(bench, residual, label, *goal), residual)
             whole = lr, seed, residual.rounds, RESIDUAL, every[label]
-            yield held_out(run(bench, residual, label, *whole), residual)
+            for ratio in residual.ratios_of(every[label]):
+                yield held_out(run(bench, residual, label, *whole, ratio=ratio), residual)
 
 
 def halved(
     bench: Bench, residual: Residual, label: str, system: System
 ) -> Generator[Recipe, None, float | None]:
     """The runs of the search for a method's rate that are known; returns the rate at its end."""
-    rates = list(residual.grid)
+    rates, (ratio, *_) = list(residual.grid), residual.ratios_of(system)
     for rounds in residual.rungs:
-        short = residual.tuning_seed, rounds, RATES, system
+        short = residual.tuning_seed, rounds, RATES, system, ratio
         made = {lr: run(bench, residual, label, lr, *short) for lr in rates}
         runs = {lr: on_validation(one, residual) for lr, one in made.items()}
         yield from runs.values()
@@ -606,8 +624,11 @@ def on_validation(one: Recipe, residual: Residual) -> Recipe:
 
 
 def held_out(one: Recipe, residual: Residual) -> Recipe:
-    """A run that leaves the validation images out of training, and names its rate."""
-    return one.model_copy(update=dict(validation=residual.validation, at=one.at | dict(lr=one.lr)))
+    """A run that leaves the validation images out of training, and names its rate; its file has
+    the ratio in its name."""
+    name = f"{one.system} at {one.at['ratio']:g} to 1" if "ratio" in one.at else one.system
+    told = dict(system=name, validation=residual.validation, at=one.at | dict(lr=one.lr))
+    return one.model_copy(update=told)
 
 
 # What pages need of it ----------------------------------------------------------------------------
@@ -643,6 +664,40 @@ def answers(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """What each answer of the fastest method is worth, and whether it stays the fastest if prices
     are off; in the cells that are shown from near, with even speeds."""
     yield from answered(bench, rows)
+
+
+@experiment(alone=True, minutes=3, memory_mb=3000)
+def effort(bench: Bench) -> Iterator[Row]:
+    """How many systems and classes there are, and in how much processor time all methods are timed
+    on the cluster that is shown from near: at first, and when that is asked again."""
+    settings, found = bench.settings, bench.settings.found()
+    every = itertools.product(settings.models, settings.workers)
+    places = pd.DataFrame(every, columns=["model", "workers"])
+    model, workers = close_model(places), close_workers(places)
+    there = next(c for _, c in clusters(settings) if (c.kind, c.workers) == ("sites", workers))
+    machine = device.profile(settings.device)
+    asked = own.Asked(model, layers(Part(name=model)), settings.models[model], there, machine, "")
+    counts = {
+        "systems": sum(len(one.exchange) for one in found.values()),
+        "classes": len({systems.class_of(one) for one in found.values()}),
+        "systems_beyond": len(systems.beyond(settings)),
+    }
+    for name, count in counts.items():
+        yield bench.row(name, count, "1", evidence="computed")
+    with TemporaryDirectory() as folder:
+        for variant in ("cold", "warm"):
+            with ProcessPoolExecutor(1, get_context("fork")) as fresh:
+                told = fresh.submit(spent_s, found, asked, f"{folder}/cache", settings.most_played)
+                at = dict(variant=variant, model=model, workers=workers, evidence="measured")
+                yield bench.row("processor_time", told.result(), "s", **at)
+
+
+def spent_s(found: Mapping[str, System], asked: own.Asked, cache: str, most_played: int) -> float:
+    """Processor seconds in which all methods are timed, with what is kept in ``cache``."""
+    os.environ[VARIABLE] = cache
+    begun = time.process_time()
+    own.predict(found, asked, most_played)
+    return time.process_time() - begun
 
 
 class Advice(Section):

@@ -4,25 +4,32 @@ off by what was measured, and below which rate a codec is worth it."""
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slowlink.testbed import matrix, units
-from slowlink.testbed.matrix import Method, Round, best_round, time_round
+from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.matrix import Method, Round, best_round, in_lockstep, time_round
 from slowlink.testbed.network import cluster as clusters
+from slowlink.testbed.terminal import show
 from slowlink.testbed.training import device, own
 from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import Layers, layers
 from slowlink.testbed.training.recipe import Level, Part
-from slowlink.workflow.matrix.systems import DENSE, SITES
+from slowlink.workflow.matrix.rounds import methods_of
+from slowlink.workflow.matrix.systems import DENSE, SITES, System, coded
+from slowlink.workflow.named import ROOT
 
 if TYPE_CHECKING:
     from slowlink.workflow.matrix.experiments import Matrix
+
+PLAYED = "looks at the clock"
 
 ENDS = ("fast", "slow")
 
@@ -51,10 +58,28 @@ class Asked:
     machine_name: str
 
     def timed(self, method: Method) -> Round:
-        return time_round(method, self.tensors, self.cluster, self.machine, self.batch)
+        """A round of the method. Raises ValueError if it cannot run there."""
+        return self.best([method])[1]
 
     def best(self, methods: Sequence[Method]) -> tuple[Method, Round]:
-        return best_round(methods, self.tensors, self.cluster, self.machine, self.batch)
+        """The fastest of the methods and its round, which is kept for whoever asks again.
+
+        Raises
+        ------
+        ValueError
+            None can run there; says why, of the first.
+        """
+        where = self.tensors, self.cluster, self.machine, self.batch
+
+        def found() -> tuple[int, dict[str, Any]]:
+            if len(methods) == 1:
+                return 0, asdict(time_round(methods[0], *where))
+            chosen, made = best_round(methods, *where)
+            return methods.index(chosen), asdict(made)
+
+        asked = hashlib.blake2b(repr((methods, where)).encode(), digest_size=16).hexdigest()
+        place, made = cached(f"round {_prices()} {asked}", found)
+        return methods[place], Round(**made)
 
     @property
     def links(self) -> str:
@@ -89,6 +114,13 @@ class Asked:
             if changed not in made.values():
                 made[name] = changed
         return made if len(made) > 1 else {}
+
+
+@cache
+def _prices() -> str:
+    """What a round depends on besides what was asked for."""
+    rooms = ("methods", "testbed")
+    return sources(*(file for room in rooms for file in sorted((ROOT / room).rglob("*.py"))))
 
 
 # What is asked ------------------------------------------------------------------------------------
@@ -153,6 +185,28 @@ def _cluster(options: argparse.Namespace, given: Matrix) -> clusters.Cluster:
     return clusters.Cluster(**dict(found) | open_)
 
 
+# What it takes ------------------------------------------------------------------------------------
+
+
+def predict(
+    systems: Mapping[str, System], asked: Asked, most_played: float = math.inf
+) -> tuple[dict[str, tuple[Method, Round]], dict[str, str]]:
+    """By label, each method on the fastest of its exchanges and its round; and the reasons of those
+    that cannot run there. Policies that look at the clock are not played with more than
+    ``most_played`` workers."""
+    rounds, reasons = {}, {}
+    for number, (label, system) in enumerate(systems.items()):
+        show(f"timing {label} ({number} of {len(systems)} done)")
+        try:
+            if asked.cluster.workers > most_played and not in_lockstep(system.synchronization):
+                raise ValueError(f"{PLAYED}: not played with more than {most_played} workers")
+            rounds[label] = asked.best(methods_of(label, system))
+        except ValueError as error:
+            reasons[label] = str(error)
+    show("")
+    return rounds, reasons
+
+
 # How far it may be off ----------------------------------------------------------------------------
 
 
@@ -203,11 +257,6 @@ class BreakEven:
         if math.isinf(self.below):
             return f"up to {units.said_rate(SPAN[1])}"
         return f"below {units.said_rate(self.below)}"
-
-
-def coded(method: Method) -> bool:
-    """Whether it sends anything but plain values."""
-    return any(codec not in (None, DENSE) for one in method.levels for codec in (one.up, one.down))
 
 
 def plain_methods(method: Method, given: Matrix) -> list[Method]:

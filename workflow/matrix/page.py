@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from slowlink.reports.charts import (
     Bars,
@@ -18,7 +19,7 @@ from slowlink.reports.charts import (
     table,
 )
 from slowlink.workflow.experiment import PLANNING
-from slowlink.workflow.matrix.experiments import answers, condensed
+from slowlink.workflow.matrix.experiments import answers, condensed, effort
 from slowlink.workflow.matrix.pictures import (
     BEHIND,
     ON_FRONT,
@@ -38,6 +39,7 @@ if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
     from slowlink.reports.evidence import Estimate, number
+    from slowlink.testbed.units import said_rate
     from slowlink.workflow.matrix.ranking import (
         CELL,
         ROOMS,
@@ -57,11 +59,12 @@ if not PLANNING or TYPE_CHECKING:
         of,
         qualified,
         ranked,
-        rate,
         regret,
+        rounded,
         rounds,
         strongholds,
         trained_models,
+        trainings,
     )
     from slowlink.workflow.matrix.ranking import target as target_of
     from slowlink.workflow.matrix.worth import Choice, slower
@@ -91,8 +94,12 @@ STYLE = Style(
 
 _FIXED = "3 ms"
 _QUALIFIED = (
-    "Among methods that bring the trained model to the target accuracy with every seed: a round is "
-    "soon over that teaches little. "
+    "Compared are the methods that brought the trained model to the target accuracy with every "
+    "seed, for a short round may teach little. "
+)
+_TILES = (
+    "A cell names the first. Where two tie, both are named and the corner has the second's colour; "
+    "+ marks further ones, – a cell without any. "
 )
 _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
@@ -128,40 +135,116 @@ _TRAINED = (
 # Who is first -----------------------------------------------------------------------------------
 
 
-winners = Figure(
-    title="Who has the shortest round",
-    shows=_QUALIFIED + "A cell names the fastest; of two within 2 % both are named and the corner "
-    "has the second's colour, + marks further ones. Uneven: the slowest worker takes twice as "
-    "long as the fastest, others in between. What a round teaches still differs; time to "
-    "a target, below, counts that too. " + _FOOTING,
+def _map(prepare: Callable[[pd.DataFrame], pd.DataFrame], height: float, **where: Any) -> Tiles:
+    """Who is first, by workers and bandwidth."""
+    rows = Rows("first", where, prepare=prepare)
+    at = dict(x="workers", y="bandwidth", colour="method", panels="panel")
+    return Tiles(rows, **at, columns=2, height=height)
+
+
+winners_target = Figure(
+    title="Who reaches the target accuracy first",
+    shows="The rounds that training needs to the target accuracy, times the seconds of a round on "
+    "that network. "
+    + _TILES
+    + "Methods tie whose difference, seed by seed, may be zero, or is below 2 %; with fewer than "
+    "three seeds, no difference is sure, and the tile is pale with a question mark. Rounds were "
+    "counted with the number of workers that was trained; with fewer or more they are taken to be "
+    "the same, which is a guess. Uneven: the slowest worker takes twice as long as the fastest, "
+    "others in between. " + _TRAINED,
     of=[condensed],
     style=STYLE,
-    chart=Tiles(
-        Rows("first", prepare=first_close),
-        x="workers",
-        y="bandwidth",
-        colour="method",
-        panels="panel",
-        columns=2,
-        height=2.9,
-    ),
+    chart=_map(first_there, 2.9),
+)
+
+
+@table(
+    title="Time to the target accuracy",
+    shows="The same in seconds, on as many workers as were trained. Next is the first that is "
+    "surely later; ≈ marks rounds that are interpolated. Methods that did not get there with every "
+    "seed are counted, and come last in the list of all.",
+    of=[condensed],
+)
+def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Who reaches the target first on every network, and when the others do."""
+    plain = set(dense(rows))
+    lines = []
+    for (model, where, bandwidth), times in places(rows).items():
+        guess = dict.fromkeys(guesses(rows, where, bandwidth, model), " ≈")
+        times = {label + guess.get(label, ""): one for label, one in times.items()}
+        ahead = first(times)
+        ordered = sorted(times, key=lambda label: times[label].mean)
+        later = [name for name in ordered if name not in ahead and not times[name].never]
+        whole = min((times[label].mean for label in times if label in plain), default=math.inf)
+        least = min((times[label].mean for label in ahead), default=math.nan)
+        lines.append(
+            {
+                "model": model_name(model),
+                "network": WHERE.get(where, where),
+                "bandwidth": said_rate(bandwidth),
+                "first": ", ".join(ahead[:4]) + f" and {len(ahead) - 4} more" * (len(ahead) > 4),
+                "seconds": _told(times[ahead[0]]) if ahead else "never",
+                "next": f"{later[0]}: {_told(times[later[0]])}" if later else "",
+                "sending everything takes": _times(whole / least),
+                "never got there": sum(one.never > 0 for one in times.values()),
+                "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+@table(
+    title="What training arrives at",
+    shows="Of every class that was trained, with each model: accuracy, rounds to the target, and "
+    "the p of a one-sided t-test over seeds that the accuracy lies above the target (below 0.05, "
+    "it is met surely; it takes three seeds). LeNet-5 is trained by every run. ResNet-8, with "
+    "BatchNorm on CIFAR-10, is recorded; its rates were chosen on images that no run trains on, "
+    "by successive halving, the same for each. Its target is a share, set before any run, of what "
+    "plain values reach on these images with a seed of their own. Seeds that are missing are not "
+    "recorded yet; python -m slowlink.workflow.recorded matrix residual goes on with them. Classes "
+    "that were not trained are priced by round only.",
+    of=[condensed],
+)
+def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a class and a column a model and number."""
+    models = trained_models(rows)
+    if not models:
+        raise Missing(UNTRAINED)
+    every = of(rows, "arrived").drop_duplicates(["model", "trained_as"])
+    made = []
+    # A class has the label of one of its methods, and may have another with the other model.
+    for label in dict.fromkeys(every["method"]):
+        line: dict[str, object] = {"method": label}
+        for model in models:
+            name, wanted = model_name(model), target_of(rows, model)
+            accuracy = arrived(rows, "final_accuracy", model).get(label)
+            needed = arrived(rows, "rounds_to_target", model).get(label)
+            p = met(rows, model).get(label, math.nan)
+            line[f"{name}: accuracy (%)"] = _told(accuracy, "diverged")
+            line[f"{name}: rounds to {number(wanted)} %"] = _told(needed)
+            line[f"{name}: p of target met"] = f"{p:.2g}" if math.isfinite(p) else ""
+        made.append(line)
+    return pd.DataFrame(made)
+
+
+winners = Figure(
+    title="Who has the shortest round",
+    shows=_QUALIFIED
+    + _TILES
+    + "Rounds within 2 % tie. What a round teaches still differs; time to the target, above, "
+    "counts that too. " + _FOOTING,
+    of=[condensed],
+    style=STYLE,
+    chart=_map(first_close, 2.9),
 )
 
 winners_models = Figure(
     title="Who has the shortest round, by model",
-    shows="As above with even speeds. " + _QUALIFIED + "A dash marks cells where none can run, as "
-    "with fewer samples a round than workers.",
+    shows="As above with even speeds. " + _QUALIFIED + "No method can run where a round has fewer "
+    "samples than there are workers.",
     of=[condensed],
     style=STYLE,
-    chart=Tiles(
-        Rows("first", {"variant": ["flat/even", "sites/even"]}, prepare=first_rounds),
-        x="workers",
-        y="bandwidth",
-        colour="method",
-        panels="panel",
-        columns=2,
-        height=2.4,
-    ),
+    chart=_map(first_rounds, 2.4, variant=["flat/even", "sites/even"]),
 )
 
 
@@ -191,8 +274,8 @@ def ranking(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
         "score (%)": [round(100 * one, 1) for one in found["score"]],
         "fastest alone": found["wins alone"],
         "tied for fastest": found["ties for first"],
-        "times the best (mean)": found["times the best"].map(_rounded),
-        "times the best (worst)": found["worst"].map(_rounded),
+        "times the best (mean)": found["times the best"].map(rounded),
+        "times the best (worst)": found["worst"].map(rounded),
         f"accuracy after {compared} rounds (%)": [_told(a, "diverged") for a in found["accuracy"]],
         f"rounds to target (at most {most})": [_told(one) for one in found["rounds"]],
     }
@@ -215,13 +298,15 @@ def _sent(rows: pd.DataFrame, name: str, where: str) -> tuple[str, dict[str, flo
     found = of(rows, "closeup", name)
     here = dict(model=model, variant=where, workers=workers)
     found = found[(found[list(here)] == pd.Series(here)).all(axis=1)]
-    at = f", {rate(found['bandwidth'].iloc[0])}" if len(found) else ""
+    at = f", {said_rate(found['bandwidth'].iloc[0])}" if len(found) else ""
     place = f"{model_name(model)}, {workers} workers, {where.partition('/')[0]}{at}"
     return place, found.set_index("method")["value"].to_dict()
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+def _times(longer: float) -> str:
+    if not math.isfinite(longer):
+        return ""
+    return "as long" if longer == 1 else f"{number(rounded(longer))} times as long"
 
 
 def _told(one: Estimate | None, lost: str = "never") -> str:
@@ -240,105 +325,15 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([found, answers, most.rename("most often fastest")], axis=1)
 
 
-@table(
-    title="What training arrives at",
-    shows="Of every class that was trained, with each model: accuracy, rounds to the target, and "
-    "the p of a one-sided t-test over seeds that the accuracy lies above the target (below 0.05, "
-    "it is met surely; it takes three seeds). LeNet-5 is trained by every run. ResNet-8, with "
-    "BatchNorm on CIFAR-10, was recorded; its rates were chosen on images that no run trains on, "
-    "by successive halving, the same for each. Its target is a share, set before any run, of what "
-    "plain values reach on these images with a seed of their own. Classes that were not trained "
-    "are priced by round only.",
-    of=[condensed],
-)
-def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
-    """A row a class and a column a model and number."""
-    models = trained_models(rows)
-    if not models:
-        raise Missing(UNTRAINED)
-    every = of(rows, "arrived").drop_duplicates(["model", "trained_as"])
-    made = []
-    # A class has the label of one of its methods, and may have another with the other model.
-    for label in dict.fromkeys(every["method"]):
-        line: dict[str, object] = {"method": label}
-        for model in models:
-            name, wanted = model_name(model), target_of(rows, model)
-            accuracy = arrived(rows, "final_accuracy", model).get(label)
-            needed = arrived(rows, "rounds_to_target", model).get(label)
-            p = met(rows, model).get(label, math.nan)
-            line[f"{name}: accuracy (%)"] = _told(accuracy, "diverged")
-            line[f"{name}: rounds to {number(wanted)} %"] = _told(needed)
-            line[f"{name}: p of target met"] = f"{p:.2g}" if math.isfinite(p) else ""
-        made.append(line)
-    return pd.DataFrame(made)
-
-
-winners_target = Figure(
-    title="Who reaches the target accuracy first",
-    shows=_TRAINED
-    + "The rounds are those of the number of workers that was trained; with fewer or more they are "
-    "taken to be the same, which is a guess. Methods are tied whose difference, seed by seed, may "
-    "be zero, or is below 2 %. Colours and corners as above.",
-    of=[condensed],
-    style=STYLE,
-    chart=Tiles(
-        Rows("first", prepare=first_there),
-        x="workers",
-        y="bandwidth",
-        colour="method",
-        panels="panel",
-        columns=2,
-        height=2.9,
-    ),
-)
-
-
-@table(
-    title="Time to the target accuracy",
-    shows="Rounds that training needs times the seconds of a round on that network. "
-    + _TRAINED
-    + "Next is the first that is surely later; ≈ marks rounds that are interpolated. Methods that "
-    "did not get there with every seed are counted, and come last in the list of all.",
-    of=[condensed],
-)
-def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Who reaches the target first on every network, and when the others do."""
-    plain = set(dense(rows))
-    lines = []
-    for (model, where, bandwidth), times in places(rows).items():
-        guess = dict.fromkeys(guesses(rows, where, bandwidth, model), " ≈")
-        times = {label + guess.get(label, ""): one for label, one in times.items()}
-        ahead = first(times)
-        ordered = sorted(times, key=lambda label: times[label].mean)
-        later = [name for name in ordered if name not in ahead and not times[name].never]
-        whole = min((times[label].mean for label in times if label in plain), default=math.inf)
-        least = min((times[label].mean for label in ahead), default=math.nan)
-        lines.append(
-            {
-                "model": model_name(model),
-                "network": WHERE.get(where, where),
-                "bandwidth": rate(bandwidth),
-                "first": ", ".join(ahead[:4]) + f" and {len(ahead) - 4} more" * (len(ahead) > 4),
-                "seconds": _told(times[ahead[0]]) if ahead else "never",
-                "next": f"{later[0]}: {_told(times[later[0]])}" if later else "",
-                "sending everything takes": f"{number(_rounded(whole / least))} times as long"
-                if math.isfinite(whole / least)
-                else "",
-                "never got there": sum(one.never > 0 for one in times.values()),
-                "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
-            }
-        )
-    return pd.DataFrame(lines)
-
-
 # What it is worth ---------------------------------------------------------------------------------
 
 
 @table(
     title="What each answer is worth",
-    shows="The method with the shortest round, of those that reach the target, with one of its "
+    shows="The method with the shortest round of those that reach the target, with one of its "
     "answers changed at a time and the other three as they are: the next best answer, and the "
-    "plain one (a ring, plain values, a message a layer, a meeting in every round). " + _QUALIFIED,
+    "plain one (a ring, plain values, a message a layer, a meeting in every round). A round may "
+    "be shorter (-) with an answer that was not trained so, or does not reach the target.",
     of=[answers],
 )
 def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -347,16 +342,13 @@ def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
     found = of(rows, "worth")
     if found.empty:
         raise Missing("no answers of the matrix were changed")
-    for (model, where, workers, bandwidth, question), some in found.groupby(
-        [*CELL, "question"], sort=False
-    ):
+    for (*key, question), some in found.groupby([*CELL, "question"], sort=False):
         times = some.set_index("answer")["value"]
         chosen = some["chosen"].iloc[0]
         choice = Choice(question, chosen, times[chosen], times.drop(chosen).to_dict())
         made.append(
             {
-                "cell": f"{model_name(model)}, {workers} workers, "
-                f"{where.partition('/')[0]}, {rate(bandwidth)}",
+                "cell": _cell(*key),
                 "fastest": some["method"].iloc[0],
                 "question": question,
                 "answer": chosen,
@@ -369,8 +361,8 @@ def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
 
 @table(
     title="Does the fastest stay the fastest?",
-    shows="If one price is off at a time: who is the fastest then, and how many times as long the "
-    "method takes that is the fastest at our prices. " + _QUALIFIED,
+    shows="If one price is off at a time: who has the shortest round then, and how many times as "
+    "long the one takes that has it at our prices. " + _QUALIFIED,
     of=[answers],
 )
 def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -379,10 +371,9 @@ def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
     made = []
     if found.empty:
         raise Missing("no price of the matrix was changed")
-    for (model, where, workers, bandwidth), some in found.groupby(CELL, sort=False):
+    for key, some in found.groupby(CELL, sort=False):
         line = {
-            "cell": f"{model_name(model)}, {workers} workers, "
-            f"{where.partition('/')[0]}, {rate(bandwidth)}",
+            "cell": _cell(*key),
             "fastest": some["method"].iloc[0],
         }
         for one in some.itertuples():
@@ -407,13 +398,12 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
         raise Missing("nothing was timed besides the rows of the matrix")
     return pd.DataFrame(
         {
-            "cell": f"{model_name(one.model)}, {one.workers} workers, "
-            f"{one.variant.partition('/')[0]}, {rate(one.bandwidth)}",
+            "cell": _cell(one.model, one.variant, one.workers, one.bandwidth),
             "group": {"policy": "policies with codecs", "sites": "pairs of codecs"}[one.group],
             "systems": int(one.systems),
             "the fastest of them": one.best,
             "the fastest row": one.method,
-            "times its round": _rounded(one.value),
+            "times its round": rounded(one.value),
         }
         for one in found.itertuples()
     )
@@ -421,10 +411,8 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
 
 @table(
     title="What always picking one thing costs",
-    shows="Regret: the round of a named system in times of the fastest of the cell, in the "
-    "geometric mean over all cells in which it can run, and at worst. The fastest is taken "
-    + _QUALIFIED[0].lower()
-    + _QUALIFIED[1:],
+    shows="Regret: the round of a named system in times of the shortest of the cell, in the "
+    "geometric mean over all cells in which it can run, and at worst. " + _QUALIFIED,
     of=[condensed],
 )
 def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -434,8 +422,8 @@ def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     return pd.DataFrame(
         {
             "always": found["method"],
-            "times the best (mean)": found["mean"].map(_rounded),
-            "at worst": found["worst"].map(_rounded),
+            "times the best (mean)": found["mean"].map(rounded),
+            "at worst": found["worst"].map(rounded),
             "where": [_cell(*key) for key in found["where"]],
             "cells that cannot run it": found["cannot"],
             "reaches the target": [_reaches(needed.get(label)) for label in found["method"]],
@@ -462,7 +450,7 @@ def never(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
     return pd.DataFrame(
         {
             "method": found["method"],
-            "nearest to the best (times)": found["least"].map(_rounded),
+            "nearest to the best (times)": found["least"].map(rounded),
             "where": [_cell(*key) for key in found["nearest"]],
         }
     )
@@ -492,7 +480,7 @@ def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
                 "cell": _cell(*key),
                 "fastest": label,
                 "carried by": over.loc[(*key, label)],
-                "round (s)": _rounded(ahead.iloc[0]),
+                "round (s)": rounded(ahead.iloc[0]),
                 "within 2 %": ", ".join(tied[1:]),
                 "next": "; ".join(f"{name}: {longer[name]:.3g} times" for name in rest[:1]),
             }
@@ -503,7 +491,7 @@ def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
 def _cell(model: str, where: str, workers: int, bandwidth: float) -> str:
     """A cell in words."""
     place = f"{model_name(model)}, {workers} workers"
-    return f"{place}, {WHERE.get(where, where)}, {rate(bandwidth)}"
+    return f"{place}, {WHERE.get(where, where)}, {said_rate(bandwidth)}"
 
 
 # All cells, and one of them -----------------------------------------------------------------------
@@ -546,6 +534,7 @@ pareto = Figure(
                 y="method",
                 colour="front",
                 panels=panels,
+                columns=2,
                 named={"front": ON_FRONT},
                 log="x",
                 limits=(0, 103),
@@ -601,6 +590,42 @@ scaling = Figure(
         direct=True,
     ),
 )
+
+
+@table(
+    title="How many systems, trainings and cells",
+    shows="A method is a row of the matrix; a system is one with one of the exchanges that may "
+    "carry it; methods of one class do the same to the model, and share a training. A cell is a "
+    "method with a model on a cluster. Processor time is that of timing all methods on one "
+    "cluster, without the start of Python: at first, and when that is asked again.",
+    of=[condensed, effort],
+)
+def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a number."""
+    told = of(rows, "effort").set_index(["metric", "variant"])
+    made = {"methods": len(info(rows))}
+    made |= {
+        words: int(told.at[(name, ""), "value"])
+        for name, words in (
+            ("systems", "systems"),
+            ("systems_beyond", "systems besides, timed only beside the fastest and by advice"),
+            ("classes", "classes"),
+        )
+    }
+    for model in trained_models(rows):
+        name, needed = model_name(model), trainings(rows, model, "rounds_to_target")
+        runs = needed.drop_duplicates(["trained_as", "seed", "bandwidth"])
+        made[f"classes trained with {name}"] = runs["trained_as"].nunique()
+        made[f"trainings of {name}"] = len(runs)
+        tried = of(rows, "tried")
+        made[f"trainings of {name} that tried a rate"] = int((tried["model"] == model).sum())
+    made["cells"] = int(info(rows).query("metric == 'cells'")["value"].sum())
+    made["cells that cannot run"] = int(of(rows, "cannot_run")["value"].sum())
+    for variant, when in (("cold", "at first"), ("warm", "asked again")):
+        one = told.loc[("processor_time", variant)]
+        place = f"{model_name(one['model'])}, {one['workers']:.0f} workers between sites"
+        made[f"processor seconds, {place}, {when}"] = rounded(one["value"])
+    return pd.DataFrame({"what": list(made), "how many": map(number, made.values())})
 
 
 # What is behind it --------------------------------------------------------------------------------

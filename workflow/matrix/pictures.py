@@ -13,7 +13,8 @@ if not PLANNING or TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from slowlink.reports.evidence import Estimate
+    from slowlink.reports.evidence import MIN_SEEDS, Estimate
+    from slowlink.testbed.units import said_rate
     from slowlink.workflow.matrix.ranking import (
         CELL,
         GROUPS,
@@ -34,7 +35,6 @@ if not PLANNING or TYPE_CHECKING:
         of,
         profile,
         qualified,
-        rate,
         score,
         times_to_target,
         trained_models,
@@ -49,10 +49,11 @@ MOST = 8
 
 
 def _computed(lines: list[dict[str, Any]] | pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Lines of coordinates, with or without a value, as rows of a metric."""
-    blank = dict(value=1.0, unit="1", seed=-1, status="ok", reason="", experiment="computed")
+    """Lines of coordinates as rows of a metric; what a line does not tell is as usual."""
+    usual = dict(value=1.0, unit="1", seed=-1, status="ok", reason="", experiment="computed")
     made = pd.DataFrame(lines)
-    return made.assign(**{k: v for k, v in blank.items() if k not in made}, metric=metric)
+    told = {name: made[name].fillna(value) for name, value in usual.items() if name in made}
+    return made.assign(**usual | told, metric=metric)
 
 
 def _place(model: str, where: str) -> str:
@@ -80,7 +81,8 @@ def first_close(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_there(rows: pd.DataFrame) -> pd.DataFrame:
-    """Who reaches the target accuracy first: a row a cell of a trained model and method."""
+    """Who reaches the target accuracy first: a row a cell of a trained model and method. Its value
+    is 0 where those who reach it have too few seeds for any difference to be sure."""
     lines: list[dict[str, Any]] = []
     nobody = dict(method="", status="late", reason="no method reached the target with every seed")
     places(rows)
@@ -89,6 +91,8 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
         for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
             for (where, bandwidth), times in times_to_target(rows, workers, model).items():
                 at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
+                few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
+                at["value"] = 0.0 if few else 1.0
                 lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
     return _computed(lines, "first")
 
@@ -169,7 +173,7 @@ def _points(rows: pd.DataFrame, model: str) -> Iterator[pd.DataFrame]:
         at = pd.DataFrame({"time": row[labels], "bytes": sent.reindex(labels)})
         lost = at.assign(lost=[-accuracy[label] for label in labels])
         at["front"] = front(lost).map({True: ON_FRONT, False: BEHIND})
-        at["panel"] = f"{_place(model, where)}, {rate(bandwidth)}"
+        at["panel"] = f"{_place(model, where)}, {said_rate(bandwidth)}"
         who = "between sites" if sites else "of a worker"
         at["sent"] = f"{model_name(model)}, {kind}: {who}"
         ends = trainings(rows, model, "final_accuracy")
@@ -191,7 +195,7 @@ def _cells(rows: pd.DataFrame) -> dict[tuple, str]:
     keys = {(model, c["variant"], workers, c["bandwidth"]) for c in cells if c["model"] == model}
     if not keys & set(times.index):
         raise Missing(f"no round of {model_name(model)} on {workers} workers could be timed")
-    return {key: f"{_place(*key[:2])}, {rate(key[-1])}" for key in times.index if key in keys}
+    return {key: f"{_place(*key[:2])}, {said_rate(key[-1])}" for key in times.index if key in keys}
 
 
 def parts_of_rounds(rows: pd.DataFrame) -> pd.DataFrame:

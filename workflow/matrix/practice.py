@@ -17,6 +17,8 @@ if not PLANNING or TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from slowlink.workflow.matrix.ranking import rounded
+
 STYLE = Style(
     names={
         "predicted_time": "predicted step",
@@ -178,7 +180,7 @@ def picks(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                 "was first": f"the pick, {right} of {len(lines)} times",
                 "pick took longer by, %": f"{np.mean(costs):.1f} in the mean, "
                 f"{max(costs):.1f} at most",
-                "Kendall's τ": _rounded(np.mean([line["Kendall's τ"] for line in lines])),
+                "Kendall's τ": rounded(np.mean([line["Kendall's τ"] for line in lines])),
             }
             | _errors(of_run)
         )
@@ -193,8 +195,8 @@ def picked(cells: pd.DataFrame) -> dict[str, object]:
     return {
         "ranked first": pick,
         "was first": best,
-        "pick took longer by, %": _rounded(100 * (measured[pick] / measured[best] - 1)),
-        "Kendall's τ": _rounded(tau(predicted.to_numpy(), measured.to_numpy())),
+        "pick took longer by, %": rounded(100 * (measured[pick] / measured[best] - 1)),
+        "Kendall's τ": rounded(tau(predicted.to_numpy(), measured.to_numpy())),
     } | _errors(cells)
 
 
@@ -209,14 +211,10 @@ def _errors(cells: pd.DataFrame) -> dict[str, object]:
     off = cells["error"].abs()
     return {
         "cells": len(cells),
-        "error, middle cell, %": _rounded(off.median()),
-        "error, 9 of 10 cells below, %": _rounded(off.quantile(0.9)),
+        "error, middle cell, %": rounded(off.median()),
+        "error, 9 of 10 cells below, %": rounded(off.quantile(0.9)),
         f"within {100 * NEAR:.0f} %": int((off <= 100 * NEAR).sum()),
     }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 @table(

@@ -21,6 +21,7 @@ import pandas as pd
 from slowlink.reports.charts import Missing
 from slowlink.reports.evidence import Estimate
 from slowlink.testbed.results import Row, coordinates, row_of
+from slowlink.testbed.units import said_rate
 
 TIE = 0.02
 FACTORS = np.geomspace(1, 10, 61)
@@ -357,10 +358,10 @@ def rounds_at(
     right = min(max(int(np.searchsorted(known, bandwidth)), 1), len(known) - 1)
     low, high = known[right - 1 : right + 1]
     share = math.log(bandwidth / low) / math.log(high / low)
-    before, after = found[low], found[high]
     if share in (0.0, 1.0):
-        return Estimate.of(before if share == 0 else after)
-    return Estimate.of((1 - share) * before + share * after)
+        return Estimate.of((found[low] if share == 0 else found[high]).dropna())
+    both = found[[low, high]].dropna()  # a seed may be recorded at one of them alone
+    return Estimate.of((1 - share) * both[low] + share * both[high])
 
 
 def guesses(results: pd.DataFrame, where: str, bandwidth: float, model: str) -> set[str]:
@@ -532,7 +533,7 @@ def strongholds(results: pd.DataFrame) -> dict[str, str]:
     for label in wins:
         (where, bandwidth), most = wins[label].idxmax(), wins[label].max()
         if most:
-            place = f"{WHERE.get(where, where)}, {rate(bandwidth)}"
+            place = f"{WHERE.get(where, where)}, {said_rate(bandwidth)}"
             made[label] = f"{place}: {most} of {cells[where, bandwidth]} cells"
     return made
 
@@ -550,15 +551,19 @@ def guessed(results: pd.DataFrame) -> set[str]:
 def headline(results: pd.DataFrame) -> str:
     """The main finding in words, computed."""
     times = metric(results, "round_time")[qualified(results)]
-    reached = any(not one.never for one in arrived(results, "rounds_to_target").values())
     compared, most = rounds(results)
-    aim = ""
-    if reached:
-        trained = trained_models(results)[0]
-        aim = f" that bring {model_name(trained)} to {target(results):g} % with every seed"
-        aim += f" within {most} rounds"
+    text, places = f"Of {times.shape[1]} methods", times_to_target(results)
+    firsts = [label for place in places.values() for label in first(place)]
+    if firsts:
+        names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
+        text += (
+            f" that bring {model_name(trained_models(results)[0])} to {target(results):g} % with "
+            f"every seed within {most} rounds, {_listed(names)} "
+            f"{'are each' if names[1:] else 'is'} first there, alone or tied, on {count} of "
+            f"{len(places)} networks.{apart(results)} By rounds alone"
+        )
     always = best(times)[times.notna().any(axis=1)].all().any()
-    text = f"Of {times.shape[1]} methods{aim}, {'one' if always else 'none'} is fastest everywhere."
+    text += f", {'one' if always else 'none'} is fastest everywhere."
     for kind, name in (("flat", "On flat clusters"), ("sites", "Between sites")):
         here = times[times.index.get_level_values("variant").str.startswith(kind)]
         here = here.dropna(how="all")
@@ -566,28 +571,19 @@ def headline(results: pd.DataFrame) -> str:
             names, wins = _leaders(best(here).sum())
             text += (
                 f" {name}, {_listed(names)} {'each have' if names[1:] else 'has'} the shortest "
-                f"round in {wins / len(here):.0%} of {len(here)} cells, alone or tied."
+                f"round in {100 * wins / len(here):.0f} % of {len(here)} cells, alone or tied."
             )
     plain = [label for label in dense(results) if label in times]
     if plain:
         gain = (times[plain].min(axis=1) / times.min(axis=1)).groupby(level="bandwidth").median()
         text += (
-            " Not to send everything in every round pays most at "
-            f"{rate(gain.idxmax())}, where the fastest round takes 1/{gain.max():.3g} of the best "
-            f"that does, in the median cell, and least at {rate(gain.idxmin())} "
-            f"(1/{gain.min():.3g})."
+            f" To send everything in every round costs most at {said_rate(gain.idxmax())}, "
+            f"{gain.max():.3g} times the shortest round in the median cell, and least at "
+            f"{said_rate(gain.idxmin())}, {gain.min():.3g} times."
         )
-    places = times_to_target(results)
-    firsts = [label for place in places.values() for label in first(place)]
     if firsts:
-        names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
-        text += (
-            f" To that accuracy, {_listed(names)} {'are each' if names[1:] else 'is'} first or "
-            f"tied for first on {count} of {len(places)} networks."
-        )
-    if reached:
         text += f" Accuracies are compared after {compared} rounds."
-    return text + apart(results)
+    return text
 
 
 def apart(results: pd.DataFrame) -> str:
@@ -617,7 +613,7 @@ def apart(results: pd.DataFrame) -> str:
     (where, bandwidth), here, there = min(differ)
     return (
         f" Between {names}, the first to their targets differ on {len(differ)} of {seen} networks: "
-        f"with {WHERE.get(where, where)} and {rate(bandwidth)}, {_listed(here)} for "
+        f"with {WHERE.get(where, where)} and {said_rate(bandwidth)}, {_listed(here)} for "
         f"{model_name(one)}, {_listed(there)} for {model_name(other)}."
     )
 
@@ -633,12 +629,11 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def rounded(value: float) -> float:
+    """To three digits."""
+    return float(f"{value:.3g}")
+
+
 def model_name(model: str) -> str:
     """A model as documents write it."""
     return MODELS.get(model, model)
-
-
-def rate(bandwidth: float) -> str:
-    """A bandwidth with its unit."""
-    giga = bandwidth >= 1e9
-    return f"{bandwidth / (1e9 if giga else 1e6):g} {'Gbit/s' if giga else 'Mbit/s'}"

@@ -27,6 +27,7 @@ from slowlink.workflow.experiment import Section
 from slowlink.workflow.named import constant, known, parameters
 
 if TYPE_CHECKING:
+    from slowlink.testbed.matrix import Method
     from slowlink.workflow.matrix.experiments import Matrix
 
 Group = Literal["system", "combination", "codec", "sites", "local", "exchange", "policy", "fusion"]
@@ -68,8 +69,8 @@ class System(Section):
     @property
     def parts(self) -> list[Part]:
         """Every method that it is made of."""
-        codecs = [codec for level in self.levels for codec in (level.up, level.down)]
-        return [p for p in (*self.exchange, self.synchronization, self.fusion, *codecs) if p]
+        every = *self.exchange, self.synchronization, self.fusion, *codecs_of(self.levels)
+        return [part for part in every if part]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,15 +78,19 @@ class System(Section):
         return tuple(part.name for part in self.parts)
 
     @property
-    def coded(self) -> bool:
-        """Whether anything but plain values travels."""
-        codecs = [codec for level in self.levels for codec in (level.up, level.down)]
-        return any(codec not in (None, DENSE) for codec in codecs)
-
-    @property
     def dense(self) -> bool:
         """Whether every worker gets the exact mean in every round."""
-        return self.synchronization == BSP and not self.coded
+        return self.synchronization == BSP and not coded(self)
+
+
+def codecs_of(levels: Iterable[Level]) -> list[Codec | None]:
+    """Up and down, level by level."""
+    return [codec for level in levels for codec in (level.up, level.down)]
+
+
+def coded(one: System | Method) -> bool:
+    """Whether anything but plain values travels."""
+    return any(codec not in (None, DENSE) for codec in codecs_of(one.levels))
 
 
 LocalSteps = dict[PositiveInt, list[str]]
@@ -130,10 +135,7 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
     """Exchanges and fusions with plain values; codecs on every exchange that can carry them, in
     every round, between sites alone, and of what several iterations have changed; and policies
     whose workers meet in parts, with plain values."""
-    options = matrix.options
-
-    def part(name: str) -> Part:
-        return Part(name=name, **options.get(name, {}))
+    part = matrix.part
 
     def carrying(codec: str) -> list[Part]:
         given = matrix.carriers.get(codec)
@@ -184,11 +186,7 @@ def beyond(matrix: Matrix) -> dict[str, System]:
 
     Where a meeting has one member, sites have nothing to add up, and only one server is taken.
     """
-    options, made = matrix.options, {}
-
-    def part(name: str) -> Part:
-        return Part(name=name, **options.get(name, {}))
-
+    part, made = matrix.part, {}
     codecs = [name for name in known("compression") if name != DENSE.name]
     for policy in known("synchronization"):
         if policy == BSP.name:

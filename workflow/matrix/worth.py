@@ -111,15 +111,13 @@ def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, M
     """By question, the answer of ``method`` and the methods with another one."""
     codec, local = method.levels[-1].up, method.synchronization != BSP
 
-    def part(name: str) -> Part:
-        return Part(name=name, **matrix.options.get(name, {}))
-
-    def coded(name: str) -> Method:
-        other = of_changes(part(name)) if local else part(name)
-        return replace(method, levels=(*method.levels[:-1], Level(up=other)))
+    def coded(codec: Part) -> tuple[Level, ...]:
+        return (*method.levels[:-1], Level(up=codec))
 
     exchanges = {said(one): one for one in matrix.exchanges.values()}
-    exchanges |= {name: part(name) for name in known("exchange") if name != SITES}
+    exchanges |= {name: matrix.part(name) for name in known("exchange") if name != SITES}
+    others = [(name, matrix.part(name)) for name in known("compression") if name != codec.name]
+    others = [(name, of_changes(one) if local else one) for name, one in others]
     found = {
         "exchange": (
             said(method.exchange),
@@ -129,22 +127,20 @@ def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, M
                 if one != method.exchange and len(method.levels) == 1
             },
         ),
-        "codec": (
-            codec.name,
-            {name: coded(name) for name in known("compression") if name != codec.name},
-        ),
+        "codec": (codec.name, {name: replace(method, levels=coded(one)) for name, one in others}),
     }
     if method.synchronization.name != BSP.name:
         return found
     if not local:
         names = [name for name in known("fusion") if name != method.fusion.name]
-        others = {name: replace(method, fusion=part(name)) for name in names}
-        found["fusion"] = method.fusion.name, others
+        fused = {name: replace(method, fusion=matrix.part(name)) for name in names}
+        found["fusion"] = method.fusion.name, fused
     meetings = {}
     if local:
-        other = replace(method, synchronization=BSP, fusion=matrix.fusion)
-        meetings[EVERY] = replace(other, levels=coded_again(method, part))
-    changes = (*method.levels[:-1], Level(up=of_changes(codec)))
+        gradients = coded(matrix.part(codec.name))
+        every = dict(synchronization=BSP, fusion=matrix.fusion, levels=gradients)
+        meetings[EVERY] = replace(method, **every)
+    changes = coded(of_changes(codec))
     for iterations in matrix.local_steps:
         meeting = Part(name=BSP.name, local_iterations=iterations)
         other = replace(method, synchronization=meeting, fusion=WHOLE, levels=changes)
@@ -158,11 +154,6 @@ def _every(meeting: Part) -> str:
     """How often all workers meet, in words."""
     iterations = meeting.parameters.get("local_iterations", 1)
     return EVERY if iterations == 1 else f"every {iterations} iterations"
-
-
-def coded_again(method: Method, part: Callable[[str], Part]) -> tuple[Level, ...]:
-    """The levels of a method of local steps as they code gradients."""
-    return (*method.levels[:-1], Level(up=part(method.levels[-1].up.name)))
 
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:

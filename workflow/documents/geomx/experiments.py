@@ -129,7 +129,7 @@ class Settings(declarations.Settings):
         return next(iter(self.variants))
 
     def narrowed(self, plain, experiment, part, sections) -> dict[str, Any]:
-        """With only those systems that the sections name."""
+        """These settings with only those systems that the sections name."""
         used = {name for one in sections.values() for name in getattr(one, "systems", ())}
         return plain | {"systems": {n: s for n, s in plain["systems"].items() if n in used}}
 

@@ -40,6 +40,7 @@ if not PLANNING:
 
     from slowlink.methods import exchange
     from slowlink.testbed import rounds
+    from slowlink.testbed.given import processor
     from slowlink.testbed.live.agreement import compare, pairs
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.settings import parse
@@ -47,7 +48,6 @@ if not PLANNING:
     from slowlink.testbed.network.emulated import Measured, available
     from slowlink.testbed.results import read, row_of
     from slowlink.testbed.training import models, trainer
-    from slowlink.workflow.provenance import processor
 
 RECORD = "data/recorded/geomx_emulated.json"
 RECORDED = (TIME, "emulated_over_simulated", "cpu_share", "busy_share")
@@ -79,7 +79,7 @@ class Cells(Section):
     cases: list[str] | None = None
 
     def of(self, table: Table) -> Iterator[tuple[Part, dict[str, Case]]]:
-        """By model, the chosen cases of ``table``."""
+        """The chosen cases of ``table``, by model."""
         wanted = {n: c for n, c in table.cases.items() if self.cases is None or n in self.cases}
         for model in table.models:
             if wanted and (self.models is None or model.name in self.models):

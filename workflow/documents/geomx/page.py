@@ -150,18 +150,14 @@ table1_picture = Figure(
 )
 
 
-def _race(
-    reference: dict[str, Any], printed: Printed | None = None, colour: str = "system"
-) -> list[Lines | Dots]:
+def _race(reference: dict[str, Any], printed: Printed) -> list[Lines | Dots]:
     """Accuracy against time, and beside it the time to the target relative to one system's."""
-    one_link = colour != "system"
-    beside = [] if printed is None else [Layer(printed, "D", f"printed ({printed.place})")]
     return [
         Lines(
             rows="test_accuracy",
             x="time_s",
-            colour=colour,
-            style="" if one_link else "bandwidth",
+            colour="system",
+            style="bandwidth",
             smooth=5,
             after=0.05,
             log="x",
@@ -171,12 +167,12 @@ def _race(
         ),
         Dots(
             rows=Rows("time_to_target", relative_to=reference),
-            y=colour if one_link else ("system", "bandwidth"),
-            colour=colour,
+            y=("system", "bandwidth"),
+            colour="system",
             log="x",
             title="time to the target",
             lines=[Line(1, style="solid")],
-            also=beside,
+            also=[Layer(printed, "D", f"printed ({printed.place})")],
         ),
     ]
 

@@ -297,7 +297,7 @@ class Costs(Section):
 
     @property
     def options(self) -> dict[str, float]:
-        """For :class:`testbed.network.Network`."""
+        """The same as options of :class:`testbed.network.Network`."""
         return {"message_s": self.message_s, "sum_rate": self.sum_rate or math.inf}
 
 
@@ -463,7 +463,7 @@ def joint(bench: Bench, rows: pd.DataFrame, figure7: Figure7) -> Iterator[Row]:
 def _over_the_grid(
     bench: Bench, metric: str, ratios: pd.DataFrame, against: str, figure7: Figure7
 ) -> Iterator[Row]:
-    """Of every draw: the mean over the grid and over halves of it, and the cell that is worst on
+    """The mean of every draw over the grid and over halves of it, and the cell that is worst on
     average over draws, with its place."""
     k, d = (ratios.index.get_level_values(level) for level in (0, 1))
     few, short = k <= np.median(figure7.paused), d <= np.median(figure7.periods)

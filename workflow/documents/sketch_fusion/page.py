@@ -85,7 +85,7 @@ V100 = (
 MAIN, CPU = experiments.FLAT, "flat, this CPU"
 """The way of modelling whose numbers are ours, and this machine beside it."""
 READ = [MAIN, experiments.SHARED]
-"""As Table 3's batch can be read."""
+"""The ways in which Table 3's batch can be read."""
 
 
 def _several(values: list[float]) -> list[float]:
@@ -309,11 +309,13 @@ figure3 = _factors(
     "LayerFusion improves Top-k 1.58 to 2.51 times, SignSGD and EFSignSGD up to 1.40 to 2.47 times "
     "(over the baseline and over layer-wise, as we read it).",
 )
+_F4A = {"SKF-F4a/FP16 with LayerFusion": "FP16", "SKF-F4a/baseline": "Baseline"}
+
 figure4 = _factors(
     4,
     "resnet50",
     "On 16 GPUs FP16 with LayerFusion reaches about 50 %, the baseline about 35 %.",
-    {"SKF-F4a/FP16 with LayerFusion": "FP16", "SKF-F4a/baseline": "Baseline"},
+    _F4A,
 )
 figure5 = _factors(
     5,
@@ -362,11 +364,8 @@ readings = Figure(
             Layer(
                 Printed(
                     ids={
-                        f"SKF-F4a/{label}": {"method": method, "model": "resnet50"}
-                        for label, method in (
-                            ("FP16 with LayerFusion", "FP16"),
-                            ("baseline", "Baseline"),
-                        )
+                        claim: {"method": method, "model": "resnet50"}
+                        for claim, method in _F4A.items()
                     },
                     times=0.01,
                 ),
