@@ -5,8 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-checked lint test test-fast
-.PHONY: docs clean
+# Hundreds of processes import the same files: none compiles them anew, whatever is usual here.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-ray record-checked
+.PHONY: lint test test-fast docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s '	'
@@ -37,7 +40,7 @@ front: reproduce  ## the head of the README, and how long jobs take, from a whol
 	$(BIN)/python -m slowlink.workflow.front results/$(SCALE)
 	$(BIN)/python -m slowlink.workflow.progress logs/$(SCALE)
 
-reproduce-ray: $(VENV)/.installed-ray  ## the policies on real workers, Ray actors; installs Ray
+reproduce-ray: $(VENV)/.installed-ray  ## LPSP's policies on real workers that Ray places; installs Ray
 	$(BIN)/snakemake --cores $(CORES) lpsp_ray --config scale=$(SCALE)
 
 LINKS := results/paper/geomx/emulated.parquet
@@ -45,6 +48,9 @@ RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from slowlink.workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
+
+record-ray: $(VENV)/.installed-ray  ## LPSP's policies on real workers (2 min), kept in data/recorded
+	$(BIN)/python -c 'from slowlink.workflow.documents.lpsp.experiments import record; record("make record-ray")'
 
 record-checked: env  ## advice held against real steps, what is not recorded yet (20 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.checked import record; record()'

@@ -44,6 +44,9 @@ OFFLINE = [
 DDS = re.compile(r"test_(dds|federated)")
 """Files that draw DDS domains at random: two of them at a time might meet in one."""
 
+SITE = re.compile(r"test_report_(page|browser)")
+"""Files that read one report, which takes most of a minute to build."""
+
 APART = re.compile(r"test_the_blocks_of_a_page_run_in_their_order")
 """Tests of a file that different workers may take."""
 
@@ -80,12 +83,15 @@ def pytest_collection_modifyitems(items):
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests share a worker, which builds its fixtures once, and all files on DDS do; tests
-    that share nothing and take long are on their own."""
+    """A file's tests share a worker, which builds its fixtures once, and so do all files on DDS and
+    those on the report; tests that share nothing and take long are on their own."""
 
     def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
-        return nodeid if APART.search(nodeid) else "DDS" if DDS.search(file) else file
+        if APART.search(nodeid):
+            return nodeid
+        shared = (name for name, files in (("DDS", DDS), ("site", SITE)) if files.search(file))
+        return next(shared, file)
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -41,27 +41,16 @@ def closure(files: Iterable[str]) -> set[str]:
     return found
 
 
-def of_function(module: str, name: str) -> tuple[set[str], str]:
+@cache  # many jobs of a plan have one function, and no file changes meanwhile
+def of_function(module: str, name: str) -> tuple[frozenset[str], str]:
     """What a function of a module uses: the closure of :func:`used_by`, and a digest of its own
     source and of all that it uses in its module, and in others of its folder."""
-    nodes, files = _used(module, name)
+    nodes, files = used_by(module, name)
     text = "\n".join(sorted(map(ast.dump, nodes)))
-    return closure(files), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return frozenset(closure(files)), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-@cache
-def kept(module: str, name: str) -> tuple[frozenset[str], str]:
-    """:func:`of_function` for a plan, in which many jobs have one function and no file changes."""
-    files, digest = of_function(module, name)
-    return frozenset(files), digest
-
-
-def used_by(module: str, name: str) -> set[str]:
-    """The files that a function's names are imported from, and those that its constants name."""
-    return _used(module, name)[1]
-
-
-def _used(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
+def used_by(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
     """Definitions that a function uses in its module, and in others of its folder, where these come
     from; the files that all other names are imported from, and those that constants name."""
     nodes: dict[int, ast.AST] = {}

@@ -67,7 +67,7 @@ class Settings(Section):
         part: str | None,
         sections: dict[str, Section],
     ) -> dict[str, Any]:
-        """Of these settings as plain data, what a job of ``experiment`` uses."""
+        """What a job of ``experiment`` uses of these settings, which are ``plain`` data."""
         if "methods" not in plain:
             return plain
         listed = getattr(sections.get(experiment.name), "methods", ())
@@ -80,7 +80,7 @@ class Settings(Section):
         """Say with ``check.fail`` what does not fit between sections, which are attributes, too."""
 
     def check_made(self, check: Check) -> None:
-        """Likewise for what only methods themselves can judge, before the first job runs."""
+        """Say likewise what only methods themselves can judge, before the first job runs."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -98,7 +98,7 @@ class Bench(Generic[S]):
     say: Say = print
 
     def row(self, metric: str, value: float, unit: str, **fields: Any) -> Row:
-        """Of this experiment, unless ``fields`` say otherwise."""
+        """A row of this experiment, unless ``fields`` say otherwise."""
         mine = dict(document=self.document, experiment=self.experiment, scale=self.scale)
         return Row(**mine | dict(metric=metric, value=float(value), unit=unit) | fields)
 

@@ -20,9 +20,9 @@ from slowlink.reports.evidence import Estimate
 from slowlink.reports.html import SCORE, score
 from slowlink.testbed.results import coordinates, read
 from slowlink.workflow import documents
+from slowlink.workflow.closure import ROOT
 from slowlink.workflow.matrix.ranking import arrived, trained_models, trainings
 
-ROOT = Path(__file__).parents[1]
 README, MAP = ROOT / "README.md", "docs/winners.svg"
 VERDICTS = "data/recorded/{}_verdicts.csv"
 TAUGHT = "data/recorded/matrix_trained.csv"
@@ -72,11 +72,11 @@ def main(results: Path) -> None:
     """
     files = [results / name / "verdicts.parquet" for name in documents.names()]
     verdicts = pd.concat(map(pd.read_parquet, files))
-    picture = (results / "matrix/figures/winners.svg").read_text(encoding="utf-8")
+    picture = (results / "matrix/figures/winners_target.svg").read_text(encoding="utf-8")
     (ROOT / MAP).write_text(picture, encoding="utf-8")
     before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
-    head = f"![Which method has the shortest round, by network, workers and rate]({MAP})\n\n"
+    head = f"![Who reaches the target accuracy first, by network, workers and rate]({MAP})\n\n"
     text = before + MARKS[0] + head + table(verdicts) + MARKS[1] + after
     README.write_text(text, encoding="utf-8")
     kept = verdicts[["id", "printed", "ours", "verdict"]]

@@ -120,8 +120,8 @@ class Job:
     def _code(self) -> tuple[frozenset[str], str]:
         if self.summary:
             function = self.experiment.summarise
-            return closure.kept(function.__module__, function.__qualname__)
-        return closure.kept(self.experiment.module, self.experiment.name)
+            return closure.of_function(function.__module__, function.__qualname__)
+        return closure.of_function(self.experiment.module, self.experiment.name)
 
     def _own(self, schema: type) -> dict[str, Any]:
         return {key: self.settings[key] for key in schema.model_fields if key in self.settings}

@@ -17,12 +17,11 @@ import yaml
 from pydantic import BaseModel
 
 from slowlink.testbed.training.recipe import Kind, Of, Part
+from slowlink.workflow.closure import ROOMS, ROOT
 
-ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "testbed/training/models.py"
 DEVICES = ROOT / "data/devices.yaml"
 SOURCES = ROOT / "data/sources.yaml"
-ROOMS = ("exchange", "compression", "synchronization", "fusion", "aggregation")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from slowlink.testbed.live import fork_server
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -63,9 +65,10 @@ def _job(module: str, log: str, threads: int, given: dict[str, Any]) -> None:
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     import torch
 
-    torch.set_num_threads(threads)
     start = time.monotonic()
-    with logged(log) as say:
+    # Processes of live runs need not import anew what this one has, which has one thread yet.
+    with fork_server.forked(), logged(log) as say:
+        torch.set_num_threads(threads)
         importlib.import_module(module).main(say, **given)
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu_s = sum(one.ru_utime + one.ru_stime for one in spent)

@@ -20,7 +20,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 RECORDED = Path("data/recorded/seconds.csv")
 UNKNOWN_S = 1.0
-"""Of a job that nobody has timed."""
+"""Seconds of a job that nobody has timed."""
 STEP = 0.05
 """Where output goes to a file, a line comes for every such share that is done."""
 
@@ -92,7 +92,7 @@ class Seconds:
         self._recorded = _recorded()
 
     def of(self, job: Any) -> float:
-        """Of one of Snakemake's jobs."""
+        """How long one of Snakemake's jobs took."""
         if not job.log:
             return 0.0
         log = str(job.log[0])
@@ -117,7 +117,7 @@ def _taken(file: Path) -> float:
 
 
 def duration(seconds: float) -> str:
-    """In words: ``40 s``, ``12 min``, ``3.5 h``."""
+    """A duration in words: ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

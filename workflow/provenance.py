@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from slowlink.testbed.given import processor
+
 PACKAGES = ("torch", "torchvision", "snakemake", "numpy", "numba", "pandas", "seaborn")
 
 
@@ -31,19 +33,9 @@ def provenance(scale: str, seeds: Sequence[int], datasets: Sequence[str], logs: 
     }
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown"
-    )
-
-
 def _durations(folder: Path) -> dict[str, str]:
     """Jobs and seconds by document."""
-    import pandas as pd  # which takes long, and whoever plans asks only for the processor
+    import pandas as pd  # which takes long
 
     found = {}
     for wing in sorted(path for path in folder.glob("*") if path.is_dir()):

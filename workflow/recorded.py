@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from slowlink.testbed import files, results
+from slowlink.testbed.given import processor
 from slowlink.testbed.results import Row, row_of
 from slowlink.testbed.training.recipe import Recipe
 from slowlink.workflow.closure import ROOT
 from slowlink.workflow.jobs import recorded_in
-from slowlink.workflow.provenance import processor
 
 CHECKPOINTS = Path("results/recorded")
 FREE = {"scale", "accelerator", "torch_threads"}

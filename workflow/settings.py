@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from slowlink.testbed.cache import cached, sources
 from slowlink.testbed.results import Scale
 from slowlink.workflow import documents, matrix
+from slowlink.workflow.closure import ROOMS, ROOT
 from slowlink.workflow.experiment import Settings as Recipe
 from slowlink.workflow.named import Named, known, named, parameters
 from slowlink.workflow.wing import Wing
 
-ROOT = Path(__file__).parents[1]
 SCALES = get_args(Scale)
 RECIPE = "recipe.yaml"
 
@@ -202,7 +202,7 @@ class Check:
 
             with torch.device("meta"):
                 self.attempt(one.key, models.make, one.name, **one.parameters)
-        elif one.kind in ("exchange", "compression", "synchronization", "fusion"):
+        elif one.kind in ROOMS:
             load = import_module(f"slowlink.methods.{one.kind}").load
             self.attempt(one.key, load, one.name, **one.parameters)
 

@@ -102,8 +102,8 @@ class Wing:
         return found
 
     def digest(self, name: str) -> str:
-        """Of the source of a figure's or table's declaration, with what it uses in its file."""
-        return closure.kept(self.places[name], name)[1]
+        """A digest of a figure's or table's declaration, with what it uses in its file."""
+        return closure.of_function(self.places[name], name)[1]
 
     def makers(self, experiment: str) -> list[Experiment]:
         """Who makes rows of an experiment: itself, and others that say so."""

@@ -18,7 +18,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
             made.append(row)
     results = tmp_path / "desk"
     (results / "matrix" / "figures").mkdir(parents=True)
-    (results / "matrix" / "figures" / "winners.svg").write_text("<svg/>")
+    (results / "matrix" / "figures" / "winners_target.svg").write_text("<svg/>")
     for name, mine in pd.DataFrame(made).groupby("document"):
         (results / name).mkdir()
         mine.to_parquet(results / name / "verdicts.parquet")

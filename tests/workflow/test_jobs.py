@@ -73,7 +73,7 @@ def loaded(sets):
 @pytest.mark.slow
 def test_what_importing_loads_is_among_the_inputs_of_every_job(jobs):
     made = functions(jobs)
-    direct = {key: tuple(sorted(closure.used_by(*key))) for key in made}
+    direct = {key: tuple(sorted(closure.used_by(*key)[1])) for key in made}
     sets = sorted(set(direct.values()))
     assert len(sets) > 10
     seen = dict(zip(sets, loaded(sets), strict=True))
@@ -169,7 +169,8 @@ def test_what_a_file_of_the_same_document_defines_is_in_the_digest(tmp_path, mon
         "def uses():\n    return helper()\n"
     )
     monkeypatch.setattr(closure, "ROOT", tmp_path)
-    for cached in (closure._parsed, closure._imported, closure._Source.of):
+    caches = closure._parsed, closure._imported, closure._Source.of, closure.of_function
+    for cached in caches:
         cached.cache_clear()
 
     def used():
@@ -180,7 +181,7 @@ def test_what_a_file_of_the_same_document_defines_is_in_the_digest(tmp_path, mon
     for line, same in (("def other():\n    return 2\n", True), ("def helper():\n    1\n", False)):
         with (folder / "first.py").open("a") as file:
             file.write(line)
-        for cached in (closure._parsed, closure._imported, closure._Source.of):
+        for cached in caches:
             cached.cache_clear()
         assert (used()[1] == before) == same
     monkeypatch.undo()

@@ -45,6 +45,10 @@ onstart:
     if RUNNING is not None:
         PROGRESS = Progress(workflow.dag.needrun_jobs(), workflow.cores)
         PROGRESS.filter_terminal(logger)
+    # A limit of jobs a second wakes the scheduler once more every second for every job that ended,
+    # to look at all that is ready: in the end half a core does nothing else. Clusters have it.
+    if workflow.local_exec:
+        workflow.scheduler.job_rate_limiter = None
     # What only a method itself can judge is judged before the first job, not in the middle.
     try:
         settings.make_all_apart(SCALE)

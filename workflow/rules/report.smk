@@ -168,7 +168,7 @@ def read_by_page(wing):
     """All results of a document; of the matrix what is condensed, a sixth, and the form's."""
     if wing in DOCUMENTS:
         return JOBS.every(wing)
-    names = "condensed", "answers", "advice", "checked", "checked_recorded"
+    names = "condensed", "answers", "effort", "advice", "checked", "checked_recorded"
     return JOBS.behind(wing, [WINGS[wing].experiments[name] for name in names])
 
 
