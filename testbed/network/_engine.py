@@ -58,7 +58,8 @@ FLOW = np.dtype(
     ]
 )
 PIECE = np.dtype([("ready", "f8"), ("pending", "i4")], align=True)
-HOP = np.dtype([("link", "i4"), ("place", "i4"), ("pair", "i4")])
+# ``weight``: flows of its kind that share each link of this kind.
+HOP = np.dtype([("link", "i4"), ("place", "i4"), ("pair", "i4"), ("weight", "i4")])
 INSTANCE = np.dtype(
     [
         ("chunks", "i8"),
@@ -85,8 +86,9 @@ LINK = np.dtype(
         ("tag", "i8"),  # last group whose pair with this link is ``pair``
         ("first", "i8"),  # its stretch of ``State.members``
         ("room", "i4"),
-        ("flows", "i4"),
-        ("open", "i4"),  # flows without a rate yet
+        ("listed", "i4"),  # entries in its stretch
+        ("flows", "i4"),  # their weights
+        ("open", "i4"),  # weights of flows without a rate yet
         ("foreign", "i4"),  # background flows
         ("capped", "i4"),  # flows that only the cap holds back
         ("pair", "i4"),
@@ -233,9 +235,9 @@ def with_room(state: State, room: np.ndarray) -> State:
     room = np.where(room > links["room"], np.maximum(room, 2 * links["room"]), links["room"])
     first = np.concatenate([[0], np.cumsum(room)])
     members = np.zeros(first[-1], MEMBER)
-    for link in np.flatnonzero(links["flows"]):
-        old, new, flows = links["first"][link], first[link], links["flows"][link]
-        members[new : new + flows] = state.members[old : old + flows]
+    for link in np.flatnonzero(links["listed"]):
+        old, new, listed = links["first"][link], first[link], links["listed"][link]
+        members[new : new + listed] = state.members[old : old + listed]
     links["room"], links["first"] = room, first[:-1]
     return state._replace(members=members, pairs=longer(state.pairs, 2 * len(members)))
 
@@ -464,7 +466,7 @@ def _finish(s, g, now):
     served = group.served + group.rate * (_soon(now) - now)
     capped = g == len(s.links)
     begin = 0 if capped else s.links[g].first
-    end = s.count[ACTIVE] if capped else begin + s.links[g].flows
+    end = s.count[ACTIVE] if capped else begin + s.links[g].listed
     for i in range(begin, end):
         t = np.int64(s.active[i] if capped else s.members[i].flow)
         flow = s.flows[t]
@@ -523,11 +525,12 @@ def _join(s, t, now):
         link = s.links[s.hops[h].link]
         if link.rate == np.inf:
             continue
-        member = s.members[link.first + link.flows]
+        member = s.members[link.first + link.listed]
         member.flow, member.hop = t, h
-        s.hops[h].place = link.flows
-        s.count[BUSY] += link.flows == 0
-        link.flows += 1
+        s.hops[h].place = link.listed
+        s.count[BUSY] += link.listed == 0
+        link.listed += 1
+        link.flows += s.hops[h].weight
         _soil(s, np.int64(s.hops[h].link))
 
 
@@ -554,11 +557,18 @@ def _leave(s, t, now):
         group = s.groups[g]
         flow.left = max(0.0, flow.left - group.served - group.rate * (now - group.last))
         flow.group = -1
-        group.flows -= 1
-        if group.flows == 0:
-            _aim(s, g)
-    if not flow.linked:
-        return
+    if g == capped:
+        s.groups[g].flows -= 1
+    if flow.linked:
+        _unlink(s, t, g)
+    if g >= 0 and s.groups[g].flows == 0:
+        _aim(s, g)
+
+
+@_inner
+def _unlink(s, t, g):
+    """Take ``t``, until now of group ``g``, off its links."""
+    flow, capped = s.flows[t], len(s.links)
     flow.linked = 0
     for h in range(flow.route0, flow.route1):
         hop = s.hops[h]
@@ -566,12 +576,15 @@ def _leave(s, t, now):
         if link.rate == np.inf:
             continue
         if g == capped:
-            link.capped -= 1
-        elif g >= 0 and g != hop.link:
-            s.pairs[hop.pair].flows -= 1
-        link.flows -= 1
-        s.count[BUSY] -= link.flows == 0
-        hole, last = s.members[link.first + hop.place], s.members[link.first + link.flows]
+            link.capped -= hop.weight
+        elif g == hop.link:
+            s.groups[g].flows -= hop.weight
+        elif g >= 0:
+            s.pairs[hop.pair].flows -= hop.weight
+        link.flows -= hop.weight
+        link.listed -= 1
+        s.count[BUSY] -= link.listed == 0
+        hole, last = s.members[link.first + hop.place], s.members[link.first + link.listed]
         hole.flow, hole.hop = last.flow, last.hop
         s.hops[last.hop].place = hop.place
         _soil(s, np.int64(hop.link))
@@ -628,7 +641,7 @@ def _complete(s, t, now):
     plan = s.instances[flow.instance]
     chunk = flow.chunk
     for h in range(s.flows[t].route0, s.flows[t].route1):
-        s.links[s.hops[h].link].bytes += flow.nbytes
+        s.links[s.hops[h].link].bytes += s.hops[h].weight * flow.nbytes
     if flow.slot >= 0:
         s.slots[flow.slot] = now - flow.lag
         flow.slot = -1
@@ -785,15 +798,15 @@ def _connected(s):
     for k in range(s.count[DIRTY]):
         link = s.links[s.dirty[k]]
         link.seen = stamp
-        busy += link.flows > 0
-        hops += link.flows
+        busy += link.listed > 0
+        hops += link.listed
         links[n] = s.dirty[k]
         n += 1
     k = 0
     while k < n and busy < s.count[BUSY]:
         link = s.links[links[k]]
         k += 1
-        for i in range(link.first, link.first + link.flows):
+        for i in range(link.first, link.first + link.listed):
             flow = s.flows[s.members[i].flow]
             if flow.seen == stamp:
                 continue
@@ -805,7 +818,7 @@ def _connected(s):
                     links[n] = s.hops[h].link
                     n += 1
                     busy += 1
-                    hops += other.flows
+                    hops += other.listed
     if s.count[PAIRS] + hops > len(s.pairs) or s.count[ORDER] + n > len(s.order):
         # No room to note down more: begin again, with all links.
         s.count[PAIRS] = s.count[ORDER] = 0
@@ -823,7 +836,7 @@ def _gather(s, g, stamp):
     s.count[STAMP] += 1
     tag = s.count[STAMP]
     group.pair0 = s.count[PAIRS]
-    for i in range(link.first, link.first + link.flows):
+    for i in range(link.first, link.first + link.listed):
         flow = s.flows[s.members[i].flow]
         if flow.seen > stamp:
             continue
@@ -833,7 +846,7 @@ def _gather(s, g, stamp):
         if flow.group == len(s.links):
             s.groups[flow.group].flows -= 1
         flow.group = g
-        group.flows += 1
+        group.flows += s.hops[s.members[i].hop].weight
         group.next = min(group.next, flow.left)
         group.soon = min(group.soon, flow.left - flow.nothing)
         for h in range(flow.route0, flow.route1):
@@ -841,15 +854,15 @@ def _gather(s, g, stamp):
             other = s.links[hop.link]
             if hop.link == g or other.rate == np.inf:
                 continue
-            other.spare -= group.rate
-            other.open -= 1
+            other.spare -= hop.weight * group.rate
+            other.open -= hop.weight
             if other.tag != tag:
                 other.tag, other.pair = tag, s.count[PAIRS]
                 pair = s.pairs[other.pair]
                 pair.link, pair.flows = hop.link, 0
                 s.count[PAIRS] += 1
             hop.pair = other.pair
-            s.pairs[hop.pair].flows += 1
+            s.pairs[hop.pair].flows += hop.weight
     group.pair1 = s.count[PAIRS]
 
 
@@ -857,7 +870,7 @@ def _gather(s, g, stamp):
 def _gather_capped(s, g, stamp, now):
     """The cap comes first: those flows of a link that have no group yet are in the last one."""
     link, capped = s.links[g], len(s.links)
-    for i in range(link.first, link.first + link.flows):
+    for i in range(link.first, link.first + link.listed):
         t = np.int64(s.members[i].flow)
         flow = s.flows[t]
         if flow.seen > stamp:
@@ -869,7 +882,7 @@ def _gather_capped(s, g, stamp, now):
             _cap(s, t, now)
         _expect(s, t)
         for h in range(flow.route0, flow.route1):
-            s.links[s.hops[h].link].capped += 1
+            s.links[s.hops[h].link].capped += s.hops[h].weight
 
 
 @_inner

@@ -22,6 +22,7 @@ import numpy as np
 
 from slowlink.methods.exchange import COPY, REDUCE, Plan, Topology
 from slowlink.testbed.network import _engine as engine
+from slowlink.testbed.network import symmetry
 from slowlink.testbed.network.counting import (
     Sizes,
     plan_routes,
@@ -31,6 +32,7 @@ from slowlink.testbed.network.counting import (
 from slowlink.testbed.network.execution import check_structure
 from slowlink.testbed.network.faults import Faults, link_changes
 from slowlink.testbed.network.routing import Paths
+from slowlink.testbed.network.symmetry import Flows
 
 TIMELINE = np.dtype(
     [("src", "i4"), ("dst", "i4"), ("slot", "i2"), ("nbytes", "f8")]
@@ -67,20 +69,27 @@ class Result:
     ----------
     start_s: when it was started.
     completion_s: when its last transfer arrived; nan until then.
-    transfers: a record a transfer: ``src, dst, slot, nbytes, start_s, end_s``; its last two are
-        nan until completion.
     """
 
     plan: Plan
     topology: Topology
     start_s: float
-    transfers: np.ndarray
+    _shown: np.ndarray = field(repr=False)
     completion_s: float = math.nan
     _static: SimpleNamespace = field(default_factory=SimpleNamespace, repr=False)
 
     @property
     def done(self) -> bool:
         return not math.isnan(self.completion_s)
+
+    @cached_property
+    def transfers(self) -> np.ndarray:
+        """A record a transfer: ``src, dst, slot, nbytes, start_s, end_s``; the last two are nan
+        until completion."""
+        records = self._shown[self._static.kind]
+        for column in ("src", "dst", "slot"):
+            records[column] = getattr(self.plan, column)
+        return records
 
     @cached_property
     def link_bytes(self) -> np.ndarray:
@@ -96,9 +105,15 @@ def simulate(
     faults: Faults | None = None,
     **network_options: float | Paths,
 ) -> Result:
-    """Run one plan alone from time 0; see :class:`Network` for sizes and options."""
+    """Run one plan alone from time 0; see :class:`Network` for sizes and options.
+
+    Of transfers that nothing tells apart, one is simulated (:mod:`testbed.network.symmetry`).
+    """
     network = Network(topology, faults, **network_options)
-    result = network.start(plan, nbytes)
+    by_sender = isinstance(nbytes, Mapping) and any(
+        isinstance(size, Mapping) for size in nbytes.values()
+    )
+    result = network._start(plan, nbytes, alone=not faults and not by_sender)
     network.advance()
     return result
 
@@ -149,7 +164,7 @@ class Network:
         # Where sums take time, what a node adds up also crosses a link that it alone has.
         links = topology.n_links + (topology.n_nodes if sum_rate < math.inf else 0)
         self._live: dict[int, Result] = {}
-        self._plans, self._seen = _known(topology, (paths, message_s, sum_rate < math.inf))
+        self._plans, self._seen = _known(topology, (paths, sum_rate < math.inf))
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
         # How many flows each link may have to list.
@@ -203,6 +218,18 @@ class Network:
         ValueError
             A plan that does not fit the topology, missing or invalid sizes, a time in the past.
         """
+        return self._start(plan, sizes, at, ready)
+
+    def _start(
+        self,
+        plan: Plan,
+        sizes: Sizes,
+        at: float | None = None,
+        ready: Mapping[int, float] | None = None,
+        alone: bool = False,
+    ) -> Result:
+        """:meth:`start`. ``alone``: nothing else ever happens in this network, and each slot has
+        one size for all, so that one transfer of each kind stands for all."""
         at = self.now if at is None else float(at)
         if not self.now <= at < math.inf:
             raise ValueError(f"{plan.name}: cannot start at {at} s, it is {self.now} s")
@@ -212,13 +239,11 @@ class Network:
             raise ValueError(f"{plan.name}: ready names node {strangers[0]}, no contributor")
         if not all(0 <= time < math.inf for time in ready.values()):
             raise ValueError(f"{plan.name}: ready times must be finite and >= 0")
-        static = self._compiled(plan)
-        transfers = np.zeros(len(plan), TIMELINE)
-        for column in ("src", "dst", "slot"):
-            transfers[column] = getattr(plan, column)
-        transfers["nbytes"] = transfer_bytes(plan, sizes) / self.efficiency
-        transfers["start_s"] = transfers["end_s"] = math.nan
-        result = Result(plan, self.topology, at, transfers, _static=static)
+        static = self._compiled(plan, alone)
+        shown = np.zeros(len(static.shown), TIMELINE)
+        shown["nbytes"] = transfer_bytes(plan, sizes)[static.shown] / self.efficiency
+        shown["start_s"] = shown["end_s"] = math.nan
+        result = Result(plan, self.topology, at, shown, _static=static)
         self._launch(result, ready)
         return result
 
@@ -242,37 +267,38 @@ class Network:
             raise RuntimeError("plans are running but nothing can happen")
         return [self._finish(instance) for instance in done]
 
-    def _compiled(self, plan: Plan) -> SimpleNamespace:
+    def _compiled(self, plan: Plan, alone: bool) -> SimpleNamespace:
         """What the engine needs to know of a plan, computed once for all plans equal to it."""
-        if id(plan) in self._seen:
-            return self._seen[id(plan)][1]
+        if (id(plan), alone) in self._seen:
+            return self._seen[id(plan), alone][1]
         digest = hashlib.blake2b(repr((plan.units, plan.overlap, plan.slots)).encode())
         for name in ("src", "dst", "lo", "hi", "slot", "op", "phase"):
             digest.update(getattr(plan, name).tobytes())
         for array in (plan.dep_ptr, plan.dep_idx, plan.contributors, plan.receivers):
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
-        key = digest.digest()
+        key = digest.digest(), alone
         if key not in self._plans:
             _forget(self._plans)
             self._plans[key] = _compile(
-                plan, self.topology, self.paths, self.message_s, self.sum_rate < math.inf
+                plan, self.topology, self.paths, self.sum_rate < math.inf, alone
             )
         _forget(self._seen)
-        self._seen[id(plan)] = plan, self._plans[key]
+        self._seen[id(plan), alone] = plan, self._plans[key]
         return self._plans[key]
 
     def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
         plan, static = result.plan, result._static
-        n, chunks, nodes = len(plan), plan.chunks, self.topology.n_nodes
+        known: Flows = static.flows
+        n, chunks, lanes = len(known.src), plan.chunks, len(known.lane_node)
         sizes = dict(
             transfers=n,
             flows=n,
             pieces=n * chunks,
-            hops=len(static.hops),
+            hops=len(known.hops),
             successors=len(static.successors),
             phases=len(static.phase_ptr),
-            lanes=len(static.lane_nodes),
-            slots=len(static.lane_nodes) * plan.window,
+            lanes=lanes,
+            slots=lanes * plan.window,
             instances=1,
         )
         blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
@@ -287,13 +313,14 @@ class Network:
         start = {name: offset for name, (offset, _) in blocks.items()}
         view = {name: arrays[name][at : at + size] for name, (at, size) in blocks.items()}
         t0, rows, flows = start["transfers"], view["transfers"], view["flows"]
-        for column, values in static.columns.items():
-            rows[column] = values
+        for column in ("src", "dst", "lag", "limited"):
+            rows[column] = getattr(known, column)
+        rows["latency"] = known.lag + self.message_s * (known.src != known.dst)
         rows["instance"] = instance
-        rows["nbytes"] = result.transfers["nbytes"] / chunks
+        rows["nbytes"] = result._shown["nbytes"] / chunks
         rows["piece0"] = start["pieces"] + np.arange(n) * chunks
         for table, column, name, ptr in [
-            (flows, "route", "hops", static.hop_ptr),
+            (flows, "route", "hops", known.hop_ptr),
             (rows, "next", "successors", static.next_ptr),
         ]:
             table[f"{column}0"], table[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
@@ -301,30 +328,30 @@ class Network:
         rows["chunk"], rows["slot"] = 0, -1
         flows["at"], flows["group"], flows["linked"] = -1, -1, 0
         flows["nothing"] = engine.SAME_SIZE * rows["nbytes"]
-        view["hops"]["link"] = static.hops
+        view["hops"]["link"], view["hops"]["weight"] = known.hops, known.weight
         view["successors"][:] = t0 + static.successors
         view["phases"][:] = static.phase_ptr
-        rows["lane"] = start["lanes"] + static.lane
-        lanes = view["lanes"]
-        lanes["root"], lanes["touched"] = -1, 0
-        lanes["node"], lanes["instance"] = static.lane_nodes, instance
+        rows["lane"] = start["lanes"] + known.lane
+        queues = view["lanes"]
+        queues["root"], queues["touched"] = -1, 0
+        queues["node"], queues["instance"] = known.lane_node, instance
         view["slots"][:] = -math.inf
 
-        own = np.full(nodes, result.start_s)
+        own = np.full(self.topology.n_nodes, result.start_s)
         for node, time in ready.items():
             own[node] = max(time, result.start_s)
-        begin = np.where(static.sends_own, own[plan.src], result.start_s)
+        begin = np.where(static.sends_own, own[known.src], result.start_s)
         pieces = view["pieces"].reshape(n, chunks)
         pieces["ready"] = begin[:, None]
-        pieces["pending"] = static.n_dependencies[:, None]
+        pieces["pending"] = np.diff(known.dep_ptr)[:, None]
         pieces["pending"][:, 1:] += 1  # a piece waits for the piece before it
-        pieces["pending"][:, 0] += static.waits  # a transfer waits for the phases before its own
+        pieces["pending"][:, 0] += known.rank > 0  # a transfer waits for the phases before its own
 
         (row,) = view["instances"]
         row["chunks"], row["window"], row["left"] = chunks, plan.window, n
         row["transfer0"], row["phase0"] = t0, start["phases"]
         row["lane0"], row["slot0"] = start["lanes"], start["slots"]
-        row["lane1"] = start["lanes"] + len(lanes)
+        row["lane1"] = start["lanes"] + lanes
         row["phase"], row["phase_left"] = 0, static.phase_ptr[1]
         if not n:
             self._push(own.max(keepdims=True), engine.CLOSE, np.array([instance]))
@@ -337,9 +364,10 @@ class Network:
         blocks = self._blocks.pop(instance)
         t0, n = blocks["transfers"]
         rows = self._state.transfers[t0 : t0 + n]
-        result.transfers["start_s"], result.transfers["end_s"] = rows["start_s"], rows["end_s"]
         local = rows["src"] == rows["dst"]
-        result.transfers["start_s"][local] = rows["end_s"][local]
+        result._shown["start_s"] = np.where(local, rows["end_s"], rows["start_s"])
+        result._shown["end_s"] = rows["end_s"]
+        vars(result).pop("transfers", None)
         result.completion_s = float(rows["end_s"].max()) if n else self.now
         self._room -= result._static.crossings
         for name, (offset, size) in blocks.items():
@@ -401,15 +429,16 @@ def _forget(kept: dict) -> None:
 
 
 def _compile(
-    plan: Plan, topology: Topology, paths: Paths, message_s: float, adds: bool
+    plan: Plan, topology: Topology, paths: Paths, adds: bool, alone: bool
 ) -> SimpleNamespace:
     """Routes, successors and phases of ``plan`` as arrays; all numbered from 0 within the plan.
 
     Where sums take time (``adds``), ``hops`` are the routes and, after the last link, that of the
-    node which adds up: number ``n_links`` and the node's.
+    node which adds up: number ``n_links`` and the node's. ``alone``: one transfer of each kind
+    is in the place of all; these are ``shown``, and ``kind`` says of which each transfer is.
     """
     check_structure(plan)
-    n, moves = len(plan), plan.src != plan.dst
+    n = len(plan)
     route_ptr, route = plan_routes(plan, topology, paths)
     owner = np.repeat(np.arange(n), np.diff(route_ptr))
     lag = np.bincount(owner, topology.link_latency[route], minlength=n)
@@ -417,36 +446,47 @@ def _compile(
     hops = np.insert(route, route_ptr[added + 1], topology.n_links + plan.dst[added])
     extra = np.cumsum(np.bincount(added, minlength=n))
     hop_ptr = route_ptr + np.concatenate([[0], extra])
-    limits = np.concatenate([np.isfinite(topology.link_rate), np.ones(adds * topology.n_nodes)])
+    rates = np.concatenate([topology.link_rate, np.zeros(adds * topology.n_nodes)])
     owner = np.repeat(np.arange(n), np.diff(hop_ptr))
-    n_dependencies = np.diff(plan.dep_ptr)
-    waiter = np.repeat(np.arange(n), n_dependencies)
-    copies = np.bincount(waiter, plan.op[plan.dep_idx] == COPY, minlength=n) > 0
     pairs = plan.src.astype(np.int64) * topology.n_nodes + plan.dst
     lanes, lane = np.unique(pairs, return_inverse=True)
     rank = np.zeros(n, np.int64)
     if not plan.overlap:
         rank = np.unique(plan.phase, return_inverse=True)[1].reshape(n)
+    flows = Flows(
+        plan.src,
+        plan.dst,
+        lag,
+        np.bincount(owner, np.isfinite(rates)[hops], minlength=n) > 0,
+        rank,
+        lane.reshape(n),
+        lanes // topology.n_nodes,
+        hop_ptr,
+        hops,
+        np.ones(len(hops), np.int64),
+        plan.dep_ptr,
+        plan.dep_idx,
+    )
+    kind = shown = np.arange(n)
+    waiter = np.repeat(kind, np.diff(plan.dep_ptr))
+    copies = np.bincount(waiter, plan.op[plan.dep_idx] == COPY, minlength=n) > 0
+    if alone and n:
+        shares = (plan.slot, plan.hi - plan.lo)
+        found = symmetry.kinds(flows, shares, rates)
+        flows, shown = symmetry.one_of_each(flows, found)
+        kind = found.flows
+    n = len(shown)
+    waiter = np.repeat(np.arange(n), np.diff(flows.dep_ptr))
     return SimpleNamespace(
         route_ptr=route_ptr,
         route=route,
-        hop_ptr=hop_ptr,
-        hops=hops,
-        lane=lane,
-        lane_nodes=lanes // topology.n_nodes,
-        crossings=np.bincount(hops, minlength=len(limits)),
-        next_ptr=np.concatenate([[0], np.cumsum(np.bincount(plan.dep_idx, minlength=n))]),
-        successors=waiter[np.argsort(plan.dep_idx, kind="stable")],
-        n_dependencies=n_dependencies,
-        sends_own=np.isin(plan.src, plan.contributors) & ~copies,
-        waits=(rank > 0).astype(np.int32),
-        order=np.argsort(rank, kind="stable"),
-        phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=1))]),
-        columns=dict(
-            src=plan.src,
-            dst=plan.dst,
-            latency=lag + message_s * moves,
-            lag=lag,
-            limited=np.bincount(owner, limits[hops], minlength=n) > 0,
-        ),
+        flows=flows,
+        kind=kind,
+        shown=shown,
+        crossings=np.bincount(flows.hops, minlength=len(rates)),
+        next_ptr=np.concatenate([[0], np.cumsum(np.bincount(flows.dep_idx, minlength=n))]),
+        successors=waiter[np.argsort(flows.dep_idx, kind="stable")],
+        sends_own=(np.isin(plan.src, plan.contributors) & ~copies)[shown],
+        order=np.argsort(flows.rank, kind="stable"),
+        phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(flows.rank, minlength=1))]),
     )

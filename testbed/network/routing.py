@@ -165,9 +165,9 @@ def _walk(src, dst, group, distance, links_in, links_out, ends, how, ptr, links)
                         n += 1
             pick = 0
             if n > 1 and choice == ECMP:
-                word = _mixed(seed)
+                word = mixed(seed)
                 for number in (node, src[i], dst[i]):
-                    word = _mixed(word ^ np.uint64(number))
+                    word = mixed(word ^ np.uint64(number))
                 pick = np.int64(((word >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
             elif n > 1 and choice == BALANCED and last:
                 pick = last_turns[dst[i]] % n
@@ -181,7 +181,7 @@ def _walk(src, dst, group, distance, links_in, links_out, ends, how, ptr, links)
 
 
 @numba.njit(cache=True)
-def _mixed(word):
+def mixed(word):
     """A step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): every bit depends on all."""
     word = word + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
