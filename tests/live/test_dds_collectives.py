@@ -1,9 +1,9 @@
 """Collectives among real processes; each test has a domain of its own."""
 
-import random
 import sys
 from pathlib import Path
 
+import dds_domains
 import numpy as np
 import pytest
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture
 def domain():
-    return random.SystemRandom().randrange(1, 233)
+    return dds_domains.fresh()
 
 
 def run(function, ranks, *arguments):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dds_domains
 import numpy as np
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_a_rank_without_test_samples_is_refused():
 @pytest.fixture
 def config(tmp_path):
     def write(**changes):
-        domain = random.SystemRandom().randrange(1, 233)
+        domain = dds_domains.fresh()
         path = tmp_path / "config.json"
         settings = SETTINGS | {"domain": domain, "output": str(tmp_path / "out")} | changes
         path.write_text(json.dumps(settings))

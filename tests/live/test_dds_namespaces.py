@@ -4,12 +4,12 @@ import contextlib
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import dds_domains
 import pytest
 
 from slowlink.testbed.live import identity
@@ -42,7 +42,7 @@ def keys(tmp_path_factory):
 @contextlib.contextmanager
 def two(hosts, interfaces, peers, task, keys):
     """A process on each host that runs ``dds_peers.<task>(domain, rank)`` and prints JSON."""
-    domain = random.SystemRandom().randrange(1, 233)
+    domain = dds_domains.fresh()
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     code = f"import dds_peers, json; print(json.dumps(dds_peers.{task}({domain}, %d)), flush=True)"
     started = []

@@ -15,6 +15,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+import dds_domains
 import pytest
 import torch
 
@@ -68,7 +69,7 @@ def make(images, tmp_path):
         ) | dict(task)
         controller = dict(
             task=task,
-            domain=random.SystemRandom().randrange(1, 233),
+            domain=dds_domains.fresh(),
             run="test",
             lease_s=3.0,
             wait_s=60.0,

@@ -1,11 +1,11 @@
 """Controller and clients on two hosts, each a network namespace with an address of its own."""
 
-import random
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import dds_domains
 import pytest
 import torch
 
@@ -40,7 +40,7 @@ def test_between_hosts_is_what_is_simulated(hosts, tmp_path):  # noqa: F811
     )
     settings = ControllerSettings(
         task=task,
-        domain=random.SystemRandom().randrange(1, 233),
+        domain=dds_domains.fresh(),
         run="between hosts",
         keys=tmp_path / "keys",
         interface=ADDRESSES[0],

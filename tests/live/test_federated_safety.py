@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import dds_domains
 import pytest
 import torch
 
@@ -52,7 +53,7 @@ def make(images, tmp_path):
         ) | dict(task)
         wanted = dict(
             task=task,
-            domain=random.SystemRandom().randrange(1, 233),
+            domain=dds_domains.fresh(),
             run="test",
             lease_s=3.0,
             wait_s=20.0,
