@@ -9,33 +9,37 @@ connections of a pair take the pair's path.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from slowlink.methods.exchange import Plan, Topology
+from slowlink.testbed.live.fork_server import ForkServer
 from slowlink.testbed.network.counting import Sizes, transfer_bytes
 from slowlink.testbed.network.execution import check_structure
 from slowlink.testbed.network.faults import Faults
 from slowlink.testbed.network.fluid import TIMELINE, tcp_efficiency
 from slowlink.testbed.network.routing import Paths, routes
 
-RUNNER = Path(__file__).with_name("_ns3.py")
+RUNNER = "slowlink.testbed.network._ns3"
 HEADERS, ETHERNET = 52, 38
 """Bytes of IPv4 and TCP with timestamps in a packet, and of Ethernet around it."""
 LAST_LINES = 12
 """Lines of what ns-3 printed that an error repeats."""
+LOOK_S = 1.0
+"""After so long what it has printed is looked at again."""
 
 
 @dataclass(frozen=True)
@@ -217,33 +221,36 @@ def _scene(
     )
 
 
+@cache
+def _starter(pid: int) -> ForkServer:
+    """What starts ns-3 for the process ``pid``, which is this one: it is compiled there once."""
+    return ForkServer()
+
+
 def _run(name: str, folder: str, timeout_s: float, progress: Callable[[str], None]) -> None:
     """Run ns-3 on ``scene.npz`` of ``folder``; it leaves ``result.npz`` there."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(RUNNER)],
-        cwd=folder,
-        env=os.environ | {"EXTRA_CLING_ARGS": "-O2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    late = threading.Event()
-    timer = threading.Timer(timeout_s, lambda: (late.set(), process.kill()))
-    timer.start()
-    lines = []
+    deadline, said, lines = time.monotonic() + timeout_s, Path(folder, "said"), []
+    said.touch()
+    child = _starter(os.getpid()).start("ns-3", RUNNER, [folder], said)
     try:
-        for line in process.stdout:
-            lines = [*lines[1 - LAST_LINES :], line.rstrip()]
-            progress(line.rstrip())
-        code = process.wait()
+        with said.open(errors="replace") as file:
+            while True:
+                left = deadline - time.monotonic()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(min(LOOK_S, left), 0.0))
+                for line in file:
+                    lines = [*lines[1 - LAST_LINES :], line.rstrip()]
+                    progress(line.rstrip())
+                if child.returncode is not None:
+                    break
+                if left < 0:
+                    raise RuntimeError(
+                        f"{name}: ns-3 took more than {timeout_s:g} s; {_last(lines)}"
+                    )
     finally:
-        timer.cancel()
-        process.kill()
-        process.wait()
-    if late.is_set():
-        raise RuntimeError(f"{name}: ns-3 took more than {timeout_s:g} s; {_last(lines)}")
-    if code:
+        child.kill()
+        child.wait()
+    if code := child.returncode:
         what = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         raise RuntimeError(f"{name}: ns-3 {what}; {_last(lines)}")
 

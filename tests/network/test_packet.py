@@ -1,6 +1,6 @@
 """ns-3 runs of plans: frames on a wire counted by hand, and the fluid simulator.
 
-Every run takes seconds to start, so a test asks one run for as much as it can.
+ns-3 takes seconds to start, once for all.
 """
 
 from __future__ import annotations
@@ -164,9 +164,10 @@ def test_what_ns3_prints_is_in_the_error(monkeypatch, tmp_path):
     plan = plan_of([(0, 1, ())])
     with pytest.raises(RuntimeError, match="moves: ns-3 took more than 0.01 s"):
         packet_simulate(plan, rack(2), 1e6, timeout_s=0.01)
-    runner = tmp_path / "runner.py"
-    runner.write_text("import os; print('assertion failed', flush=True); os.abort()")
-    monkeypatch.setattr(packet, "RUNNER", runner)
+    runner = "import os\ndef main(argv):\n    print('assertion failed', flush=True)\n    os.abort()"
+    (tmp_path / "that_aborts.py").write_text(runner)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(packet, "RUNNER", "that_aborts")
     seen = []
     with pytest.raises(RuntimeError, match="(?s)moves: ns-3 was killed by .*assertion failed"):
         packet_simulate(plan, rack(2), 1e6, progress=seen.append)
