@@ -185,6 +185,33 @@ POOLS = dict(
 """The arrays of which every running plan has a block."""
 
 
+class Blocks(NamedTuple):
+    """Where the blocks of a plan begin."""
+
+    transfers: int
+    pieces: int
+    hops: int
+    successors: int
+    phases: int
+    lanes: int
+    slots: int
+
+
+class Course(NamedTuple):
+    """How a plan goes on, numbered from 0.
+
+    Attributes
+    ----------
+    next_ptr, successors: ``successors[next_ptr[t]:next_ptr[t + 1]]`` depend on transfer ``t``.
+    order, phase_ptr: transfers by phase, and where each phase begins and the last one ends.
+    """
+
+    next_ptr: np.ndarray
+    successors: np.ndarray
+    order: np.ndarray
+    phase_ptr: np.ndarray
+
+
 def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
     """Nothing runs, at time 0; room for so many nodes, links, events and changes of links."""
     state = State(
@@ -264,6 +291,59 @@ def advance(s, until, first):
             return
         s.clock[0] = max(time, s.clock[0])
         _instant(s, s.clock[0])
+
+
+@numba.njit(cache=True)
+def place(s, instance, at, sizes, plan, course, nbytes, begin, message_s):
+    """Write a plan into its blocks, and what it begins with into the timed events.
+
+    ``at``: where its blocks begin. ``sizes``: pieces of a transfer, and slots of a lane. ``plan``,
+    ``course``: its :class:`~.symmetry.Flows`, and how they follow each other. ``nbytes``,
+    ``begin``: of each transfer, and when its sender may start.
+    """
+    chunks, window = sizes
+    n = len(nbytes)
+    for t in range(n):
+        row, flow = s.transfers[at.transfers + t], s.flows[at.transfers + t]
+        row.src, row.dst, row.limited = plan.src[t], plan.dst[t], plan.limited[t]
+        row.lag = row.latency = plan.lag[t]
+        if row.src != row.dst:
+            row.latency += message_s
+        row.nbytes, row.instance = nbytes[t] / chunks, instance
+        row.piece0 = at.pieces + t * chunks
+        row.next0 = at.successors + course.next_ptr[t]
+        row.next1 = at.successors + course.next_ptr[t + 1]
+        row.order, row.lane = at.transfers + course.order[t], at.lanes + plan.lane[t]
+        row.chunk, row.slot = 0, -1
+        flow.route0, flow.route1 = at.hops + plan.hop_ptr[t], at.hops + plan.hop_ptr[t + 1]
+        flow.at, flow.group, flow.linked = -1, -1, 0
+        flow.nothing = SAME_SIZE * row.nbytes
+        for chunk in range(chunks):
+            piece = s.pieces[row.piece0 + chunk]
+            piece.ready = begin[t]
+            # It waits for the piece before it, and the first one for the phases before its own.
+            piece.pending = plan.dep_ptr[t + 1] - plan.dep_ptr[t]
+            piece.pending += chunk > 0 or plan.rank[t] > 0
+        if s.pieces[row.piece0].pending == 0:
+            _schedule(s, begin[t], (READY << KIND_SHIFT) | (at.transfers + t))
+    for h in range(len(plan.hops)):
+        hop = s.hops[at.hops + h]
+        hop.link, hop.weight = plan.hops[h], plan.weight[h]
+    for i in range(len(course.successors)):
+        s.successors[at.successors + i] = at.transfers + course.successors[i]
+    for i in range(len(course.phase_ptr)):
+        s.phases[at.phases + i] = course.phase_ptr[i]
+    lanes = len(plan.lane_node)
+    for i in range(lanes):
+        lane = s.lanes[at.lanes + i]
+        lane.root, lane.touched = -1, 0
+        lane.node, lane.instance = plan.lane_node[i], instance
+    s.slots[at.slots : at.slots + lanes * window] = -np.inf
+    row = s.instances[instance]
+    row.chunks, row.window, row.left = chunks, window, n
+    row.transfer0, row.phase0, row.slot0 = at.transfers, at.phases, at.slots
+    row.lane0, row.lane1 = at.lanes, at.lanes + lanes
+    row.phase, row.phase_left = 0, course.phase_ptr[1]
 
 
 @numba.njit(cache=True)

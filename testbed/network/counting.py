@@ -38,16 +38,17 @@ def transfer_bytes(plan: Plan, sizes: Sizes) -> np.ndarray:
         A slot or sender without a size, a slot the plan does not have, a size that is not a
         finite number >= 0.
     """
-    share = (plan.hi - plan.lo) / plan.units
-    moves = plan.src != plan.dst
+    share = (plan.hi - plan.lo) / plan.units * (plan.src != plan.dst)
     if not isinstance(sizes, Mapping):
-        return np.where(moves, share * _size(plan, sizes, "the vector"), 0.0)
+        return share * _size(plan, sizes, "the vector")
     unknown = sorted(set(sizes) - set(plan.slots))
     if unknown:
         raise ValueError(f"{plan.name}: no slot {unknown[0]!r}; its slots are {list(plan.slots)}")
+    if sizes.keys() == set(plan.slots) and not any(isinstance(s, Mapping) for s in sizes.values()):
+        return share * np.array([_size(plan, sizes[slot], slot) for slot in plan.slots])[plan.slot]
     whole = np.zeros(len(plan))
     for index, slot in enumerate(plan.slots):
-        uses = moves & (plan.slot == index)
+        uses = (share > 0) & (plan.slot == index)
         if not uses.any():
             continue
         if slot not in sizes:

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 
@@ -288,76 +289,40 @@ class Network:
 
     def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
         plan, static = result.plan, result._static
-        known: Flows = static.flows
-        n, chunks, lanes = len(known.src), plan.chunks, len(known.lane_node)
+        flows, course = static.flows, static.course
+        n, chunks, lanes = len(flows.src), plan.chunks, len(flows.lane_node)
         sizes = dict(
             transfers=n,
             flows=n,
             pieces=n * chunks,
-            hops=len(known.hops),
-            successors=len(static.successors),
-            phases=len(static.phase_ptr),
+            hops=len(flows.hops),
+            successors=len(course.successors),
+            phases=len(course.phase_ptr),
             lanes=lanes,
             slots=lanes * plan.window,
             instances=1,
         )
         blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
-        arrays = {name: pool.array for name, pool in self._pools.items()}
-        if any(getattr(self._state, name) is not array for name, array in arrays.items()):
+        if any(getattr(self._state, name) is not pool.array for name, pool in self._pools.items()):
+            arrays = {name: pool.array for name, pool in self._pools.items()}
             self._state = engine.grown(self._state, arrays)
         self._room += static.crossings
         self._state = engine.with_room(self._state, self._room)
         instance, _ = blocks["instances"]
         self._blocks[instance], self._live[instance] = blocks, result
 
-        start = {name: offset for name, (offset, _) in blocks.items()}
-        view = {name: arrays[name][at : at + size] for name, (at, size) in blocks.items()}
-        t0, rows, flows = start["transfers"], view["transfers"], view["flows"]
-        for column in ("src", "dst", "lag", "limited"):
-            rows[column] = getattr(known, column)
-        rows["latency"] = known.lag + self.message_s * (known.src != known.dst)
-        rows["instance"] = instance
-        rows["nbytes"] = result._shown["nbytes"] / chunks
-        rows["piece0"] = start["pieces"] + np.arange(n) * chunks
-        for table, column, name, ptr in [
-            (flows, "route", "hops", known.hop_ptr),
-            (rows, "next", "successors", static.next_ptr),
-        ]:
-            table[f"{column}0"], table[f"{column}1"] = start[name] + ptr[:-1], start[name] + ptr[1:]
-        rows["order"] = t0 + static.order
-        rows["chunk"], rows["slot"] = 0, -1
-        flows["at"], flows["group"], flows["linked"] = -1, -1, 0
-        flows["nothing"] = engine.SAME_SIZE * rows["nbytes"]
-        view["hops"]["link"], view["hops"]["weight"] = known.hops, known.weight
-        view["successors"][:] = t0 + static.successors
-        view["phases"][:] = static.phase_ptr
-        rows["lane"] = start["lanes"] + known.lane
-        queues = view["lanes"]
-        queues["root"], queues["touched"] = -1, 0
-        queues["node"], queues["instance"] = known.lane_node, instance
-        view["slots"][:] = -math.inf
-
-        own = np.full(self.topology.n_nodes, result.start_s)
-        for node, time in ready.items():
-            own[node] = max(time, result.start_s)
-        begin = np.where(static.sends_own, own[known.src], result.start_s)
-        pieces = view["pieces"].reshape(n, chunks)
-        pieces["ready"] = begin[:, None]
-        pieces["pending"] = np.diff(known.dep_ptr)[:, None]
-        pieces["pending"][:, 1:] += 1  # a piece waits for the piece before it
-        pieces["pending"][:, 0] += known.rank > 0  # a transfer waits for the phases before its own
-
-        (row,) = view["instances"]
-        row["chunks"], row["window"], row["left"] = chunks, plan.window, n
-        row["transfer0"], row["phase0"] = t0, start["phases"]
-        row["lane0"], row["slot0"] = start["lanes"], start["slots"]
-        row["lane1"] = start["lanes"] + lanes
-        row["phase"], row["phase_left"] = 0, static.phase_ptr[1]
+        begin = np.full(n, result.start_s)
+        latest = max([result.start_s, *ready.values()])
+        if ready:
+            own = np.full(self.topology.n_nodes, result.start_s)
+            for node, time in ready.items():
+                own[node] = max(time, result.start_s)
+            begin = np.where(static.sends_own, own[flows.src], result.start_s)
+        at = engine.Blocks(*(blocks[name][0] for name in engine.Blocks._fields))
+        nbytes, cut = np.ascontiguousarray(result._shown["nbytes"]), (chunks, plan.window)
+        engine.place(self._state, instance, at, cut, flows, course, nbytes, begin, self.message_s)
         if not n:
-            self._push(own.max(keepdims=True), engine.CLOSE, np.array([instance]))
-            return
-        first = np.flatnonzero(pieces["pending"][:, 0] == 0)
-        self._push(begin[first], engine.READY, t0 + first)
+            self._push(np.array([latest]), engine.CLOSE, np.array([instance]))
 
     def _finish(self, instance: int) -> Result:
         result = self._live.pop(instance)
@@ -405,6 +370,8 @@ class _Pool:
     def give(self, offset: int, size: int) -> None:
         self._free.setdefault(size, []).append(offset)
 
+
+Columns = TypeVar("Columns", Flows, engine.Course)
 
 _Known = tuple[dict[bytes, SimpleNamespace], dict[int, tuple[Plan, SimpleNamespace]]]
 _known_of: dict[int, dict[Hashable, _Known]] = {}
@@ -477,16 +444,25 @@ def _compile(
         kind = found.flows
     n = len(shown)
     waiter = np.repeat(np.arange(n), np.diff(flows.dep_ptr))
-    return SimpleNamespace(
-        route_ptr=route_ptr,
-        route=route,
-        flows=flows,
-        kind=kind,
-        shown=shown,
-        crossings=np.bincount(flows.hops, minlength=len(rates)),
+    course = engine.Course(
         next_ptr=np.concatenate([[0], np.cumsum(np.bincount(flows.dep_idx, minlength=n))]),
         successors=waiter[np.argsort(flows.dep_idx, kind="stable")],
-        sends_own=(np.isin(plan.src, plan.contributors) & ~copies)[shown],
         order=np.argsort(flows.rank, kind="stable"),
         phase_ptr=np.concatenate([[0], np.cumsum(np.bincount(flows.rank, minlength=1))]),
     )
+    return SimpleNamespace(
+        route_ptr=route_ptr,
+        route=route,
+        kind=kind,
+        shown=shown,
+        flows=_of_one_type(flows),
+        course=_of_one_type(course),
+        crossings=np.bincount(flows.hops, minlength=len(rates)),
+        sends_own=(np.isin(plan.src, plan.contributors) & ~copies)[shown],
+    )
+
+
+def _of_one_type(columns: Columns) -> Columns:
+    """Columns as the engine is compiled for: int64, but for seconds."""
+    types = (np.float64 if column.dtype.kind == "f" else np.int64 for column in columns)
+    return type(columns)(*map(np.array, columns, types))
