@@ -174,11 +174,13 @@ def test_live_runs_of_the_modes(recipe, as_live):
     assert len(as_live) == len(recipe.federated.live) + len(variants) + 1
     for label in recipe.federated.live:
         for client in (0, 1):
-            seconds = value(live, "communication_time", mode=label, client=client)
-            assert seconds == client + 1.5
-        assert value(live, "round_time", mode=label) == 4.5
+            own = live[(live["mode"] == label) & (live["client"] == client)]
+            sent = own[own["metric"] == "communication_time"]
+            assert sent.set_index("seed")["value"].to_dict() == {1: client + 1, 2: client + 2}
+        timed = live[live["mode"] == label].set_index(["metric", "seed"])["value"]
+        assert timed["round_time"].to_dict() == {1: 3.0, 2: 6.0}
+        assert timed["train_time"].to_dict() == {1: 2.0, 2: 2.0}
         assert value(live, "round_time_sd", mode=label) == pytest.approx(3 / math.sqrt(2))
-        assert value(live, "train_time", mode=label) == 2.0
         curve = live[(live["mode"] == label) & (live["metric"] == "test_accuracy")]
         assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == [3.0, 9.0]
         assert value(table, "live_difference", mode=label, experiment="federated_seeds") == 0

@@ -294,7 +294,11 @@ def federated_bytes(bench: Bench, federated: Federated) -> Iterator[Row]:
 @experiment(alone=True, memory_mb=6000, makes=("federated_seeds",))
 def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeeds) -> Iterator[Row]:
     """Modes on real processes; and a few short rounds of each, of variants, and of error feedback
-    on the model of further seeds, beside the same in one process."""
+    on the model of further seeds, beside the same in one process.
+
+    A run has one seed and measures each of its rounds: what was timed has a row a round, whose
+    number stands in the place of the seed.
+    """
     of_seed = partial(_settings, bench, federated, seed=federated.seed)
     modes = {label: federated.modes[label] for label in federated.live}
     settings = {label: of_seed(mode) for label, mode in modes.items()}
@@ -335,10 +339,13 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
         yield from _sizes(row, _alike(label, rounds))
         for client, its in enumerate(sent):
             own = _row(bench, label, settings[label], dict(client=client), evidence="measured")
-            yield own("communication_time", mean(one.communication_s for one in its), "s")
-        yield row("round_time", mean(one.round_s for one in rounds), "s")
-        yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s")
-        yield row("train_time", mean(one.train_s for client in sent for one in client), "s")
+            for number, one in enumerate(its, start=1):
+                yield own("communication_time", one.communication_s, "s", seed=number)
+        for number, one in enumerate(rounds, start=1):
+            trained = mean(sent.train_s for sent in one.sent.values())
+            yield row("round_time", one.round_s, "s", seed=number)
+            yield row("train_time", trained, "s", seed=number)
+        yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s", seed=-1)
         yield from _accuracies(row, rounds, finals[label])
         if not federated_seeds.repeats(federated, label):
             yield row("judged_accuracy", finals[label], "%")

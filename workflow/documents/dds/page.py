@@ -88,6 +88,7 @@ _LIVE_RUN = (
 )
 _SEEDS = "each seed small, their mean large with its 95 % interval if there are three. "
 _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if there are three. "
+_ROUNDS = "A small dot is one round, a large one their mean with its 95 % interval. "
 
 
 def _rows(metric: str | list[str], experiment: str) -> Rows:
@@ -403,8 +404,8 @@ def federated_bytes_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.Data
 
 fl_figure2 = Figure(
     title="Federated, Figure 2: communication time",
-    shows=_LIVE_RUN + _DOTS + "From a client's publishing its update until the controller has all "
-    "of it, by one clock, the mean over rounds.",
+    shows=_LIVE_RUN + _ROUNDS + "From a client's publishing its update until the controller has "
+    "all of it, by one clock.",
     says=_RECOVERED + "Two machines, whose clocks its code subtracts; Client0 takes some 420 ms "
     "whatever it sends.",
     of=[federated.federated],
@@ -423,9 +424,8 @@ fl_figure2 = Figure(
 
 fl_figure3 = Figure(
     title="Federated, Figure 3: round time",
-    shows=_LIVE_RUN + _DOTS + "From the command to train until the next model is on disk and "
-    "handed to the senders, the mean over rounds; squares are the training in it. One run does not "
-    "tell modes apart that differ by less than rounds do.",
+    shows=_LIVE_RUN + _ROUNDS + "From the command to train until the next model is on disk and "
+    "handed to the senders; squares are the training in it.",
     says=_RECOVERED + "10.5, 10.0, 9.4 and 9.6 s. By the logs rounds vary by 0.5 to 0.8 s "
     "(standard deviation), more than most of these differ.",
     of=[federated.federated],
