@@ -60,14 +60,15 @@ class Kinds(NamedTuple):
 
 
 def kinds(flows: Flows, shares: tuple[np.ndarray, ...], rates: np.ndarray) -> Kinds:
-    """What cannot be told apart.
+    """What cannot be told apart. Each is of its own kind where little would be spared: where there
+    are more than half as many kinds as transfers.
 
     Parameters
     ----------
     shares: (n,) each; those with the same numbers carry equally many bytes.
     rates: (links,) of links.
     """
-    lanes = len(flows.lane_node)
+    n, lanes = len(flows.src), len(flows.lane_node)
     moves = flows.src != flows.dst
     colours = _first_colours(
         *shares, moves, flows.lag, flows.limited, flows.rank, np.where(moves, _places(flows), 0)
@@ -79,6 +80,8 @@ def kinds(flows: Flows, shares: tuple[np.ndarray, ...], rates: np.ndarray) -> Ki
         found = now
         _refine(colours, link_colours, lane_colours, *columns)
         now = len(np.unique(colours))
+        if 2 * now > n:
+            return Kinds(np.arange(n), np.arange(len(rates)), np.arange(lanes))
     return Kinds(_numbered(colours), _numbered(link_colours), _numbered(lane_colours))
 
 
