@@ -1,10 +1,15 @@
 """What tests of several live systems share."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 from slowlink.testbed.live.fork_server import ForkServer
+
+# For modules that processes import by their names.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Collectives among real processes; each test has a domain of its own."""
 
-import sys
-from pathlib import Path
-
 import dds_domains
+import dds_peers
 import numpy as np
 import pytest
 
@@ -12,9 +10,6 @@ from slowlink.testbed.live.dds import DomainConfig, Group, connect
 from slowlink.testbed.live.dds.domain import configuration
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.live.processes import run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))
-import dds_peers  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import dds_domains
+import launch_peers
 import numpy as np
 import pytest
 import torch
@@ -22,10 +22,6 @@ from slowlink.testbed.live.dds import DomainConfig, launch
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.torch.messenger import Aggregation
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-import launch_peers  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -1,21 +1,17 @@
 """Segments and their reassembly, in this process and without DDS."""
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cyclonedds.idl import IdlStruct
+from meetings import cut, introduce, members
 
 from slowlink.testbed.live.dds import channel, segments
 from slowlink.testbed.live.dds.channel import Assembly, _Memory
 from slowlink.testbed.live.dds.segments import Refused, Segment, check
-
-sys.path.insert(0, str(Path(__file__).parent))
-from meetings import cut, introduce, members  # noqa: E402
 
 
 @pytest.fixture(params=[2, 3], ids=["pair", "three"])

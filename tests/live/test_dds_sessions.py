@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from meetings import cut, hear, introduce, members, place
+from test_dds_segments import mutants
 
 from slowlink.testbed.live.dds import domain, segments, sessions
 from slowlink.testbed.live.dds.channel import Assembly
 from slowlink.testbed.live.dds.domain import DomainConfig
 from slowlink.testbed.live.dds.segments import Refused, Segment
 from slowlink.testbed.live.dds.sessions import Access, Sessions
-
-sys.path.insert(0, str(Path(__file__).parent))
-from meetings import cut, hear, introduce, members, place  # noqa: E402
-from test_dds_segments import mutants  # noqa: E402
 
 
 @pytest.fixture(params=[False, True], ids=["open", "identities"])

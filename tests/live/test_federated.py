@@ -16,12 +16,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 import dds_domains
+import federated_peers
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import federated_peers  # noqa: E402
-from federated_peers import process  # noqa: E402
+from federated_peers import process
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds import Delivery, connect, domain

@@ -1,14 +1,9 @@
 """What attackers send, beside what they would have sent."""
 
-import sys
-from pathlib import Path
-
+import federated_peers
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
-
-sys.path.insert(0, str(Path(__file__).parent))
-import federated_peers  # noqa: E402
 
 from slowlink.testbed.live.dds.federated import Data
 from slowlink.testbed.live.dds.federated.attacks import spoiled

@@ -3,15 +3,12 @@
 import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import dds_domains
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from federated_peers import write_images  # noqa: E402
-from test_dds_namespaces import ADDRESSES, hosts  # noqa: E402, F401
+from federated_peers import write_images
+from test_dds_namespaces import ADDRESSES, hosts  # noqa: F401
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.federated import checkpoint, simulate

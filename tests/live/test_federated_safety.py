@@ -5,7 +5,6 @@ import errno
 import json
 import math
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,12 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import dds_domains
+import federated_peers
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import federated_peers  # noqa: E402
-from federated_peers import process  # noqa: E402
+from federated_peers import process
 
 from slowlink.methods import aggregation
 from slowlink.methods.compression import Frame

@@ -2,20 +2,16 @@
 
 import os
 import signal
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
+import peers
 import pytest
 import torch.distributed as dist
 
 from slowlink.methods.compression import Payload, combine_payloads, load
 from slowlink.testbed.live import processes
 from slowlink.testbed.live.processes import RankFailed, run_ranks
-
-sys.path.insert(0, str(Path(__file__).parent))
-import peers  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
