@@ -233,8 +233,8 @@ class Heat(Chart):
 @dataclass(frozen=True)
 class Tiles(Chart):
     """Who stands where: a tile for every ``x`` and ``y`` with the value of ``colour`` that its rows
-    have. Of several, the one found most often comes first, the second has a corner, and + marks
-    further ones. A pale tile with a question mark: rows whose value is 0, which are not sure. A
+    have. Of several, the first row's comes first, the second has a corner, and + marks further
+    ones. A pale tile with a question mark: rows whose value is 0, which are not sure. A
     dash: only rows that were late or failed, or none."""
 
 

@@ -705,8 +705,7 @@ class _Drawing:
         counts = everywhere[chart.colour].value_counts()
 
         def standing(table: pd.DataFrame, by: list[str]) -> dict[tuple, list[Any]]:
-            return {place: sorted(some[chart.colour], key=lambda v: (-counts[v], v))
-                    for place, some in groups(table, by)}  # fmt: skip
+            return {place: list(some[chart.colour]) for place, some in groups(table, by)}
 
         all_places = standing(everywhere, [n for n in (chart.panels, x, y) if n]).values()
         numbers = _numbers(all_places, counts)

@@ -335,3 +335,16 @@ def test_what_answers_are_worth_and_who_stays_first(short):
     assert set(worth["cell"]) == {"ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s"}
     (line,) = page.robust.make(short, None).to_dict("records")
     assert line["coding twice as dear"] == "dense (1.5 times)" and line["latency"] == "stays"
+
+
+def test_tiles_name_the_fastest_first_and_of_equals_whoever_is_first_most_often():
+    cells = [
+        (dict(k=1), dict(A=2.0, B=1.0)),  # a tie, as their seeds say
+        (dict(k=2), dict(C=1.0, A=1.0005)),
+        (dict(k=3), dict(A=1.0)),
+        (dict(k=4), {}),
+    ]
+    lines = pictures._in_order(cells, dict(method="nobody"))
+    assert [(at["k"], at["method"]) for at in lines] == [
+        (1, "B"), (1, "A"), (2, "A"), (2, "C"), (3, "A"), (4, "nobody"),
+    ]  # fmt: skip

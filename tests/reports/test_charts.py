@@ -607,15 +607,15 @@ def test_panels_that_share_no_rows_have_them_in_their_own_order():
 
 
 def test_tiles_say_who_stands_where():
-    standing = {(1, 10): "AB", (2, 10): "A", (1, 20): "CAB", (2, 20): "B", (3, 10): ""}
+    standing = {(1, 10): "BA", (2, 10): "A", (1, 20): "ABC", (2, 20): "B", (3, 10): ""}
     rows = [row("first", 1, "1", method=m, k=k, d=d) for (k, d), ms in standing.items() for m in ms]
     rows += [row("first", 1, "1", status="failed", reason="none can", method="", k=3, d=10)]
     fig = drawn(Tiles("first", x="k", y="d", colour="method"), rows)
     (ax,) = fig.axes
     found = {tuple(t.get_position()): t.get_text() for t in ax.texts}
-    # A and B are found three times each, and C, found once, is never first or second.
+    # In the order of rows; the third has no look, for it is nowhere among the first two.
     assert found == {
-        (0, 0): "A\n= B", (1, 0): "A", (2, 0): "–", (0, 1): "A\n= B +", (1, 1): "B", (2, 1): "–",
+        (0, 0): "B\n= A", (1, 0): "A", (2, 0): "–", (0, 1): "A\n= B +", (1, 1): "B", (2, 1): "–",
     }  # fmt: skip
     assert texts(fig) == ["A", "B"] and note(fig) == "Not drawn: 1 failed (none can)"
     assert ticks(ax.xaxis) == ["1", "2", "3"] and ticks(ax.yaxis) == ["10", "20"]

@@ -98,8 +98,8 @@ _QUALIFIED = (
     "seed, for a short round may teach little. "
 )
 _TILES = (
-    "A cell names the first. Where two tie, both are named and the corner has the second's colour; "
-    "+ marks further ones, – a cell without any. "
+    "A cell names the first. Where several tie, the two fastest are named, and the corner has the "
+    "second's colour; + marks further ones, – a cell without any. "
 )
 _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
@@ -148,7 +148,7 @@ winners_target = Figure(
     "that network. "
     + _TILES
     + "Methods tie whose difference, seed by seed, may be zero, or is below 2 %; with fewer than "
-    "three seeds, no difference is sure, and the tile is pale with a question mark. Rounds were "
+    "three seeds, no difference is sure, and the tile, pale, asks whether it is those. Rounds were "
     "counted with the number of workers that was trained; with fewer or more they are taken to be "
     "the same, which is a guess. Uneven: the slowest worker takes twice as long as the fastest, "
     "others in between. " + _TRAINED,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slowlink.reports.charts import Missing
@@ -46,6 +47,10 @@ BEHIND = "another is as good in all three and better in one"
 UNTRAINED = "no method of the matrix was trained"
 MOST = 8
 """Lines in one panel."""
+AS_FAST = 1e-3
+
+Cell = tuple[dict[str, Any], dict[str, float]]
+"""Coordinates, and the seconds of those who are first there."""
 
 
 def _computed(lines: list[dict[str, Any]] | pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -64,14 +69,30 @@ def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """Who has the shortest round: a row a cell and method, by panel."""
     times = metric(rows, "round_time")[qualified(rows)]
     models = [*MODELS, *sorted(set(times.index.get_level_values("model")))]
-    lines: list[dict[str, Any]] = []
+    cells: list[Cell] = []
     for cell, won in best(times).iterrows():
         at = dict(zip(times.index.names, cell, strict=True))
         at["panel"] = _place(at["model"], at["variant"])
-        nobody = dict(method="", status="failed", reason="no method can run there")
-        lines += [at | dict(method=label) for label in won.index[won]] or [at | nobody]
-    lines.sort(key=lambda at: (models.index(at["model"]), at["variant"]))
-    return _computed(lines, "first")
+        cells.append((at, times.loc[cell][won].to_dict()))
+    cells.sort(key=lambda one: (models.index(one[0]["model"]), one[0]["variant"]))
+    nobody = dict(method="", status="failed", reason="no method can run there")
+    return _computed(_in_order(cells, nobody), "first")
+
+
+def _in_order(cells: Sequence[Cell], nobody: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line for everyone who is first in a cell, the fastest first. Of those who are as fast, but
+    for :data:`AS_FAST`, whoever is first in most cells comes first."""
+    often = Counter(label for _, seconds in cells for label in seconds)
+    lines = []
+    for at, seconds in cells:
+        least = min(seconds.values(), default=0.0)
+        order = {
+            label: (0.0 if took <= least * (1 + AS_FAST) else took, -often[label], label)
+            for label, took in seconds.items()
+        }
+        lines += [at | dict(method=label) for label in sorted(order, key=order.get)]
+        lines += [] if seconds else [at | nobody]
+    return lines
 
 
 def first_close(rows: pd.DataFrame) -> pd.DataFrame:
@@ -83,8 +104,7 @@ def first_close(rows: pd.DataFrame) -> pd.DataFrame:
 def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     """Who reaches the target accuracy first: a row a cell of a trained model and method. Its value
     is 0 where those who reach it have too few seeds for any difference to be sure."""
-    lines: list[dict[str, Any]] = []
-    nobody = dict(method="", status="late", reason="no method reached the target with every seed")
+    found: list[Cell] = []
     places(rows)
     cells = of(rows, "round_times")
     for model in trained_models(rows):
@@ -93,8 +113,9 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
                 at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
                 few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
                 at["value"] = 0.0 if few else 1.0
-                lines += [at | dict(method=label) for label in first(times)] or [at | nobody]
-    return _computed(lines, "first")
+                found.append((at, {label: times[label].mean for label in first(times)}))
+    nobody = dict(method="", status="late", reason="no method reached the target with every seed")
+    return _computed(_in_order(found, nobody), "first")
 
 
 def places(rows: pd.DataFrame) -> dict[tuple[str, str, float], dict[str, Estimate]]:
