@@ -32,4 +32,5 @@ rule all:
 
 
 onsuccess:
-    print(f"report: {REPORT}")
+    if Path(REPORT).is_file():
+        print(f"report: {REPORT}")
