@@ -41,8 +41,10 @@ def rounds_of(rows):
 @pytest.mark.parametrize(
     ("accuracies", "last"),
     [
-        ((10, 95, 95, 95, 95, 95, 95), 40),  # there early: all rounds that are compared
-        ((10, 20, 30, 40, 50, 99, 99, 99, 99, 99), 70),  # the mean of three arrives at 70
+        ((10, 95, 95, 95, 95, 95, 95, 95), 60),  # there at 30, and three evaluations more
+        ((95, 95, 95, 95, 95, 95), 40),  # there early: all rounds that are compared
+        # The mean of three arrives at 70, and is looked at until 100.
+        ((10, 20, 30, 40, 50, 99, 99, 99, 99, 99, 10, 10), 100),
         ((10, 20, 30, 40, 50, 99, 10, 10, 10), 80),  # one lucky evaluation is no arrival
         ((10, 20), 10),  # the run's own end
     ],
@@ -83,11 +85,27 @@ def test_accuracies_are_compared_at_the_same_round_and_the_target_counts_later()
     # Means of three: …, 58, 74.67, 90 at round 70; and 53.3, 81, 93 at round 40.
     assert told["rounds_to_target", 1].value == pytest.approx(70)
     assert told["rounds_to_target", 2].value == pytest.approx(30 + 10 * (90 - 81) / (93 - 81))
+    # Both arrive with their last evaluation, after which nothing shows whether they hold it.
+    assert "held_accuracy" not in {metric for metric, _ in told}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "held"),
+    [
+        ((88, 91, 94, 80, 81, 82, 99), (80 + 81 + 82) / 3),  # there at 20: what follows counts
+        ((88, 91, 90.5, 92, 96), 96),  # means of three: 89.8, 91.2 at 30, and one is left
+        ((95, 80, 84, 88), (80 + 84 + 88) / 3),  # there from the beginning
+    ],
+)
+def test_what_is_held_are_the_evaluations_after_the_one_that_arrived(accuracies, held):
+    told = {row.metric: row for row in arrivals(list(run(*accuracies)), TARGET, 30, WINDOW)}
+    assert told["rounds_to_target"].status == "ok"
+    assert told["held_accuracy"].value == pytest.approx(held)
 
 
 def test_rounds_that_come_several_at_a_time_are_judged_from_the_round_that_is_compared():
     rows = list(until_target(run(10, 20, 91, 94, 97, 99, every=10.5), TARGET, ROUNDS, WINDOW))
-    assert rounds_of(rows) == [0, 10, 21, 31, 42]
+    assert rounds_of(rows) == [0, 10, 21, 31, 42, 52]  # it arrives at 42, and trains on
     told = {row.metric: row for row in arrivals(rows, TARGET, ROUNDS, WINDOW)}
     assert told["final_accuracy"].value == pytest.approx((91 + 94 + 97) / 3)
     assert told["final_accuracy"].round == 42

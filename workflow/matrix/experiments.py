@@ -475,7 +475,8 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
 
 
 def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
-    """The evaluations of ``run`` until it has had ``rounds`` and reached the target (%)."""
+    """The evaluations of ``run`` until it has had ``rounds``, has reached the target (%), and has
+    been evaluated ``window`` times more, which shows whether it holds it."""
     seen: list[float] = []
     for row in run:
         if row.round < 0 and row.status == "ok":
@@ -484,13 +485,21 @@ def until_target(run: Iterable[Row], target: float, rounds: int, window: int) ->
         if row.metric == "test_accuracy":
             seen.append(row.value)
         # The last row of an evaluation: nothing more is trained.
-        enough = row.metric == "bytes_sent" and row.round >= rounds
-        if enough and arrival(np.array(seen), target, window) is not None:
-            return
+        if row.metric == "bytes_sent" and row.round >= rounds:
+            at = arrival(np.array(seen), target, window)
+            if at is not None and len(_after(seen, at)) >= window:
+                return
+
+
+def _after(values: Sequence[float], at: float) -> Sequence[float]:
+    """The evaluations after the one by which the target was reached."""
+    return values[math.ceil(at) + 1 :]
 
 
 def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
-    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed.
+    """The accuracy at ``rounds``, and the round that reached the target (%), a row a seed; and the
+    mean of the ``window`` evaluations after that, or of as many as there are: the first ones that
+    were not looked at to find it.
 
     A policy whose rounds come several at a time is judged at its first evaluation from ``rounds``
     on. What diverges later keeps what it had reached.
@@ -519,6 +528,10 @@ def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> 
         if at is not None:
             at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
             yield _summary(points[-1], **done, value=float(at_round))
+            after = _after(values, at)[:window]
+            if len(after):
+                held = dict(metric="held_accuracy", value=float(after.mean()), unit="%")
+                yield _summary(points[-1], **held)
         elif broken is not None:
             yield _summary(broken, **done)
         else:

@@ -28,7 +28,9 @@ FACTORS = np.geomspace(1, 10, 61)
 """Times the best over which a method's profile is averaged: that is its score."""
 CELL = ["model", "variant", "workers", "bandwidth"]
 PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
-ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target"]
+ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target", "held_accuracy"]
+SURELY = 0.05
+"""The p below which a target counts as met."""
 ROOMS = ["exchange", "compression", "synchronization", "fusion"]
 FASTEST = "the fastest there"
 """The exchange of methods that every cell carries as is best there."""
@@ -288,12 +290,16 @@ def front(points: pd.DataFrame) -> pd.Series:
     return pd.Series(~below.any(axis=0) & np.isfinite(values).all(axis=1), index=points.index)
 
 
-def first(times: Mapping[str, Estimate]) -> list[str]:
+def first(times: Mapping[str, Estimate], doubtful: Collection[str] = ()) -> list[str]:
     """The methods than which none is surely faster, of the least mean first; several are a tie.
 
-    What a seed never reached has no mean, and is not first.
+    What a seed never reached has no mean, and is not first; nor is who is ``doubtful``.
     """
-    ordered = sorted((one.mean, label) for label, one in times.items() if not one.never)
+    ordered = sorted(
+        (one.mean, label)
+        for label, one in times.items()
+        if not one.never and label not in doubtful
+    )
 
     def beaten(mean: float, label: str) -> bool:
         mine = times[label]
@@ -379,23 +385,29 @@ def target(results: pd.DataFrame, model: str | None = None) -> float:
 
 
 def met(results: pd.DataFrame, model: str | None = None) -> dict[str, float]:
-    """By method, the p of a one-sided t-test over seeds that its final accuracy lies above the
-    target; NaN of fewer than three seeds, and where one diverged."""
+    """By method, the p of a one-sided t-test over seeds that the accuracy lies above the target
+    after it was first reached; NaN of fewer than three seeds that were evaluated then."""
     wanted = target(results, model)
     return {
         label: Estimate.of(pd.Series(wanted, one.by_seed.index)).chance(one)
-        for label, one in arrived(results, "final_accuracy", model).items()
+        for label, one in arrived(results, "held_accuracy", model).items()
     }
 
 
+def holds_not(results: pd.DataFrame, model: str | None = None) -> set[str]:
+    """Methods that reached the target with three seeds or more, and do not surely hold it: by
+    :func:`met`, what they reached may have been one good moment."""
+    return {label for label, p in met(results, model).items() if p >= SURELY}
+
+
 def qualified(results: pd.DataFrame) -> list[str]:
-    """Methods that reached the target with every seed.
+    """Methods that reached the target with every seed, and hold it.
 
     Only these are compared by the times of rounds alone, for a round is soon over that teaches
     little. Where none reached it, as in runs of a few rounds, all methods there are.
     """
-    rounds = arrived(results, "rounds_to_target")
-    made = [label for label, estimate in rounds.items() if not estimate.never]
+    rounds, doubtful = arrived(results, "rounds_to_target"), holds_not(results)
+    made = {label for label, one in rounds.items() if not one.never} - doubtful
     run = list(metric(results, "round_time"))
     return [label for label in run if label in made] or run
 
@@ -553,12 +565,13 @@ def headline(results: pd.DataFrame) -> str:
     times = metric(results, "round_time")[qualified(results)]
     compared, most = rounds(results)
     text, places = f"Of {times.shape[1]} methods", times_to_target(results)
-    firsts = [label for place in places.values() for label in first(place)]
+    doubtful = holds_not(results)
+    firsts = [label for place in places.values() for label in first(place, doubtful)]
     if firsts:
         names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
         text += (
             f" that bring {model_name(trained_models(results)[0])} to {target(results):g} % with "
-            f"every seed within {most} rounds, {_listed(names)} "
+            f"every seed within {most} rounds and hold it, {_listed(names)} "
             f"{'are each' if names[1:] else 'is'} first there, alone or tied, on {count} of "
             f"{len(places)} networks.{apart(results)} By rounds alone"
         )
@@ -593,12 +606,17 @@ def apart(results: pd.DataFrame) -> str:
     if not others or not times_to_target(results, model=others[0]):
         return ""
     other = others[0]
-    mine, theirs = (times_to_target(results, model=model) for model in (one, other))
+    made = {model: times_to_target(results, model=model) for model in (one, other)}
+    doubtful = {model: holds_not(results, model) for model in made}
+    classes = {model: _classes(results, model) for model in made}
     differ, seen = [], 0
-    for place in mine.keys() & theirs.keys():
-        shared = mine[place].keys() & theirs[place].keys()
-        pair = [first({k: v for k, v in made[place].items() if k in shared}) for made in
-                (mine, theirs)]  # fmt: skip
+    for place in made[one].keys() & made[other].keys():
+        shared = made[one][place].keys() & made[other][place].keys()
+        pair = []
+        for model, times in made.items():
+            there = {k: v for k, v in times[place].items() if k in shared}
+            ahead = first(there, doubtful[model])
+            pair.append(list(dict.fromkeys(classes[model][label] for label in ahead)))
         seen += bool(pair[0] and pair[1])
         if pair[0] and pair[1] and not set(pair[0]) & set(pair[1]):
             differ.append((place, *pair))
@@ -616,6 +634,13 @@ def apart(results: pd.DataFrame) -> str:
         f"with {WHERE.get(where, where)} and {said_rate(bandwidth)}, {_listed(here)} for "
         f"{model_name(one)}, {_listed(there)} for {model_name(other)}."
     )
+
+
+def _classes(results: pd.DataFrame, model: str) -> dict[str, str]:
+    """By method, the first one of its class, which does the same to the model."""
+    rows = trainings(results, model).drop_duplicates("method")
+    first_of = rows.drop_duplicates("trained_as").set_index("trained_as")["method"]
+    return dict(zip(rows["method"], first_of[rows["trained_as"]], strict=True))
 
 
 def _leaders(counts: pd.Series) -> tuple[list[str], int]:
