@@ -103,6 +103,8 @@ def record(wing: str, experiment: str, runs: Callable[[], Sequence[Recipe]], job
 
 
 def _record(wing: str, experiment: str, told: str) -> str:
+    import torch
+
     from slowlink.testbed.training.trainer import train
 
     run = Recipe.model_validate_json(told)
@@ -125,12 +127,14 @@ def _record(wing: str, experiment: str, told: str) -> str:
     results.write(rows, file)
     broken = any(row.status == "failed" for row in rows)
     accuracies = [row.value for row in rows if row.metric == "test_accuracy"]
+    # Which of torch's kernels computed: with others, the same run ends a little elsewhere.
+    capability = torch.backends.cpu.get_cpu_capability()
     about = dict(
         command=_command(wing, experiment),
         sha256=_digest(file),
         ended=None if broken else round(accuracies[-1], 4),
         seconds=round(seconds()),
-        machine=f"{processor()}, {run.torch_threads} thread",
+        machine=f"{processor()}, {capability}, {run.torch_threads} thread",
         versions={"python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "numpy", "numba")},
         recipe=run.model_dump(mode="json"),

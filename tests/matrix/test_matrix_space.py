@@ -40,26 +40,31 @@ def where(system: systems.System) -> Cluster:
     return SITES if system.exchange[0].name in ("hips", "parameter_server") else FLAT
 
 
-def trained(system: systems.System) -> str:
-    """Two rounds of really training a system on four workers; the reason if it is refused."""
-    part, place = system.synchronization, where(system)
+def training(system: systems.System, carrier: Part, place: Cluster, **changes) -> Recipe:
+    """Two rounds on four workers."""
+    part = system.synchronization
     policy = synchronization.load(part.name, **part.parameters)
     at_server = policy.asynchronous and policy.travels == "gradient"
+    groups = exchange.load(carrier.name, **carrier.parameters).groups(place.topology)
+    parties = sum(map(len, groups[-1]))
+    levels = [*system.levels, *system.levels[-1:] * (len(groups) - len(system.levels))]
+    levels[-1] = Level(up=among(levels[-1].up, parties))
+    told = dict(
+        document="test", experiment="space", system="one", exchange=carrier,
+        levels=tuple(levels), synchronization=part, codec_scope="layer", model=SMALL,
+        dataset="made", workers=(2, 2) if place is SITES else (4,), batch=4, lr=0.01, rounds=2,
+        evaluate_every=2, seed=1, scale="smoke", device="v100_matrix", compute_s=0.01,
+        accelerator="cpu", cluster="sites" if place is SITES else "star",
+        optimizer_at="server" if at_server else "worker",
+        networks={"one": Link(lan=1e9, wan=5e7)},
+    )  # fmt: skip
+    return Recipe(**told | changes)
+
+
+def trained(system: systems.System) -> str:
+    """Really training a system; the reason if it is refused."""
     try:
-        groups = exchange.load(system.exchange[0].name).groups(place.topology)
-        parties = sum(map(len, groups[-1]))
-        levels = [*system.levels, *system.levels[-1:] * (len(groups) - len(system.levels))]
-        levels[-1] = Level(up=among(levels[-1].up, parties))
-        spec = Recipe(
-            document="test", experiment="space", system="one", exchange=system.exchange[0],
-            levels=tuple(levels), synchronization=part, codec_scope="layer", model=SMALL,
-            dataset="made", workers=(2, 2) if place is SITES else (4,), batch=4, lr=0.01, rounds=2,
-            evaluate_every=2, seed=1, scale="smoke", device="v100_matrix", compute_s=0.01,
-            accelerator="cpu", cluster="sites" if place is SITES else "star",
-            optimizer_at="server" if at_server else "worker",
-            networks={"one": Link(lan=1e9, wan=5e7)},
-        )  # fmt: skip
-        list(trainer.train(spec))
+        list(trainer.train(training(system, system.exchange[0], where(system))))
     except ValueError as error:
         return str(error)
     return ""
@@ -98,6 +103,51 @@ def test_every_policy_on_every_exchange_is_timed_and_trained_or_neither(name, po
         fusion=Part(name="whole_model"),
     )
     assert timed(one) == trained(one)
+
+
+CLASSES: dict[str, list[tuple[str, systems.System, Part]]] = {}
+for _label, _one in RECIPE.found().items():
+    for _carrier in _one.exchange:
+        CLASSES.setdefault(systems.class_of(_one), []).append((_label, _one, _carrier))
+SHARED = [named for named in CLASSES.values() if len(named) > 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", SHARED, ids=lambda named: named[0][0])
+def test_systems_of_one_class_give_the_same_model(named):
+    """To the bit, whatever they are called and whatever carries them; but for sites, which add
+    among themselves first, and so round elsewhere."""
+    ends = {}
+    for label, one, carrier in named:
+        place = SITES if carrier.name == systems.SITES else FLAT
+        scope = dict(codec_scope=one.codec_scope, rounds=8, evaluate_every=8)
+        spec = training(one, carrier, place, **scope)
+        try:
+            curve = [row.value for row in trainer.train(spec) if row.metric == "test_loss"]
+        except ValueError:  # this one cannot carry it, which other tests ask about
+            continue
+        ends[label, str(carrier), place is SITES] = curve
+    flat = [rows for (*_, sites), rows in ends.items() if not sites]
+    assert len(ends) > 1 and len(flat[0]) == 2 and flat[0][0] != flat[0][-1]
+    assert all(rows == flat[0] for rows in flat)
+    for (*_, sites), rows in ends.items():
+        assert not sites or rows == pytest.approx(flat[0], rel=1e-3)
+
+
+def test_local_sgd_by_any_name_is_one_class():
+    """Of federated averaging only where all are asked, waited for, and count alike."""
+
+    def of(name: str, **options) -> str:
+        meeting = Part(name=name, local_iterations=3, **options)
+        levels, carrier = [Level(up=Part(name="identity"))], Part(name="parameter_server")
+        return systems.class_of(
+            systems.System(exchange=carrier, levels=levels, synchronization=meeting)
+        )
+
+    assert of("fedavg") == of("mll_sgd") == of("bsp")
+    for other in (dict(timeout_s=1.0), dict(fraction=0.5), dict(samples=(1, 2))):
+        assert of("fedavg", **other) != of("bsp")
+    assert of("mll_sgd", hub_rounds=2) != of("bsp")
 
 
 def test_a_tree_of_workers_keeps_no_model_for_those_who_are_not_there():

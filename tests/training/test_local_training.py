@@ -367,36 +367,6 @@ def test_local_sgd_on_any_exchange_averages_models(small_data, how):
     assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("local_iterations", [1, 3])
-@pytest.mark.parametrize("codec", ["identity", "fp16", "random_k", "top_k", "qsgd", "sign_sgd"])
-def test_what_carries_it_teaches_the_same(small_data, codec, local_iterations):
-    """To the bit: systems of one class share their training."""
-    summed = codec in ("identity", "fp16", "random_k")
-    carriers = ["ring", "rat", "halving_doubling"] if summed else ["allgather"]
-    exchanges = [Part(name=how) for how in (*carriers, "parameter_server")]
-    exchanges.append(Part(name="parameter_server", shards="colocated"))
-    curves = [
-        frame(
-            trainer.train(
-                recipe(
-                    "bsp",
-                    exchange=how,
-                    levels=(Level(up=Part(name=codec)),),
-                    synchronization=Part(name="bsp", local_iterations=local_iterations),
-                    uneven=None,
-                    rounds=9,
-                    evaluate_every=3,
-                )
-            )
-        )
-        .query("metric == 'test_loss'")["value"]
-        .tolist()
-        for how in exchanges
-    ]
-    assert len(curves[0]) == 4
-    assert all(curve == curves[0] for curve in curves)
-
-
 def test_hubs_that_never_meet_all_are_evaluated_by_their_mean(small_data):
     """Two hubs of two: each is BSP of its own, and the end is the mean of their models."""
     part = Part(name="mll_sgd", local_iterations=2, hub_rounds=10**6, group_size=2)

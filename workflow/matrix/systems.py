@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from slowlink.methods import synchronization
 from slowlink.testbed.training.recipe import (
     Codec,
     CodecScope,
@@ -258,6 +259,7 @@ def recorded_as(
 
 def class_of(system: System) -> str:
     """What decides the course of training: equal texts, equal training."""
+    system = system.model_copy(update={"synchronization": _by_what_it_does(system.synchronization)})
     if system.dense:
         return "dense"
     keep = {"levels", "synchronization"}
@@ -266,3 +268,14 @@ def class_of(system: System) -> str:
     if system.codec_scope == "group":
         keep |= {"fusion", "codec_scope"}
     return system.model_dump_json(include=keep)
+
+
+def _by_what_it_does(meeting: Policy) -> Policy:
+    """Synchronous SGD of as many iterations, where a policy comes down to it: all meet in every
+    round, and count alike. So it is with federated averaging that asks all and waits for all."""
+    policy = synchronization.load(meeting.name, **meeting.parameters)
+    if not policy.together or getattr(policy, "samples", None) is not None:
+        return meeting
+    plain = Part(name=BSP.name, local_iterations=policy.local_iterations)
+    same = policy.travels == synchronization.load(plain.name, **plain.parameters).travels
+    return plain if same and meeting.name != BSP.name else meeting
