@@ -176,6 +176,7 @@ class Matrix(declarations.Settings):
     fusion: Fusion
     systems: dict[str, System] = {}
     combinations: dict[str, System] = {}
+    baselines: list[str] = []
     options: dict[str, dict[str, Any]] = {}
     exchanges: dict[str, Exchange] = {}
     local_steps: LocalSteps
@@ -247,7 +248,7 @@ class Matrix(declarations.Settings):
                 label: one.model_copy(update={"exchange": one.exchange[:1]})
                 for label, one in chosen.items()
             }
-        spelt = dict(systems={}, combinations={}, labels=None)
+        spelt = dict(systems={}, combinations={}, baselines=[], labels=None)
         if part is not None:
             spelt |= dict(options={}, exchanges={}, carriers={})
         only = {label: one.model_dump(mode="json") for label, one in chosen.items()}
@@ -280,8 +281,9 @@ class Matrix(declarations.Settings):
         if len(set(labels)) < len(labels):
             twice = sorted({label for label in labels if labels.count(label) > 1})
             check.fail("systems", f"two methods are called {', '.join(twice)}")
-        for label in self.labels or ():
-            check.need("labels", label, labels)
+        for name in ("labels", "baselines"):
+            for label in getattr(self, name) or ():
+                check.need(name, label, labels)
         taught: Residual = self.residual
         check.need("residual.model.name", taught.model.name, self.models)
         check.need("residual.workers", taught.workers, self.workers)

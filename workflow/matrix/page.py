@@ -418,14 +418,15 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
 
 @table(
     title="What always picking one thing costs",
-    shows="Regret: the round of a named system in times of the shortest of the cell, in the "
-    "geometric mean over all cells in which it can run, and at worst. " + _QUALIFIED,
+    shows="Regret: the round of a document's system, or of what people run today, in times of the "
+    "shortest of the cell, in the geometric mean over all cells in which it can run, and at worst. "
+    + _QUALIFIED,
     of=[condensed],
 )
 def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a named system, from the least regret."""
     groups, needed = info(rows)["group"], arrived(rows, "rounds_to_target")
-    found = regret(rows, list(groups.index[groups == "system"]))
+    found = regret(rows, list(groups.index[groups.isin(["system", "baseline"])]))
     return pd.DataFrame(
         {
             "always": found["method"],
@@ -555,8 +556,8 @@ pareto = Figure(
 
 parts = Figure(
     title="What a round is made of",
-    shows="All systems and combinations and the three fastest of every other group. Compressing "
-    "and exchanging count where they are not hidden behind computing. "
+    shows="All systems, baselines and combinations and the three fastest of every other group. "
+    "Compressing and exchanging count where they are not hidden behind computing. "
     + _POLICIES
     + "An arrow marks bars that are cut off.",
     of=[condensed],

@@ -223,13 +223,14 @@ def _cells(rows: pd.DataFrame) -> dict[tuple, str]:
 
 
 def parts_of_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """What a round is made of: systems and combinations, and the fastest of the other groups."""
+    """What a round is made of: systems, baselines and combinations, and the fastest of the other
+    groups."""
     times, groups = metric(rows, "round_time"), info(rows)["group"]
     made = []
     for key, name in _cells(rows).items():
         ordered = times.loc[key].dropna().sort_values(kind="stable").index
         place = groups[ordered].groupby(groups[ordered]).cumcount()
-        ours = groups[ordered].isin(["system", "combination"]) | (place < 3)
+        ours = groups[ordered].isin(["system", "baseline", "combination"]) | (place < 3)
         one = _at(rows, key)
         one = one[one["method"].isin(ordered[ours])]
         made.append(one.assign(panel=name.replace(", ", f", {key[2]} workers\n", 1)))
@@ -243,7 +244,7 @@ def _at(rows: pd.DataFrame, key: tuple) -> pd.DataFrame:
 
 
 def scaling_lines(rows: pd.DataFrame) -> pd.DataFrame:
-    """Scaling efficiency: the systems, and the fastest of every other group."""
+    """Scaling efficiency: the systems, the baselines, and the fastest of every other group."""
     made, groups = metric(rows, "scaling_efficiency"), info(rows)["group"]
     close = of(rows, "closeup", "scaling_efficiency")
     found = []
@@ -252,11 +253,17 @@ def scaling_lines(rows: pd.DataFrame) -> pd.DataFrame:
             continue
         ordered = made.loc[key].dropna().sort_values(ascending=False, kind="stable").index
         systems = [label for label in ordered if groups[label] == "system"][:MOST]
-        others = [label for label in ordered if groups[label] != "system"]
+        baselines = [label for label in ordered if groups[label] == "baseline"]
+        others = [label for label in ordered if groups[label] not in ("system", "baseline")]
         others = list(groups[others].drop_duplicates().index)
         here = close[["model", "variant", "bandwidth"]] == [key[0], key[1], key[3]]
         here = close[here.all(axis=1)]
         kind = key[1].partition("/")[0]
-        for panel, labels in ((name, systems), (f"{kind}: fastest of each other group", others)):
+        panels = {
+            name: systems,
+            f"{kind}: {GROUPS['baseline']}": baselines,
+            f"{kind}: fastest of each other group": others,
+        }
+        for panel, labels in panels.items():
             found += [here[here["method"] == label].assign(panel=panel) for label in labels]
     return pd.concat(found)

@@ -36,6 +36,7 @@ FASTEST = "the fastest there"
 """The exchange of methods that every cell carries as is best there."""
 GROUPS = {
     "system": "systems of the documents",
+    "baseline": "what people run today",
     "combination": "combinations",
     "codec": "codecs",
     "sites": "codecs between sites",

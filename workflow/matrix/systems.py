@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from slowlink.testbed.matrix import Method
     from slowlink.workflow.matrix.experiments import Matrix
 
-Group = Literal["system", "combination", "codec", "sites", "local", "exchange", "policy", "fusion"]
+Group = Literal[
+    "system",
+    "baseline",
+    "combination",
+    "codec",
+    "sites",
+    "local",
+    "exchange",
+    "policy",
+    "fusion",
+]
 DENSE = Part(name="identity")
 BSP = Part(name="bsp")
 WHOLE = Part(name="whole_model")
@@ -129,6 +139,8 @@ def found(matrix: Matrix) -> dict[str, System]:
         if all(whole.answers != other.answers for other in others):
             made[label] = whole
             others.append(whole)
+    for label in matrix.baselines:
+        made[label] = made[label].model_copy(update={"group": "baseline"})
     return made
 
 
