@@ -72,6 +72,10 @@ def answers():
             told = dict(method="sparse", question=question, answer=name, chosen=answer)
             more = dict(experiment="worth", metric="round_time", unit="s", case=name)
             yield Row(**fields, **more, at=told, value=seconds)
+    for name, seconds in (("rat", 50.0), ("ring", 60.0)):
+        told = dict(method="dense", question="exchange", answer=name, chosen="rat")
+        more = dict(experiment="worth", metric="time_to_target", unit="s", case=name)
+        yield Row(**fields, **more, at=told, value=seconds)
     told = dict(method="sparse", group="policy", best="ssp with fp16 by one server", systems=3.0)
     more = dict(experiment="beyond", metric="times_the_best", unit="1", case="policy")
     yield Row(**fields, **more, at=told, value=4.0)

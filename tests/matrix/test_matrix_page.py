@@ -333,6 +333,8 @@ def test_what_answers_are_worth_and_who_stays_first(short):
     assert list(worth["next best"]) == ["plink: +1.0 %", "top_k: -10.0 %", "layer_wise: +25.0 %"]
     assert list(worth["plain"]) == ["ring: +10.0 %", "identity: 3 times as long", "the same"]
     assert set(worth["cell"]) == {"ResNet-50, 16 workers, flat, even speeds, 1 Gbit/s"}
+    there = page.worth_to_target.make(short, None)
+    assert there[["first", "next best"]].values.tolist() == [["dense", "ring: +20.0 %"]]
     (line,) = page.robust.make(short, None).to_dict("records")
     assert line["coding twice as dear"] == "dense (1.5 times)" and line["latency"] == "stays"
 

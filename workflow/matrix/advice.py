@@ -562,7 +562,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         shown = every if options.all else short
         told = {offer.label: rounds[offer.label] for _, offer in shown}
         show("timing what each answer is worth")
-        found_worth = list(choices(given, first.method, first.round, asked.timed))
+        found_worth = list(choices(given, first.method, lambda m: asked.timed(m).round_s))
         show("timing both ends of what was measured")
         within_s, corners = own.intervals(asked, told)
         show("looking for rates below which codecs are worth it")

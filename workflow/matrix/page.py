@@ -335,18 +335,37 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
 # What it is worth ---------------------------------------------------------------------------------
 
 
+_ONE_AT_A_TIME = (
+    "with one of its answers changed at a time and the other three as they are: the next best "
+    "answer, and the plain one (a ring, plain values, a message a layer, a meeting in every round)"
+)
+
+
+@table(
+    title="What each answer is worth on the way to the target",
+    shows=f"The method that reaches the target first, {_ONE_AT_A_TIME}. Only answers count that "
+    "were trained so, and reach the target and hold it.",
+    of=[answers],
+)
+def worth_to_target(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a cell of a trained model and question."""
+    return _worth(of(rows, "worth", "time_to_target"), "first")
+
+
 @table(
     title="What each answer is worth",
-    shows="The method with the shortest round of those that reach the target, with one of its "
-    "answers changed at a time and the other three as they are: the next best answer, and the "
-    "plain one (a ring, plain values, a message a layer, a meeting in every round). A round may "
-    "be shorter (-) with an answer that was not trained so, or does not reach the target.",
+    shows="The method with the shortest round of those that reach the target, "
+    f"{_ONE_AT_A_TIME}. A round may be shorter (-) with an answer that was not trained so, or does "
+    "not reach the target.",
     of=[answers],
 )
 def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a cell and question: what was answered, and by how much other answers are slower."""
+    return _worth(of(rows, "worth", "round_time"), "fastest")
+
+
+def _worth(found: pd.DataFrame, leader: str) -> pd.DataFrame:
     made = []
-    found = of(rows, "worth")
     if found.empty:
         raise Missing("no answers of the matrix were changed")
     for (*key, question), some in found.groupby([*CELL, "question"], sort=False):
@@ -356,7 +375,7 @@ def worth(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
         made.append(
             {
                 "cell": _cell(*key),
-                "fastest": some["method"].iloc[0],
+                leader: some["method"].iloc[0],
                 "question": question,
                 "answer": chosen,
                 "next best": slower(choice.next),

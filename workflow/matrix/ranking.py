@@ -297,9 +297,7 @@ def first(times: Mapping[str, Estimate], doubtful: Collection[str] = ()) -> list
     What a seed never reached has no mean, and is not first; nor is who is ``doubtful``.
     """
     ordered = sorted(
-        (one.mean, label)
-        for label, one in times.items()
-        if not one.never and label not in doubtful
+        (one.mean, label) for label, one in times.items() if not one.never and label not in doubtful
     )
 
     def beaten(mean: float, label: str) -> bool:

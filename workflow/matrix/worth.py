@@ -3,15 +3,15 @@ and whether the fastest stays so if prices are off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from slowlink.methods.compression import Compressor
-from slowlink.testbed.matrix import Cluster, Method, Round, best_round, time_round
+from slowlink.testbed.matrix import Cluster, Method, best_round, time_round
 from slowlink.testbed.results import Row, coordinates
 from slowlink.testbed.training import device
 from slowlink.testbed.training.device import Device
@@ -22,14 +22,19 @@ from slowlink.workflow.matrix import systems
 from slowlink.workflow.matrix.ranking import (
     close_workers,
     closeups,
+    first,
+    holding,
+    holds_not,
     metric,
     of,
     qualified,
+    rounds_at,
+    times_to_target,
     trained_models,
     trainings,
 )
 from slowlink.workflow.matrix.rounds import clusters, methods_of, said
-from slowlink.workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, of_changes
+from slowlink.workflow.matrix.systems import BSP, DENSE, SITES, WHOLE, System, of_changes
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
@@ -57,7 +62,8 @@ class Dearer(Device):
 
 @dataclass(frozen=True)
 class Choice:
-    """A system's answer to one question, and the rounds (s) of others to the same."""
+    """A system's answer to one question, and the seconds of others to the same: of a round, or of
+    all rounds to a target."""
 
     question: str
     chosen: str
@@ -66,7 +72,7 @@ class Choice:
 
     @property
     def next(self) -> tuple[str, float] | None:
-        """The best other answer, and how many times as long a round then takes."""
+        """The best other answer, and how many times as long it then takes."""
         if not self.others:
             return None
         best = min(self.others, key=self.others.__getitem__)
@@ -80,7 +86,7 @@ class Choice:
 
 
 def slower(other: tuple[str, float] | None) -> str:
-    """An answer and how much longer a round takes with it, in words."""
+    """An answer and how much longer it takes with it, in words."""
     if other is None:
         return ""
     name, times = other
@@ -88,23 +94,22 @@ def slower(other: tuple[str, float] | None) -> str:
     return f"{name}: {longer}"
 
 
-def choices(
-    matrix: Matrix, method: Method, made: Round, timed: Callable[[Method], Round]
-) -> Iterator[Choice]:
+def choices(matrix: Matrix, method: Method, timed: Callable[[Method], float]) -> Iterator[Choice]:
     """A choice a question; answers that cannot run are left out.
 
     Parameters
     ----------
-    made: the round of ``method``, and ``timed`` what times another where that was timed.
+    timed: the seconds of a method; a ValueError where it cannot run.
     """
+    seconds_of_it = timed(method)
     for question, (chosen, others) in _answers(matrix, method).items():
         seconds = {}
         for name, other in others.items():
             try:
-                seconds[name] = timed(other).round_s
+                seconds[name] = timed(other)
             except ValueError:
                 continue
-        yield Choice(question, chosen, made.round_s, seconds)
+        yield Choice(question, chosen, seconds_of_it, seconds)
 
 
 def _answers(matrix: Matrix, method: Method) -> dict[str, tuple[str, dict[str, Method]]]:
@@ -157,8 +162,8 @@ def _every(meeting: Part) -> str:
 
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
-    """The rounds of the fastest method, of those that reach the target, with each answer changed
-    (``worth``); how near to it comes what is no row of the matrix (``beyond``); and who is the
+    """The rounds of the fastest method, of those that reach the target, with each answer changed,
+    and of a trained model the time to the target of who is first there (``worth``); how near to it comes what is no row of the matrix (``beyond``); and who is the
     fastest if a price is off (``robust``).
 
     Parameters
@@ -185,13 +190,21 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
             batch = settings.models[model]
             given = layers(Part(name=model)), cluster, machine, batch
             method, made = best_round(methods_of(label, found[label]), *given)
-            for choice in choices(settings, method, made, lambda m, g=given: time_round(m, *g)):
-                seconds = {choice.chosen: choice.seconds} | choice.others
-                for answer, value in seconds.items():
-                    at = dict(method=label, question=choice.question, answer=answer)
-                    at["chosen"] = choice.chosen
-                    name = f"{choice.question}: {answer}"
-                    yield row("round_time", value, "s", experiment="worth", case=name, at=at)
+
+            def round_s(method: Method, given: Any = given) -> float:
+                return time_round(method, *given).round_s
+
+            yield from _worth(row, settings, method, "round_time", round_s)
+            if model in trained_models(rows):
+                needed = _rounds_by_class(rows, found, model, where, bandwidth)
+                there = times_to_target(rows, workers, model)[where, bandwidth]
+                for winner in first(there, holds_not(rows, model))[:1]:
+                    best, _ = best_round(methods_of(winner, found[winner]), *given)
+
+                    def all_s(method: Method, needed: Any = needed, timed: Any = round_s) -> float:
+                        return _needed(method, needed) * timed(method)
+
+                    yield from _worth(row, settings, best, "time_to_target", all_s)
             others = [m for name, one in beyond.items() for m in methods_of(name, one)]
             for group in dict.fromkeys(one.group for one in others):
                 mine = [one for one in others if one.group == group]
@@ -212,10 +225,52 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     for rival in rivals
                     if found[rival].trained
                 }
-                first = min(rounds, key=rounds.__getitem__)
-                at = dict(method=label, change=change, first=first)
-                stays = rounds[label] / rounds[first]
+                fastest = min(rounds, key=rounds.__getitem__)
+                at = dict(method=label, change=change, first=fastest)
+                stays = rounds[label] / rounds[fastest]
                 yield row("times_the_best", stays, "1", experiment="robust", case=change, at=at)
+
+
+def _worth(
+    row: Callable[..., Row],
+    settings: Matrix,
+    method: Method,
+    metric: str,
+    timed: Callable[[Method], float],
+) -> Iterator[Row]:
+    """The seconds of a method and of those with one answer changed."""
+    for choice in choices(settings, method, timed):
+        for answer, value in ({choice.chosen: choice.seconds} | choice.others).items():
+            at = dict(method=method.label, question=choice.question, answer=answer)
+            at["chosen"] = choice.chosen
+            name = f"{choice.question}: {answer}"
+            yield row(metric, value, "s", experiment="worth", case=name, at=at)
+
+
+def _rounds_by_class(
+    rows: pd.DataFrame, found: Mapping[str, System], model: str, where: str, bandwidth: float
+) -> dict[str, float]:
+    """Rounds to the target, in the mean over seeds, of the classes that reach and hold it there."""
+    holds = holding(rows, where, bandwidth, model) - holds_not(rows, model)
+    needed = {label: rounds_at(rows, label, bandwidth, model) for label in holds}
+    return {
+        systems.class_of(found[label]): one.mean for label, one in needed.items() if not one.never
+    }
+
+
+def _needed(method: Method, by_class: Mapping[str, float]) -> float:
+    """The rounds of a method by its class."""
+    one = System(
+        exchange=[method.exchange],
+        levels=list(method.levels),
+        synchronization=method.synchronization,
+        fusion=method.fusion,
+        codec_scope=method.codec_scope,
+    )
+    rounds = by_class.get(systems.class_of(one))
+    if rounds is None:
+        raise ValueError("it was not trained so, or does not reach the target")
+    return rounds
 
 
 def _sizes(rows: pd.DataFrame, model: str) -> list[int]:
