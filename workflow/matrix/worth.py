@@ -163,8 +163,9 @@ def _every(meeting: Part) -> str:
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """The rounds of the fastest method, of those that reach the target, with each answer changed,
-    and of a trained model the time to the target of who is first there (``worth``); how near to it comes what is no row of the matrix (``beyond``); and who is the
-    fastest if a price is off (``robust``).
+    and of a trained model the time to the target of who is first there (``worth``); how near to
+    the fastest comes what is no row of the matrix (``beyond``); and who is the fastest if a price
+    is off (``robust``).
 
     Parameters
     ----------
