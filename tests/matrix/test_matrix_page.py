@@ -328,6 +328,12 @@ def test_what_there_is_is_counted():
     assert counts["processor seconds, ResNet-50, 16 workers between sites, asked again"] == 0.05
 
 
+def test_one_method_by_two_names_is_named_once():
+    seconds = {"local": 1.0, "federated": 1.0, "other": 1.0, "slower": 1.01}
+    alike = {"local": "local", "federated": "local", "slower": "local", "other": "other"}
+    assert list(pictures._once(seconds, alike)) == ["local", "other", "slower"]
+
+
 def test_what_answers_are_worth_and_who_stays_first(short):
     worth = page.worth.make(short, None).set_index("question")
     assert list(worth["next best"]) == ["plink: +1.0 %", "top_k: -10.0 %", "layer_wise: +25.0 %"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slowlink.reports.charts import Missing
@@ -23,6 +23,7 @@ if not PLANNING or TYPE_CHECKING:
         WHERE,
         arrived,
         best,
+        classes,
         close_model,
         close_workers,
         closeups,
@@ -71,10 +72,11 @@ def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     times = metric(rows, "round_time")[qualified(rows)]
     models = [*MODELS, *sorted(set(times.index.get_level_values("model")))]
     cells: list[Cell] = []
+    alike = classes(rows)
     for cell, won in best(times).iterrows():
         at = dict(zip(times.index.names, cell, strict=True))
         at["panel"] = _place(at["model"], at["variant"])
-        cells.append((at, times.loc[cell][won].to_dict()))
+        cells.append((at, _once(times.loc[cell][won].to_dict(), alike)))
     cells.sort(key=lambda one: (models.index(one[0]["model"]), one[0]["variant"]))
     nobody = dict(method="", status="failed", reason="no method can run there")
     return _computed(_in_order(cells, nobody), "first")
@@ -96,6 +98,15 @@ def _in_order(cells: Sequence[Cell], nobody: dict[str, Any]) -> list[dict[str, A
     return lines
 
 
+def _once(seconds: dict[str, float], alike: Mapping[str, str]) -> dict[str, float]:
+    """Methods of one class that take exactly as long are one by several names: the first of
+    them."""
+    named = {}
+    for label, took in seconds.items():
+        named.setdefault((alike.get(label, label), took), label)
+    return {label: seconds[label] for label in named.values()}
+
+
 def first_close(rows: pd.DataFrame) -> pd.DataFrame:
     """The same of one model."""
     made = first_rounds(rows)
@@ -109,14 +120,14 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     places(rows)
     cells = of(rows, "round_times")
     for model in trained_models(rows):
-        doubtful = holds_not(rows, model)
+        doubtful, alike = holds_not(rows, model), classes(rows, model)
         for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
             for (where, bandwidth), times in times_to_target(rows, workers, model).items():
                 at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
                 few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
                 at["value"] = 0.0 if few else 1.0
                 ahead = first(times, doubtful)
-                found.append((at, {label: times[label].mean for label in ahead}))
+                found.append((at, _once({label: times[label].mean for label in ahead}, alike)))
     nobody = dict(method="", status="late", reason="no method reached and held the target")
     return _computed(_in_order(found, nobody), "first")
 

@@ -565,7 +565,9 @@ def headline(results: pd.DataFrame) -> str:
     compared, most = rounds(results)
     text, places = f"Of {times.shape[1]} methods", times_to_target(results)
     doubtful = holds_not(results)
+    times = times.loc[:, ~times.T.duplicated()]  # one method by two names is named once
     firsts = [label for place in places.values() for label in first(place, doubtful)]
+    firsts = [label for label in firsts if label in times]
     if firsts:
         names, count = _leaders(pd.Series(firsts).value_counts(sort=False))
         text += (
@@ -607,7 +609,7 @@ def apart(results: pd.DataFrame) -> str:
     other = others[0]
     made = {model: times_to_target(results, model=model) for model in (one, other)}
     doubtful = {model: holds_not(results, model) for model in made}
-    classes = {model: _classes(results, model) for model in made}
+    named = {model: classes(results, model) for model in made}
     differ, seen = [], 0
     for place in made[one].keys() & made[other].keys():
         shared = made[one][place].keys() & made[other][place].keys()
@@ -615,7 +617,7 @@ def apart(results: pd.DataFrame) -> str:
         for model, times in made.items():
             there = {k: v for k, v in times[place].items() if k in shared}
             ahead = first(there, doubtful[model])
-            pair.append(list(dict.fromkeys(classes[model][label] for label in ahead)))
+            pair.append(list(dict.fromkeys(named[model][label] for label in ahead)))
         seen += bool(pair[0] and pair[1])
         if pair[0] and pair[1] and not set(pair[0]) & set(pair[1]):
             differ.append((place, *pair))
@@ -635,7 +637,7 @@ def apart(results: pd.DataFrame) -> str:
     )
 
 
-def _classes(results: pd.DataFrame, model: str) -> dict[str, str]:
+def classes(results: pd.DataFrame, model: str | None = None) -> dict[str, str]:
     """By method, the first one of its class, which does the same to the model."""
     rows = trainings(results, model).drop_duplicates("method")
     first_of = rows.drop_duplicates("trained_as").set_index("trained_as")["method"]

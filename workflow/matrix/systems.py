@@ -146,8 +146,8 @@ def found(matrix: Matrix) -> dict[str, System]:
 
 def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
     """Exchanges and fusions with plain values; codecs on every exchange that can carry them, in
-    every round, between sites alone, and of what several iterations have changed; and policies
-    whose workers meet in parts, with plain values."""
+    every round, between sites alone, and of what several iterations have changed; and policies,
+    with plain values: by a server where workers meet in parts, else by any exchange."""
     part = matrix.part
 
     def carrying(codec: str) -> list[Part]:
@@ -184,9 +184,11 @@ def in_rooms(matrix: Matrix) -> Iterator[tuple[str, System]]:
             yield label, system("local", carrying(name), of_changes(part(name)), **told)
     for name in known("synchronization"):
         if name != BSP.name:
-            carrier = part(matrix.carriers.get(name, SERVER))
-            depth = 2 if carrier.name == SITES else 1
-            yield name, system("policy", [carrier], *[DENSE] * depth, synchronization=part(name))
+            meeting, ways = part(name), [part(matrix.carriers.get(name, SERVER))]
+            if _by_what_it_does(meeting).name == BSP.name:
+                ways = carrying(DENSE.name)
+            depth = 2 if ways[0].name == SITES else 1
+            yield name, system("policy", ways, *[DENSE] * depth, synchronization=meeting)
     for name in known("fusion"):
         yield name, system("fusion", [part("ring")], DENSE, fusion=part(name))
 
