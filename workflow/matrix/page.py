@@ -388,7 +388,8 @@ def _worth(found: pd.DataFrame, leader: str) -> pd.DataFrame:
 @table(
     title="Does the fastest stay the fastest?",
     shows="If one price is off at a time: who has the shortest round then, and how many times as "
-    "long the one takes that has it at our prices. " + _QUALIFIED,
+    "long the one takes that has it at our prices; in the cells that are shown from near. "
+    + _QUALIFIED,
     of=[answers],
 )
 def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
