@@ -4,7 +4,8 @@ The closure of a module is itself and what it imports, directly or not, of this 
 workflow; a method, a data file or a module to run that the code names as a constant counts as
 imported. Imports for type checkers do not count. Of a function only those imports of its module
 count whose names it uses, itself or through other functions and classes of its module and of others
-in its folder.
+in its folder, there also as ``module.name``. Another experiment is not followed: it counts by its
+rows, which are inputs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PACKAGES = ("methods", "torch", "testbed", "reports", "workflow")
 BESIDE = "slowlink/"
 """Where a package lies that is no folder of the repository's own; a wheel has all of them there."""
 FRAME = "workflow/"
+EXPERIMENTS = ("experiment", "training")
+"""What declares an experiment."""
 ROOMS = ("exchange", "compression", "synchronization", "fusion", "aggregation")
 
 
@@ -60,16 +63,17 @@ def used_by(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
         place = (pending - seen).pop()
         seen.add(place)
         source = _Source.of(place[0])
-        for one in source.used(place[1]):
+        for one, attribute in source.used(place[1]):
             if node := source.defined.get(one):
                 nodes[id(node)] = node
                 files |= set(_constants(_telling(node), source.file))
-            for file in source.imported.get(one, ()):
+            for file, name in source.imported.get(one, ()):
                 beside = file.startswith(FRAME) and Path(file).parent == Path(source.file).parent
-                if beside and one in _Source.of(file).defined:
-                    pending.add((file, one))
-                else:
+                inner = name or attribute  # of a module, what stands after the dot
+                if not beside or not _Source.of(file).has(inner):
                     files.add(file)
+                elif inner not in _Source.of(file).experiments:
+                    pending.add((file, inner))
     return list(nodes.values()), files
 
 
@@ -90,7 +94,7 @@ def declares(file: Path) -> bool:
             made = [node.value]
         for one in made:
             called = _called(one.func if isinstance(one, ast.Call) else one)
-            if called in ("experiment", "training", "table", "Figure", "Settings"):
+            if called in (*EXPERIMENTS, "table", "Figure", "Settings"):
                 return True
     return False
 
@@ -101,13 +105,16 @@ class _Source:
     def __init__(self, file: str) -> None:
         self.file = file
         self.defined: dict[str, ast.AST] = {}
-        self.imported: dict[str, list[str]] = {}
+        self.experiments: set[str] = set()
+        self.imported: dict[str, list[tuple[str, str]]] = {}
         for node in _statements(_parsed(file)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                for name, files in _bound(node, file):
-                    self.imported.setdefault(name, []).extend(files)
+                for name, place in _bound(node, file):
+                    self.imported.setdefault(name, []).append(place)
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
                 self.defined[node.name] = node
+                if any(_called(getattr(o, "func", o)) in EXPERIMENTS for o in node.decorator_list):
+                    self.experiments.add(node.name)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
@@ -120,20 +127,26 @@ class _Source:
     def of(file: str) -> _Source:
         return _Source(file)
 
-    def used(self, name: str) -> set[str]:
-        """Names of the module that a definition uses, itself among them."""
-        found: set[str] = set()
-        pending = [name]
-        while pending:
-            one = pending.pop()
-            if one not in found:
-                found.add(one)
-                node = self.defined.get(one)
-                inside = list(ast.walk(node)) if node else []
-                # A section has the name of its experiment: as a parameter, it is not that.
-                given = {inner.arg for inner in inside if isinstance(inner, ast.arg)}
-                names = {inner.id for inner in inside if isinstance(inner, ast.Name)}
-                pending += names - given
+    def has(self, name: str) -> bool:
+        return name in self.defined or name in self.imported
+
+    def used(self, name: str) -> set[tuple[str, str]]:
+        """Names of the module that a definition uses, itself among them, each with what stands
+        after a dot behind it, or nothing."""
+        found, pending, seen = {(name, "")}, {name}, set()
+        while pending - seen:
+            one = (pending - seen).pop()
+            seen.add(one)
+            node = self.defined.get(one)
+            inside = list(ast.walk(node)) if node else []
+            # A section has the name of its experiment: as a parameter, it is not that.
+            given = {inner.arg for inner in inside if isinstance(inner, ast.arg)}
+            given |= self.experiments - {name}
+            behind = {id(x.value): x.attr for x in inside if isinstance(x, ast.Attribute)}
+            read = [x for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
+            names = [x for x in read if x.id not in given]
+            found |= {(x.id, behind.get(id(x), "")) for x in names}
+            pending |= {x.id for x in names}
         return found
 
 
@@ -170,7 +183,7 @@ def _led_to(file: str) -> list[str]:
     found = {one for package in _packages(file) for one in package}
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {one for _, files in _bound(node, file) for one in files}
+            found |= {one for _, (one, _) in _bound(node, file)}
     return sorted(found | set(_constants(nodes, file)))
 
 
@@ -220,22 +233,25 @@ def _packages(file: str) -> Iterator[list[str]]:
             yield [str(init)]
 
 
-def _bound(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[tuple[str, list[str]]]:
-    """The names that an import binds, and the files of this repository behind each."""
+def _bound(node: ast.Import | ast.ImportFrom, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The names that an import binds, the file of this repository behind each, and what its name is
+    there; empty if it is the module itself."""
     for alias in node.names:
         if isinstance(node, ast.Import):
             name, module = alias.asname or alias.name.partition(".")[0], alias.name
-            files = [_file_of(module)] if _own(module) else []
+            places = [(_file_of(module), "")] if _own(module) else []
         else:
             base = node.module or ""
             if node.level:
                 parts = Path(file).parent.parts[: len(Path(file).parent.parts) - node.level + 1]
                 base = OWN + ".".join([*parts, base] if base else parts)
             name = alias.asname or alias.name
-            files = []
+            places = []
             if _own(base):
-                files = [one for one in (_file_of(base), _file_of(f"{base}.{alias.name}")) if one]
-        yield name, [one for one in files if one]
+                # A module leads to its packages itself.
+                module = _file_of(f"{base}.{alias.name}")
+                places = [(module, "") if module else (_file_of(base), alias.name)]
+        yield from ((name, place) for place in places if place[0])
 
 
 def _own(module: str) -> bool:

@@ -185,5 +185,76 @@ def test_what_a_file_of_the_same_document_defines_is_in_the_digest(tmp_path, mon
             cached.cache_clear()
         assert (used()[1] == before) == same
     monkeypatch.undo()
-    for cached in (closure._parsed, closure._imported, closure._Source.of):
+    for cached in caches:
         cached.cache_clear()
+
+
+MODULES = {
+    "parts.py": """
+def found():
+    return helper()
+
+def helper():
+    return 1
+
+def other():
+    return 1
+""",
+    "experiments.py": """
+from slowlink.workflow.documents.one import parts as pieces
+from slowlink.workflow.documents.one.parts import other as another
+from slowlink.workflow.experiment import experiment
+
+@experiment()
+def first(bench):
+    return pieces.found()
+
+@experiment(after=[first])
+def second(bench, rows):
+    return pieces.other()
+
+@experiment()
+def third(bench):
+    return another()
+""",
+    "page.py": """
+from slowlink.reports.charts import Figure
+from slowlink.workflow.documents.one import experiments
+
+shown = Figure(of=[experiments.first])
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "using"),
+    [("found", {"first"}), ("helper", {"first"}), ("other", {"second", "third"})],
+)
+def test_what_is_reached_through_a_module_is_in_the_digests_of_what_uses_it(
+    changed, using, tmp_path, monkeypatch
+):
+    """And in no others: what an experiment comes after, and what is shown, counts by its rows."""
+    folder = tmp_path / "workflow" / "documents" / "one"
+    folder.mkdir(parents=True)
+    for name, text in MODULES.items():
+        (folder / name).write_text(text)
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    caches = closure._parsed, closure._imported, closure._Source.of, closure.of_function
+
+    def digests():
+        for cached in caches:
+            cached.cache_clear()
+        places = dict(first="experiments", second="experiments", third="experiments", shown="page")
+        module = "slowlink.workflow.documents.one"
+        return {
+            name: closure.of_function(f"{module}.{file}", name)[1] for name, file in places.items()
+        }
+
+    before = digests()
+    text = MODULES["parts.py"].replace(f"def {changed}():", f"def {changed}():\n    'changed'")
+    (folder / "parts.py").write_text(text)
+    after = digests()
+    monkeypatch.undo()
+    for cached in caches:
+        cached.cache_clear()
+    assert {name for name in before if before[name] != after[name]} == using
