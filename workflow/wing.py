@@ -101,9 +101,10 @@ class Wing:
             found.setdefault(target(name), []).append(name)
         return found
 
-    def digest(self, name: str) -> str:
-        """A digest of a figure's or table's declaration, with what it uses in its file."""
-        return closure.of_function(self.places[name], name)[1]
+    def code(self, name: str) -> tuple[frozenset[str], str]:
+        """The files that a figure or table uses, and a digest of its declaration, with what that
+        uses in files of the wing."""
+        return closure.of_function(self.places[name], name)
 
     def makers(self, experiment: str) -> list[Experiment]:
         """Who makes rows of an experiment: itself, and others that say so."""

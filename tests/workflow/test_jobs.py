@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slowlink.workflow import closure, settings
-from slowlink.workflow.experiment import Training
-from slowlink.workflow.jobs import Jobs
+from slowlink.workflow.jobs import TRAINER, Jobs
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,11 +19,20 @@ def jobs():
 
 
 def functions(jobs):
-    """Module and name of the function behind every job that does not train, once."""
+    """Module and name of the function behind every job that does not train, and of every summary,
+    figure and table, once, with the sources that are its inputs."""
     made = {}
     for job in jobs.all.values():
-        if not isinstance(job.experiment, Training):
-            made.setdefault((job.experiment.module, job.experiment.name), job)
+        one = job.experiment
+        if job.summary:
+            key = one.summarise.__module__, one.summarise.__qualname__
+        else:
+            key = one.module, one.name
+        if not job.runs:
+            made.setdefault(key, job.inputs["sources"])
+    for wing in jobs.wings.values():
+        for name, module in wing.places.items():
+            made[module, name] = wing.code(name)[0]
     return made
 
 
@@ -71,15 +79,39 @@ def loaded(sets):
 
 
 @pytest.mark.slow
-def test_what_importing_loads_is_among_the_inputs_of_every_job(jobs):
+def test_what_importing_loads_is_among_the_inputs(jobs):
     made = functions(jobs)
-    direct = {key: tuple(sorted(closure.used_by(*key)[1])) for key in made}
-    sets = sorted(set(direct.values()))
-    assert len(sets) > 10
+    # What trains imports the trainer, and the function that names its runs is not its code.
+    trains = [job for job in jobs.all.values() if job.runs and not job.recorded]
+    expected = [(tuple(sorted(closure.used_by(*key)[1])), key, made[key]) for key in made]
+    expected += [((TRAINER,), (job.wing.name, job.name), job.inputs["sources"]) for job in trains]
+    sets = sorted({direct for direct, _, _ in expected})
+    assert len(sets) > 10 and trains
     seen = dict(zip(sets, loaded(sets), strict=True))
-    for (module, name), job in made.items():
-        missing = seen[direct[module, name]] - set(job.inputs["sources"])
-        assert not missing, f"{module}.{name} loads {sorted(missing)}"
+    for direct, name, sources in expected:
+        missing = seen[direct] - set(sources)
+        assert not missing, f"{name} loads {sorted(missing)}"
+
+
+def test_of_files_of_its_own_folder_a_function_uses_definitions_and_no_whole_file(jobs):
+    """Workflow files are no inputs, so that a whole one would be in no digest, either."""
+    for wing in jobs.wings.values():
+        own = {str(file.relative_to(ROOT)) for file in wing.folder.glob("*.py")}
+        experiments = {(one.module, one.name) for one in wing.experiments.values()}
+        shown = {(module, name) for name, module in wing.places.items()}
+        assert experiments and shown
+        for module, name in experiments | shown | set(functions(jobs)):
+            whole = closure.used_by(module, name)[1] & own
+            assert not whole, f"{module}.{name} uses {sorted(whole)}"
+
+
+def test_shown_items_use_files_but_not_those_of_their_experiments(jobs):
+    matrix = jobs.wings["matrix"]
+    using = {name for name in matrix.shown if "testbed/units.py" in matrix.code(name)[0]}
+    assert {"ranking", "pareto", "fastest"} <= using and "trained" not in using
+    for wing in jobs.wings.values():
+        for name in wing.shown:
+            assert "testbed/training/trainer.py" not in wing.code(name)[0], name
 
 
 def test_inputs_are_files_and_named_in_one_way(jobs):

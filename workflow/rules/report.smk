@@ -19,13 +19,18 @@ def judged_by(wildcards):
     return words + [str(Path(words[0]).with_name("recipe.yaml"))] if words else []
 
 
-def source_of(wildcards):
-    """A digest of the declaration of a figure or table and of what it uses in its file."""
-    return WINGS[wildcards.wing].digest(wildcards.name)
+def code_of(wildcards):
+    """The files that a figure or table uses, and a digest of what is its own."""
+    return WINGS[wildcards.wing].code(wildcards.name)
 
 
 def sources_of(*files):
     return lambda wildcards: sorted(closure.closure(files))
+
+
+def shown_with(*files):
+    """These files and those that the figure or table uses."""
+    return lambda wildcards: sorted(closure.closure(files) | code_of(wildcards)[0])
 
 
 wildcard_constraints:
@@ -36,7 +41,7 @@ rule figure:
     input:
         rows=results_behind,
         claims=words_of,
-        sources=sources_of("reports/charts/drawing.py"),
+        sources=shown_with("reports/charts/drawing.py"),
     output:
         report(
             f"{RESULTS}/{{wing}}/figures/{{name}}.svg",
@@ -51,7 +56,7 @@ rule figure:
         mem_mb=1000,
         runtime=minutes(5),
     params:
-        code=source_of,
+        code=lambda wildcards: code_of(wildcards)[1],
     message:
         "{wildcards.wing}: drawing {wildcards.name}"
     run:
@@ -69,7 +74,7 @@ rule table:
     input:
         rows=results_behind,
         claims=judged_by,
-        sources=sources_of("reports/verdicts.py", "reports/tables.py"),
+        sources=shown_with("reports/verdicts.py", "reports/tables.py"),
     output:
         report(
             f"{RESULTS}/{{wing}}/tables/{{name}}.csv",
@@ -84,7 +89,7 @@ rule table:
         mem_mb=1000,
         runtime=minutes(5),
     params:
-        code=source_of,
+        code=lambda wildcards: code_of(wildcards)[1],
         recipe=lambda wildcards: RECIPES[wildcards.wing],
         scale=SCALE,
     message:
