@@ -170,11 +170,15 @@ def shown_by(wing):
 
 
 def read_by_page(wing):
-    """All results of a document; of the matrix what is condensed, a sixth, and the form's."""
+    """All results of a document; of the matrix, those that its figures and tables are of and those
+    that no other experiment reads, a sixth: what others condense is not read again."""
+    made = WINGS[wing]
     if wing in DOCUMENTS:
         return JOBS.every(wing)
-    names = "condensed", "answers", "effort", "advice", "checked", "checked_recorded"
-    return JOBS.behind(wing, [WINGS[wing].experiments[name] for name in names])
+    shown = [one for item in made.shown.values() for one in item.of]
+    read = {before.name for one in made.experiments.values() for before in one.after}
+    last = [one for name, one in made.experiments.items() if name not in read]
+    return JOBS.behind(wing, [*shown, *last])
 
 
 def judged_for(wildcards):
