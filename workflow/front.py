@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 
 from slowlink.reports import claims, tables
-from slowlink.reports.evidence import Estimate
 from slowlink.reports.html import SCORE, score
 from slowlink.testbed.results import coordinates, read
 from slowlink.workflow import documents
@@ -27,6 +26,10 @@ README, MAP = ROOT / "README.md", "docs/winners.svg"
 VERDICTS = "data/recorded/{}_verdicts.csv"
 TAUGHT = "data/recorded/matrix_trained.csv"
 MARKS = "<!-- made by `python -m slowlink.workflow.front` -->\n", "<!-- end -->\n"
+SAID = (
+    "Each tile is one cluster: a kind of network, a number of workers and a rate of its links.\n"
+    "Its colour is the method that reaches the target accuracy there in the shortest time."
+)
 HEAD = ("document", "claims", *SCORE, "its most surprising finding")
 
 
@@ -45,14 +48,12 @@ def table(verdicts: pd.DataFrame) -> str:
 
 
 def taught(results: pd.DataFrame) -> pd.DataFrame:
-    """What each class of the matrix that was trained needs and reaches, in words."""
+    """What each class of the matrix that was trained needs (rounds) and reaches (%).
+
+    ``late`` of its ``seeds`` never reached the target, and ``diverged`` of them have no accuracy:
+    then there is no mean of them.
+    """
     rows = coordinates(results)
-
-    def told(one: Estimate, digits: int, unit: str, lost: str) -> str:
-        if one.never:
-            return f"{lost} with {one.never} of {one.seeds} seeds"
-        return f"{one.mean:.{digits}f} {unit}"
-
     made = []
     for model in trained_models(rows):
         rounds = arrived(rows, "rounds_to_target", model)
@@ -60,9 +61,20 @@ def taught(results: pd.DataFrame) -> pd.DataFrame:
         for label in dict.fromkeys(trainings(rows, model)["trained_as"]):
             # Whoever shares the class has what it arrived at.
             shares = trainings(rows, model).query("trained_as == @label")["method"].iloc[0]
-            line = told(rounds[shares], 0, "rounds", "never")
-            made.append((model, label, line, told(accuracy[shares], 1, "%", "diverges")))
-    return pd.DataFrame(made, columns=["model", "method", "rounds", "accuracy"])
+            needs, reaches = rounds[shares], accuracy[shares]
+            made.append(
+                {
+                    "model": model,
+                    "method": label,
+                    "status": "late" if needs.never else "ok",
+                    "rounds": None if needs.never else round(needs.mean),
+                    "accuracy": None if reaches.never else round(reaches.mean, 1),
+                    "late": needs.never,
+                    "diverged": reaches.never,
+                    "seeds": needs.seeds,
+                }
+            )
+    return pd.DataFrame(made)
 
 
 def main(results: Path) -> None:
@@ -73,10 +85,13 @@ def main(results: Path) -> None:
     files = [results / name / "verdicts.parquet" for name in documents.names()]
     verdicts = pd.concat(map(pd.read_parquet, files))
     picture = (results / "matrix/figures/winners_target.svg").read_text(encoding="utf-8")
-    (ROOT / MAP).write_text(picture, encoding="utf-8")
+    # What a picture says about itself is no part of what is seen.
+    drawn, _, rest = picture.partition("<metadata>")
+    (ROOT / MAP).write_text(drawn + rest.partition("</metadata>")[2], encoding="utf-8")
     before, _, rest = README.read_text(encoding="utf-8").partition(MARKS[0])
     after = rest.partition(MARKS[1])[2]
     head = f"![Who reaches the target accuracy first, by network, workers and rate]({MAP})\n\n"
+    head += f"{SAID}\n\n"
     text = before + MARKS[0] + head + table(verdicts) + MARKS[1] + after
     README.write_text(text, encoding="utf-8")
     kept = verdicts[["id", "printed", "ours", "verdict"]]

@@ -117,6 +117,25 @@ def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
     assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
 
 
+def test_who_is_recommended_hangs_on_a_status_and_no_word(tmp_path, monkeypatch):
+    kept = pd.read_csv(advice.LEARNED)
+    assert (kept["late"] > 0).equals(kept["status"] == "late")
+    assert kept["rounds"].isna().equals(kept["status"] == "late")
+    found = advice.learned(advice.recipe())
+    assert found["top_k"]["lenet5"].needs() == "166 rounds"
+    assert found["random_k"]["lenet5"].reaches() == "diverges with 1 of 3 seeds"
+    assert advice._arrives({"lenet5": found["top_k"]["lenet5"]})
+    assert not advice._arrives(found["random_k"]) and not advice._arrives({})
+    monkeypatch.setattr(advice.Trained, "needs", lambda one: "another word")
+    assert not advice._arrives(found["random_k"])
+
+
+def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys):
+    said = ask(capsys, "--lan", "1G", "--only", "codec=fp16|identity,exchange=ring")
+    assert " is first" in said.splitlines()[0]
+    assert "What each answer of" in said and "next best" in said
+
+
 def ask(capsys, *arguments):
     advice.main(["--model", "lenet5", "--workers", "4", *arguments])
     return capsys.readouterr().out

@@ -18,7 +18,9 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
             made.append(row)
     results = tmp_path / "desk"
     (results / "matrix" / "figures").mkdir(parents=True)
-    (results / "matrix" / "figures" / "winners_target.svg").write_text("<svg/>")
+    (results / "matrix" / "figures" / "winners_target.svg").write_text(
+        "<svg><metadata>dated</metadata></svg>"
+    )
     for name, mine in pd.DataFrame(made).groupby("document"):
         (results / name).mkdir()
         mine.to_parquet(results / name / "verdicts.parquet")
@@ -35,7 +37,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
     assert len(lines) == 1 + len(documents.names())
     rat = next(line for line in lines if line.startswith("| RAT |"))
     assert rat.startswith("| RAT | 39 | 38 | 0 | 1 | 0 | 0 | Ring takes 1.16 times")
-    assert rat.endswith("*fails* |") and (tmp_path / front.MAP).read_text() == "<svg/>"
+    assert rat.endswith("*fails* |") and (tmp_path / front.MAP).read_text() == "<svg></svg>"
     kept = pd.read_csv(tmp_path / "data/recorded/desk_verdicts.csv", dtype=str)
     assert kept.to_dict("records") == pd.DataFrame(made)[kept.columns].to_dict("records")
     front.main(results)

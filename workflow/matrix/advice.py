@@ -103,6 +103,29 @@ class Offer:
         return self.round.round_s * (1 if self.rounds is None else self.rounds)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What a method arrived at with a model: rounds to the target and accuracy (%), NaN where
+    ``late`` seeds never reached it or ``diverged`` ones have none."""
+
+    status: str
+    rounds: float
+    accuracy: float
+    late: int
+    diverged: int
+    seeds: float
+
+    def needs(self) -> str:
+        if self.late:
+            return f"never with {self.late} of {self.seeds:.0f} seeds"
+        return f"{self.rounds:.0f} rounds"
+
+    def reaches(self) -> str:
+        if self.diverged:
+            return f"diverges with {self.diverged} of {self.seeds:.0f} seeds"
+        return f"{self.accuracy:.1f} %"
+
+
 @cache
 def recipe(scale: Scale = "desk") -> Any:
     """The matrix's recipe at a scale."""
@@ -208,14 +231,16 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
 
 def table(
     places: Sequence[tuple[int, Offer]],
-    taught: Mapping[str, dict[str, str]] | None = None,
+    taught: Mapping[str, Mapping[str, Trained]] | None = None,
     within_s: Mapping[str, Interval] | None = None,
     below: Mapping[str, BreakEven] | None = None,
 ) -> pd.DataFrame:
     """Offers with the parts of their rounds, seconds, what a worker sends and receives; between
     what rounds may lie, below which rate a codec is worth it, and what :func:`learned` tells."""
     rows = []
-    for rank, offer in places:
+    shown = [(taught or {}).get(offer.label, {}) for _, offer in places]
+    trained = dict.fromkeys(model for one in shown for model in one)
+    for (rank, offer), arrived_at in zip(places, shown, strict=True):
         made = offer.round
         row = {"rank": rank, "method": offer.label + (" *" if made.guessed else "")}
         if offer.method is not None:
@@ -230,12 +255,12 @@ def table(
         row |= {"MB a worker": f"{made.sent_bytes / 1e6:.3g}"}
         if below:
             row["worth it"] = str(below.get(offer.label, ""))
-        if taught is not None:
-            row |= taught.get(offer.label, {})
+        for model in trained:
+            one = arrived_at.get(model)
+            row[f"needs, {model}"] = one.needs() if one else "not trained"
+            row[f"reaches, {model}"] = one.reaches() if one else ""
         rows.append(row)
-    made = pd.DataFrame(rows)
-    needs = [name for name in made if name.startswith("needs")]
-    return made.fillna(dict.fromkeys(needs, "not trained")).fillna("")
+    return pd.DataFrame(rows).fillna("")
 
 
 # The form ---------------------------------------------------------------------------------------
@@ -419,22 +444,20 @@ def _restriction(text: str) -> dict[str, set[str]]:
     return made
 
 
-def learned(given: Any) -> dict[str, dict[str, str]]:
-    """By label of every method whose class was trained when the front page was made, what it needs
-    to the target of each model that was trained, and what it reaches, in words."""
-    rows = pd.read_csv(LEARNED, dtype=str, keep_default_na=False).set_index(["model", "method"])
+def learned(given: Any) -> dict[str, dict[str, Trained]]:
+    """By label of every method whose class was trained when the front page was made, what it
+    arrived at with each model."""
+    kept = pd.read_csv(LEARNED).set_index(["model", "method"])
     found, residual = given.found(), given.residual
     sharing = {
         given.training.model.name: systems.trained_as(found),
         residual.model.name: systems.recorded_as(found, given.every(), residual.classes),
     }
-    made: dict[str, dict[str, str]] = {}
+    made: dict[str, dict[str, Trained]] = {}
     for model, same in sharing.items():
         for label, under in same.items():
-            if (model, under) in rows.index:
-                needs, reaches = rows.loc[(model, under), ["rounds", "accuracy"]]
-                told = {f"needs, {model}": needs, f"reaches, {model}": reaches}
-                made[label] = made.get(label, {}) | told
+            if (model, under) in kept.index:
+                made.setdefault(label, {})[model] = Trained(**kept.loc[(model, under)])
     return made
 
 
@@ -572,7 +595,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         show("")
         if options.json:
             return _json(text[0], every, found_worth, reasons, within_s, corners, below)
-        text += [reason(places)]
+        text.insert(0, reason(places))
         if corners:
             text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
         text.append(table(shown, taught, within_s, below).to_string(index=False))
@@ -617,10 +640,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
                 "rounds count, which all methods were trained for."
             )
     else:
-        text[1:1] = [
+        text.append(
             "By the time of a round, among methods that reached a target when they were trained; "
             "those that lose information may need more rounds, as told."
-        ]
+        )
     if reasons and (options.all or not rounds):
         by_reason: dict[str, list[str]] = {}
         for label, why in reasons.items():
@@ -639,10 +662,9 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
     return f"What was measured varies, and may change that: {ends}."
 
 
-def _arrives(taught: Mapping[str, str]) -> bool:
+def _arrives(taught: Mapping[str, Trained]) -> bool:
     """Whether a method reached the target of each model that it was trained with."""
-    needs = [told for name, told in taught.items() if name.startswith("needs")]
-    return bool(needs) and not any(told.startswith("never") for told in needs)
+    return bool(taught) and all(one.status == "ok" for one in taught.values())
 
 
 def _on(training: Any, residual: Any, workers: int) -> str:
