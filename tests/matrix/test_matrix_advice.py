@@ -136,6 +136,36 @@ def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys)
     assert "What each answer of" in said and "next best" in said
 
 
+def test_json_has_the_answer_and_the_time_to_the_target_of_what_is_allowed(capsys):
+    asked = ["--lan", "1G", "--only", "codec=fp16|identity,exchange=ring", "--json"]
+    made = json.loads(ask(capsys, *asked))
+    assert " is first" in made["answer"]
+    assert all(one["exchange"].split()[0] == "ring" for one in made["methods"])
+    assert {codec for one in made["methods"] for codec in one["codecs"]} <= {"fp16", "identity"}
+    counted = [one for one in made["methods"] if one["rounds_to_target"]]
+    assert counted and all(one["accuracy"] > 50 for one in counted)
+    for one in counted:
+        assert one["to_target_s"] == pytest.approx(one["rounds_to_target"] * one["round_s"])
+
+
+def test_the_rows_that_are_shown_differ_in_kind():
+    found = advice.recipe().found()
+    offers = [
+        Offer(label, spent(exchange=1.0 + place), None, system)
+        for place, (label, system) in enumerate(found.items())
+    ]
+    chosen = [offer.method for _, offer in advice.several(ranked(offers), 5)]
+    kinds = {
+        (
+            one.levels[-1].up.name,
+            one.synchronization.name,
+            "local_iterations" in one.synchronization.parameters,
+        )
+        for one in chosen[:5]
+    }
+    assert len(kinds) == 5
+
+
 def ask(capsys, *arguments):
     advice.main(["--model", "lenet5", "--workers", "4", *arguments])
     return capsys.readouterr().out

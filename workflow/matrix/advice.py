@@ -168,6 +168,21 @@ def ranked(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
     return made
 
 
+def counting(
+    offers: Sequence[Offer], model: str, taught: Mapping[str, Mapping[str, Trained]]
+) -> dict[str, float]:
+    """Rounds to the target by label, of offers that have them or that arrived there in training
+    of this model. Where a policy looks at the clock, rounds hold only where it was trained."""
+    made = {}
+    for offer in offers:
+        one = taught.get(offer.label, {}).get(model)
+        if offer.rounds is not None:
+            made[offer.label] = offer.rounds
+        elif one and one.status == "ok" and in_lockstep(offer.method.synchronization):
+            made[offer.label] = one.rounds
+    return made
+
+
 def reason(places: Sequence[tuple[int, Offer]]) -> str:
     """In a sentence, why the first is first: against the first offer that does not tie with it."""
     first = places[0][1]
@@ -234,6 +249,7 @@ def table(
     taught: Mapping[str, Mapping[str, Trained]] | None = None,
     within_s: Mapping[str, Interval] | None = None,
     below: Mapping[str, BreakEven] | None = None,
+    rounds: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Offers with the parts of their rounds, seconds, what a worker sends and receives; between
     what rounds may lie, below which rate a codec is worth it, and what :func:`learned` tells."""
@@ -245,8 +261,10 @@ def table(
         row = {"rank": rank, "method": offer.label + (" *" if made.guessed else "")}
         if offer.method is not None:
             row["over"] = said(offer.method.exchange)
-        if offer.rounds is not None:
-            row |= {"to target": said_s(offer.seconds), "rounds": f"{offer.rounds:.0f}"}
+        if rounds:
+            count = rounds.get(offer.label)
+            row["to target"] = "" if count is None else said_s(count * made.round_s)
+            row["rounds"] = "" if count is None else f"{count:.0f}"
         row |= {"round": said_s(made.round_s)}
         if within_s:
             low, high = within_s[offer.label].low, within_s[offer.label].high
@@ -579,6 +597,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         ]
         taught = learned(given)
         arrives = [offer for offer in offers if _arrives(taught.get(offer.label, {}))]
+        to_target = counting(offers, asked.model, taught)
         every, places = ranked(offers), ranked(arrives or offers)
         first = places[0][1]
         short = several(places, SHORT)
@@ -594,11 +613,22 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         below = dict(own.break_evens(asked, methods, given))
         show("")
         if options.json:
-            return _json(text[0], every, found_worth, reasons, within_s, corners, below)
+            return _json(
+                text[0],
+                reason(places),
+                every,
+                found_worth,
+                reasons,
+                within_s,
+                corners,
+                below,
+                to_target,
+                {label: told[asked.model] for label, told in taught.items() if asked.model in told},
+            )
         text.insert(0, reason(places))
         if corners:
             text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
-        text.append(table(shown, taught, within_s, below).to_string(index=False))
+        text.append(table(shown, taught, within_s, below, to_target).to_string(index=False))
         text.append(
             f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
             f"{training.target:g} % of {training.model.name} on {training.dataset}, "
@@ -676,16 +706,19 @@ def _on(training: Any, residual: Any, workers: int) -> str:
 
 def _json(
     setting: str,
+    sentence: str,
     places: Sequence[tuple[int, Offer]],
     found: Sequence[Choice],
     reasons: Mapping[str, str],
     within_s: Mapping[str, Interval],
     corners: Mapping[str, str],
     below: Mapping[str, BreakEven],
+    rounds: Mapping[str, float],
+    taught: Mapping[str, Trained],
 ) -> str:
     def told(rank: int, offer: Offer) -> dict[str, Any]:
         method, interval = offer.method, within_s.get(offer.label)
-        even = below.get(offer.label)
+        even, count, one = (kept.get(offer.label) for kept in (below, rounds, taught))
         return {
             "rank": rank,
             "method": offer.label,
@@ -701,14 +734,16 @@ def _json(
             "guessed_price": offer.round.guessed,
             "worth_it": even and str(even),
             "worth_below_bit_s": even.below if even and math.isfinite(even.below) else None,
-            "rounds_to_target": offer.rounds,
-            "to_target_s": None if offer.rounds is None else offer.seconds,
+            "rounds_to_target": count,
+            "to_target_s": None if count is None else count * offer.round.round_s,
+            "accuracy": None if one is None or one.diverged else one.accuracy,
         }
 
     answers = [
         {"question": one.question, "answer": one.chosen, "round_s": one.others} for one in found
     ]
     made = {
+        "answer": sentence,
         "setting": setting,
         "methods": [told(*place) for place in places],
         "first_at": dict(corners),
