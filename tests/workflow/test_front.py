@@ -3,6 +3,8 @@
 import pandas as pd
 
 from slowlink.reports import claims
+from slowlink.testbed import results
+from slowlink.testbed.results import Row
 from slowlink.workflow import documents, front
 
 
@@ -42,3 +44,21 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
     assert kept.to_dict("records") == pd.DataFrame(made)[kept.columns].to_dict("records")
     front.main(results)
     assert (tmp_path / "README.md").read_text() == written
+
+
+def test_what_training_arrived_at_is_numbers_and_a_status():
+    same = dict(
+        document="matrix", experiment="arrived", scale="smoke", evidence="measured", model="lenet5"
+    )
+    late = dict(status="late", reason="it does not arrive")
+    rows = []
+    for label, ends in {"a": (80, 90), "b": (80, None)}.items():
+        for seed, value in enumerate(ends):
+            made = dict(value=value) if value else late
+            run = same | dict(at=dict(method=label, trained_as=label), seed=seed)
+            rows.append(Row(**run, metric="rounds_to_target", unit="rounds", **made))
+            rows.append(Row(**run, metric="final_accuracy", unit="%", value=90.0 + seed))
+    first, second = front.taught(results.frame(rows)).to_dict("records")
+    assert (first["status"], first["rounds"], first["late"]) == ("ok", 85, 0)
+    assert (second["status"], second["late"], second["seeds"]) == ("late", 1, 2)
+    assert pd.isna(second["rounds"]) and second["accuracy"] == 90.5
