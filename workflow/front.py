@@ -27,8 +27,8 @@ VERDICTS = "data/recorded/{}_verdicts.csv"
 TAUGHT = "data/recorded/matrix_trained.csv"
 MARKS = "<!-- made by `python -m slowlink.workflow.front` -->\n", "<!-- end -->\n"
 SAID = (
-    "Each tile is one cluster: a kind of network, a number of workers and a rate of its links.\n"
-    "Its colour is the method that reaches the target accuracy there in the shortest time."
+    "Each tile is a kind of network, a number of workers and a rate of its links. It names the\n"
+    "method that reaches the target accuracy there in the least time, or the two fastest of a tie."
 )
 HEAD = ("document", "claims", *SCORE, "its most surprising finding")
 
