@@ -418,7 +418,7 @@ def emulated_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
             "table": places,
             "model": [STYLE.names[model] for _, model, _ in keys],
             "setting": cells["case"].to_numpy(),
-            "printed, s": [printed.get(key, math.nan) for key in keys],
+            "printed, s": [printed[key] for key in keys],
         },
         cells.index,
     )
