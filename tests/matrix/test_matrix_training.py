@@ -135,6 +135,26 @@ def test_what_never_arrives_says_after_how_many_rounds():
     assert never.status == "late" and never.reason == "never reached 90 % within 20 rounds"
 
 
+def test_rates_are_chosen_on_images_that_no_run_trains_on(monkeypatch):
+    made = []
+
+    def train(recipe, *_):
+        made.append(recipe)
+        yield from run(*[95 if recipe.lr == 0.05 else 50] * 4, seed=recipe.seed)
+
+    monkeypatch.setattr(experiments, "train", train)
+    recipe = advice.recipe("smoke")
+    how, bench = recipe.training, Bench("matrix", "training", recipe, "smoke")
+    list(experiments.training.function(bench, "ring", how))
+    tried, judged = (
+        [one for one in made if one.experiment == kind] for kind in ("tuning", "training")
+    )
+    assert {one.judged_on for one in tried} == {"validation"}
+    assert {(one.judged_on, one.lr) for one in judged} == {("test", 0.05)}
+    assert [one.lr for one in tried] == how.grid and [one.seed for one in judged] == how.seeds
+    assert {one.validation for one in made} == {how.validation}
+
+
 # A residual network, recorded ---------------------------------------------------------------------
 
 

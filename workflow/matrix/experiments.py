@@ -94,9 +94,10 @@ class Networks(Section):
 class Taught(Section):
     """What is trained, and how, to see how many rounds each method needs.
 
-    ``grid``: learning rates, tried with ``tuning_seed``; the best one trains with every seed, and
-    accuracies are compared after ``rounds``. ``window``: evaluations whose mean is the final
-    accuracy, and is held against the target. ``bandwidth``: bit/s, of those in lockstep.
+    ``grid``: learning rates, tried with ``tuning_seed`` on ``validation`` images that no run trains
+    on; the best one trains with every seed, and accuracies are compared after ``rounds``.
+    ``window``: evaluations whose mean is the final accuracy, and is held against the target.
+    ``bandwidth``: bit/s, of those in lockstep.
 
     Policies that look at the clock are trained on a flat cluster with ``speeds``, at ``ratios``: so
     many times as long as the fastest worker computes an iteration, both ways of the model take on
@@ -113,6 +114,7 @@ class Taught(Section):
     evaluate_every: PositiveInt
     test_limit: PositiveInt | None
     limit: PositiveInt | None
+    validation: PositiveInt
     seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
     window: PositiveInt
     tuning_seed: int
@@ -148,15 +150,13 @@ class Training(Taught):
 class Residual(Taught):
     """What is recorded of a residual network.
 
-    Rates are tried on ``validation`` images that no run trains on, by successive halving
-    (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs`` rounds, of which the better half goes
-    on to the next. ``classes``: methods, the most informative first; all with the first seed come
-    before any with the second. The target is a ``share`` of what the first of them reaches on the
-    validation images, with the tuning seed.
+    Rates are tried by successive halving (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs``
+    rounds, of which the better half goes on to the next. ``classes``: methods, the most informative
+    first; all with the first seed come before any with the second. The target is a ``share`` of
+    what the first of them reaches on the validation images, with the tuning seed.
     """
 
     rungs: Annotated[list[PositiveInt], Field(min_length=1)]
-    validation: PositiveInt
     share: Annotated[float, Field(gt=0, le=1)]
     classes: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)]
 
@@ -423,6 +423,7 @@ def run(
         gradients=training.gradients,
         limit=training.limit,
         test_limit=training.test_limit,
+        validation=training.validation,
         workers=workers,
         cluster="sites" if several else "star",
         batch=batch,
@@ -454,6 +455,7 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
     ratios = training.ratios_of(bench.settings.found()[part])
     for lr in training.grid:
         recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=ratios[0])
+        recipe = recipe.model_copy(update=dict(judged_on="validation"))
         curve = list(train(recipe, bench.say, load))
         (final,) = (
             row
@@ -607,10 +609,10 @@ def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
                 continue
             goal = lr, residual.tuning_seed, residual.rounds, GOAL, every[label]
             if label == residual.classes[0]:
-                yield on_validation(run(bench, residual, label, *goal), residual)
+                yield on_validation(run(bench, residual, label, *goal))
             whole = lr, seed, residual.rounds, RESIDUAL, every[label]
             for ratio in residual.ratios_of(every[label]):
-                yield held_out(run(bench, residual, label, *whole, ratio=ratio), residual)
+                yield recorded_under(run(bench, residual, label, *whole, ratio=ratio))
 
 
 def halved(
@@ -621,7 +623,7 @@ def halved(
     for rounds in residual.rungs:
         short = residual.tuning_seed, rounds, RATES, system, ratio
         made = {lr: run(bench, residual, label, lr, *short) for lr in rates}
-        runs = {lr: on_validation(one, residual) for lr, one in made.items()}
+        runs = {lr: on_validation(one) for lr, one in made.items()}
         yield from runs.values()
         ends = {lr: ended(bench.document, RESIDUAL, one) for lr, one in runs.items()}
         if None in ends.values():
@@ -630,20 +632,18 @@ def halved(
     return rates[0]
 
 
-def on_validation(one: Recipe, residual: Residual) -> Recipe:
+def on_validation(one: Recipe) -> Recipe:
     """A run that is judged on the images held out of training."""
-    one = held_out(one, residual)
+    one = recorded_under(one)
     name = f"{one.system} at {one.lr:g}, {one.rounds} rounds"
     at = one.at | dict(rung=float(one.rounds))
     return one.model_copy(update=dict(system=name, at=at, judged_on="validation"))
 
 
-def held_out(one: Recipe, residual: Residual) -> Recipe:
-    """A run that leaves the validation images out of training, and names its rate; its file has
-    the ratio in its name."""
+def recorded_under(one: Recipe) -> Recipe:
+    """A run that names its rate; its file has the ratio in its name."""
     name = f"{one.system} at {one.at['ratio']:g} to 1" if "ratio" in one.at else one.system
-    told = dict(system=name, validation=residual.validation, at=one.at | dict(lr=one.lr))
-    return one.model_copy(update=told)
+    return one.model_copy(update=dict(system=name, at=one.at | dict(lr=one.lr)))
 
 
 # What pages need of it ----------------------------------------------------------------------------

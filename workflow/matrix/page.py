@@ -121,8 +121,8 @@ _POLICIES = (
 )
 _TRAINED = (
     "Every method was trained with the same data order and initial weights, at the best learning "
-    "rate of one grid; methods of the same arithmetic share a run. Accuracies are compared after "
-    "the same number of rounds, or at the first evaluation after it; methods that have not reached "
+    "rate of one grid, tried on images that no run trains on; methods of the same arithmetic share "
+    "a run. Accuracies are compared after the same number of rounds, or at the first evaluation after it; methods that have not reached "
     "the target by then train on, up to a most, and may reach it later (both numbers head the "
     "table of all methods). Where all workers meet, whatever the clock says, the rounds that are "
     "needed are the same on any network. Those of policies that look at the clock are not: they "
@@ -205,9 +205,9 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     "the p of a one-sided t-test over seeds that the accuracy lies above the target in the "
     "evaluations after it was first reached (below 0.05, it is met surely; it takes three seeds, "
     "each with evaluations left). LeNet-5 is trained by every run. ResNet-8, with "
-    "BatchNorm on CIFAR-10, is recorded; its rates were chosen on images that no run trains on, "
-    "by successive halving, the same for each. Its target is a share, set before any run, of what "
-    "plain values reach on these images with a seed of their own. Seeds that are missing are not "
+    "BatchNorm on CIFAR-10, is recorded; its rates were chosen by successive halving, the same for "
+    "each. All rates are tried on images that no run trains on. Its target is a share, set before "
+    "any run, of what plain values reach on these images with a seed of their own. Seeds that are missing are not "
     "recorded yet; python -m slowlink.workflow.recorded matrix residual goes on with them. Classes "
     "that were not trained are priced by round only.",
     of=[condensed],
@@ -662,8 +662,8 @@ def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
 @table(
     title="Learning rates",
     shows="Accuracy after the tuning rounds, one seed, with the rates that all methods of a model "
-    "were given; the best one trains with every seed. Of ResNet-8 the better half of the rates was "
-    "tried for longer, and that counts here; on images that no run trains on.",
+    "were given, on images that no run trains on; the best one trains with every seed. Of ResNet-8 "
+    "the better half of the rates was tried for longer, and that counts here.",
     of=[condensed],
 )
 def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
