@@ -121,15 +121,16 @@ _POLICIES = (
 )
 _TRAINED = (
     "Every method was trained with the same data order and initial weights, at the best learning "
-    "rate of one grid, tried on images that no run trains on; methods of the same arithmetic share "
-    "a run. Accuracies are compared after the same number of rounds, or at the first evaluation after it; methods that have not reached "
-    "the target by then train on, up to a most, and may reach it later (both numbers head the "
-    "table of all methods). Where all workers meet, whatever the clock says, the rounds that are "
-    "needed are the same on any network. Those of policies that look at the clock are not: they "
-    "were trained with uneven speeds at three ratios of communication to computing, and are "
-    "compared there and in between, where their rounds are interpolated, a guess; never beyond. "
-    "Codecs of local steps and between sites are trained where the recipe says so; of the others, "
-    "only rounds are known, and they are not ranked. Intervals are 95 % of the mean over seeds. "
+    "rate of one grid, tried on images that no run trains on; methods of the same arithmetic "
+    "share a run. Accuracies are compared after the same number of rounds, or at the first "
+    "evaluation after it; methods that have not reached the target by then train on, up to a "
+    "most, and may reach it later (both numbers head the table of all methods). Where all workers"
+    " meet, whatever the clock says, the rounds that are needed are the same on any network. "
+    "Those of policies that look at the clock are not: they were trained with uneven speeds at "
+    "three ratios of communication to computing, and are compared there and in between, where "
+    "their rounds are interpolated, a guess; never beyond. Codecs of local steps and between "
+    "sites are trained where the recipe says so; of the others, only rounds are known, and they "
+    "are not ranked. Intervals are 95 % of the mean over seeds. "
 )
 
 
@@ -203,13 +204,14 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     title="What training arrives at",
     shows="Of every class that was trained, with each model: accuracy, rounds to the target, and "
     "the p of a one-sided t-test over seeds that the accuracy lies above the target in the "
-    "evaluations after it was first reached (below 0.05, it is met surely; it takes three seeds, "
-    "each with evaluations left). LeNet-5 is trained by every run. ResNet-8, with "
-    "BatchNorm on CIFAR-10, is recorded; its rates were chosen by successive halving, the same for "
-    "each. All rates are tried on images that no run trains on. Its target is a share, set before "
-    "any run, of what plain values reach on these images with a seed of their own. Seeds that are missing are not "
-    "recorded yet; python -m slowlink.workflow.recorded matrix residual goes on with them. Classes "
-    "that were not trained are priced by round only.",
+    "evaluations after it was first reached (below 0.05, it is met surely; it takes three "
+    "seeds, each with evaluations left). LeNet-5 is trained by every run. ResNet-8, with "
+    "BatchNorm on CIFAR-10, is recorded; its rates were chosen by successive halving, the "
+    "same for each. All rates are tried on images that no run trains on. Its target is a "
+    "share, set before any run, of what plain values reach on these images with a seed of "
+    "their own. Seeds that are missing are not recorded yet; python -m "
+    "slowlink.workflow.recorded matrix residual goes on with them. Classes that were not "
+    "trained are priced by round only.",
     of=[condensed],
 )
 def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
