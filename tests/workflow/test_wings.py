@@ -7,7 +7,7 @@ import textwrap
 import pandas as pd
 import pytest
 
-from slowlink.workflow import targets
+from slowlink.workflow import documents, settings, targets
 from tests.workflow.checkout import ROOT, Checkout
 
 EXTRA = '''
@@ -178,3 +178,20 @@ def test_targets_named_elsewhere_exist():
         named = re.findall(r"snakemake --cores \d? ?(\w+_\w+)", page.read_text())
         # The second is the example of docs/adding.md, which declares it.
         assert set(named) <= known | {"lpsp_ray", "rat_distances"}, page
+
+
+def _numbers(text: str) -> list[str]:
+    return [one.replace(",", "") for one in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+@pytest.mark.parametrize("name", documents.names())
+def test_what_a_document_is_told_to_say_has_its_numbers(name):
+    """As they are printed there, or rounded, or in thousands."""
+    wing = settings.wings()[name]
+    files = [wing.folder / "claims.yaml", wing.folder / settings.RECIPE]
+    printed = {float(one) for file in files for one in _numbers(file.read_text())}
+    for item in wing.shown.values():
+        for told in _numbers(item.says):
+            half = 0.5 * 10.0 ** -len(told.partition(".")[2]) + 1e-9
+            near = (abs(one / unit - float(told)) <= half for one in printed for unit in (1, 1000))
+            assert any(near), f"{item.title}: {told}"

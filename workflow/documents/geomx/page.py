@@ -230,7 +230,7 @@ host = Figure(
     "a server spends on a GB of gradients that it merges. Where our line crosses the dashed one of "
     "its system and bandwidth, that host explains what is printed; one host should explain all.",
     says="GeoMX at 155 Mbit/s takes 78 to 87 % of MXNET's time at 1 Gbit/s. By links alone it "
-    "takes 141 %.",
+    "takes longer.",
     of=[experiments.table1],
     style=STYLE,
     chart=Lines(
