@@ -20,7 +20,7 @@ from slowlink.reports.html import SCORE, score
 from slowlink.testbed.results import coordinates, read
 from slowlink.workflow import documents
 from slowlink.workflow.closure import ROOT
-from slowlink.workflow.matrix.ranking import arrived, trained_models, trainings
+from slowlink.workflow.matrix.ranking import arrived, holds_not, trained_models, trainings
 
 README, MAP = ROOT / "README.md", "docs/winners.svg"
 VERDICTS = "data/recorded/{}_verdicts.csv"
@@ -51,22 +51,24 @@ def taught(results: pd.DataFrame) -> pd.DataFrame:
     """What each class of the matrix that was trained needs (rounds) and reaches (%).
 
     ``late`` of its ``seeds`` never reached the target, and ``diverged`` of them have no accuracy:
-    then there is no mean of them.
+    then there is no mean of them. Who reached the target and may not hold it is ``unsure``.
     """
     rows = coordinates(results)
     made = []
     for model in trained_models(rows):
         rounds = arrived(rows, "rounds_to_target", model)
         accuracy = arrived(rows, "final_accuracy", model)
+        doubtful = holds_not(rows, model)
         for label in dict.fromkeys(trainings(rows, model)["trained_as"]):
             # Whoever shares the class has what it arrived at.
             shares = trainings(rows, model).query("trained_as == @label")["method"].iloc[0]
             needs, reaches = rounds[shares], accuracy[shares]
+            status = "late" if needs.never else "unsure" if shares in doubtful else "ok"
             made.append(
                 {
                     "model": model,
                     "method": label,
-                    "status": "late" if needs.never else "ok",
+                    "status": status,
                     "rounds": None if needs.never else round(needs.mean),
                     "accuracy": None if reaches.never else round(reaches.mean, 1),
                     "late": needs.never,

@@ -106,7 +106,8 @@ class Offer:
 @dataclass(frozen=True)
 class Trained:
     """What a method arrived at with a model: rounds to the target and accuracy (%), NaN where
-    ``late`` seeds never reached it or ``diverged`` ones have none."""
+    ``late`` seeds never reached it or ``diverged`` ones have none. Its ``status`` is ``ok``, ``late``
+    or, where it may not hold the target, ``unsure``."""
 
     status: str
     rounds: float
@@ -178,7 +179,7 @@ def counting(
         one = taught.get(offer.label, {}).get(model)
         if offer.rounds is not None:
             made[offer.label] = offer.rounds
-        elif one and one.status == "ok" and in_lockstep(offer.method.synchronization):
+        elif one and not one.late and in_lockstep(offer.method.synchronization):
             made[offer.label] = one.rounds
     return made
 
