@@ -121,13 +121,17 @@ def test_who_is_recommended_hangs_on_a_status_and_no_word(tmp_path, monkeypatch)
     kept = pd.read_csv(advice.LEARNED)
     assert (kept["late"] > 0).equals(kept["status"] == "late")
     assert kept["rounds"].isna().equals(kept["status"] == "late")
-    found = advice.learned(advice.recipe())
-    assert found["top_k"]["lenet5"].needs() == "166 rounds"
-    assert found["random_k"]["lenet5"].reaches() == "diverges with 1 of 3 seeds"
-    assert advice._arrives({"lenet5": found["top_k"]["lenet5"]})
-    assert not advice._arrives(found["random_k"]) and not advice._arrives({})
+    assert advice.learned(advice.recipe())["ring"]["resnet8"].status == "ok"
+    there = advice.Trained("ok", 166.0, 91.8, late=0, diverged=0, seeds=3)
+    lost = advice.Trained("late", math.nan, math.nan, late=1, diverged=1, seeds=3)
+    unsure = replace(there, status="unsure")
+    assert there.needs() == unsure.needs() == "166 rounds"
+    assert lost.reaches() == "diverges with 1 of 3 seeds"
     monkeypatch.setattr(advice.Trained, "needs", lambda one: "another word")
-    assert not advice._arrives(found["random_k"])
+    assert advice._arrives({"lenet5": there}) and not advice._arrives({})
+    for other in (lost, unsure):
+        assert not advice._arrives({"lenet5": other})
+        assert not advice._arrives({"lenet5": there, "resnet8": other})
 
 
 def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys):

@@ -106,8 +106,8 @@ class Offer:
 @dataclass(frozen=True)
 class Trained:
     """What a method arrived at with a model: rounds to the target and accuracy (%), NaN where
-    ``late`` seeds never reached it or ``diverged`` ones have none. Its ``status`` is ``ok``, ``late``
-    or, where it may not hold the target, ``unsure``."""
+    ``late`` seeds never reached it or ``diverged`` ones have none. Its ``status`` is ``ok``,
+    ``late`` or, where it may not hold the target, ``unsure``."""
 
     status: str
     rounds: float

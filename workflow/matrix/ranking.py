@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -292,13 +293,13 @@ def front(points: pd.DataFrame) -> pd.Series:
 
 
 def first(times: Mapping[str, Estimate], doubtful: Collection[str] = ()) -> list[str]:
-    """The methods than which none is surely faster, of the least mean first; several are a tie.
+    """The methods than which none is surely faster, of the least mean first, of equal ones as they
+    come; several are a tie.
 
     What a seed never reached has no mean, and is not first; nor is who is ``doubtful``.
     """
-    ordered = sorted(
-        (one.mean, label) for label, one in times.items() if not one.never and label not in doubtful
-    )
+    there = [label for label, one in times.items() if not one.never and label not in doubtful]
+    ordered = sorted(((times[label].mean, label) for label in there), key=itemgetter(0))
 
     def beaten(mean: float, label: str) -> bool:
         mine = times[label]
