@@ -448,6 +448,7 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
 def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a named system, from the least regret."""
     groups, needed = info(rows)["group"], arrived(rows, "rounds_to_target")
+    doubtful = holds_not(rows)
     found = regret(rows, list(groups.index[groups.isin(["system", "baseline"])]))
     return pd.DataFrame(
         {
@@ -456,7 +457,10 @@ def regrets(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
             "at worst": found["worst"].map(rounded),
             "where": [_cell(*key) for key in found["where"]],
             "cells that cannot run it": found["cannot"],
-            "reaches the target": [_reaches(needed.get(label)) for label in found["method"]],
+            "reaches the target": [
+                "may not hold it" if label in doubtful else _reaches(needed.get(label))
+                for label in found["method"]
+            ],
         }
     )
 
