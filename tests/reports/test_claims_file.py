@@ -98,7 +98,7 @@ def test_lpsp_has_every_entry_once_with_what_it_names():
         "algorithm": 4,
         "formula": 5,
     }
-    assert 3 <= sum(bool(claim.headline) for claim in found) <= 7
+    assert 3 <= sum(bool(claim.headline) for claim in found) <= 6
 
 
 def test_dds_has_every_entry_once_with_what_it_names():
