@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pydantic import create_model
 
 from slowlink.reports.charts import Figure, Table, target
 from slowlink.workflow import closure
 from slowlink.workflow.experiment import Experiment, Settings, Training
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from slowlink.reports.html import Matrix
+
+BESIDE = "beside"
+"""The function by which a wing says more than its figures and tables do."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +32,8 @@ class Wing:
     Attributes
     ----------
     shown: figures and tables by name, in the order of the page.
-    places: the module that declares each of them.
+    places: the module that declares each of them, and ``beside``.
+    beside: what the report says besides, from all rows that its page reads; None of a document.
     """
 
     name: str
@@ -31,6 +42,7 @@ class Wing:
     experiments: dict[str, Experiment]
     shown: dict[str, Figure | Table]
     places: dict[str, str]
+    beside: Callable[[pd.DataFrame], Matrix] | None = None
 
     @classmethod
     def read(cls, package: str, folder: Path) -> Wing:
@@ -54,10 +66,14 @@ class Wing:
         experiments = _declared(modules, Experiment)
         shown = _declared(modules, (Figure, Table))
         places = {
-            name: module.__name__ for module in modules for name in shown if name in vars(module)
+            name: module.__name__
+            for module in modules
+            for name in (*shown, BESIDE)
+            if name in vars(module)
         }
+        beside = next((vars(m)[BESIDE] for m in modules if BESIDE in vars(m)), None)
         own = {one.name: one for one in experiments.values()}
-        return cls(folder.name, folder, settings[0], own, shown, places)
+        return cls(folder.name, folder, settings[0], own, shown, places, beside)
 
     @cached_property
     def sections(self) -> dict[str, type]:
@@ -102,8 +118,10 @@ class Wing:
         return found
 
     def code(self, name: str) -> tuple[frozenset[str], str]:
-        """The files that a figure or table uses, and a digest of its declaration, with what that
-        uses in files of the wing."""
+        """The files that a figure or table, or ``beside``, uses, and a digest of its declaration,
+        with what that uses in files of the wing; nothing where none is called so."""
+        if name not in self.places:
+            return frozenset(), ""
         return closure.of_function(self.places[name], name)
 
     def makers(self, experiment: str) -> list[Experiment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -72,7 +72,6 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                     yield _make(base, metric, math.nan, unit, "measured", **failed)
                 continue
             yield _make(base, "target_accuracy", target, "%", "measured")
-            at = arrival(curve["value"].to_numpy(), target)
             costs = {
                 "rounds_to_target": curve["round"].to_numpy(float),
                 "time_to_target": curve["time_s"].to_numpy() / 3600,
@@ -80,7 +79,8 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
             }
             for metric, axis in costs.items():
                 unit = METRICS[metric]
-                if at is None:
+                value = reached(axis, curve["value"], target)
+                if value is None:
                     reason = (
                         f"never reached {target:.2f} % within {int(curve['round'].max())} rounds"
                     )
@@ -90,7 +90,6 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                     missed = dict(status=status, reason=reason)
                     yield _make(base, metric, math.nan, unit, "simulated", **missed)
                 else:
-                    value = float(np.interp(at, np.arange(len(axis)), axis))
                     yield _make(base, metric, value, unit, "simulated")
 
 
@@ -122,13 +121,12 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
         failed = dict(status="failed", reason=reason) if math.isnan(swing) else {}
         yield _make(base, "oscillation", swing, "%", "measured", **failed)
         yield _make(base, "rounds", curve["round"].max(), "rounds", "measured")
-        at = arrival(values, target, window)
-        if at is None:
+        value = reached(times, values, target, window)
+        if value is None:
             reason = f"never reached {target:g} % within {times[-1]:.0f} s"
             late = dict(status="late", reason=reason)
             yield _make(base, "time_to_target", math.nan, "s", "simulated", **late)
         else:
-            value = float(np.interp(at, np.arange(len(times)), times))
             yield _make(base, "time_to_target", value, "s", "simulated")
 
 
@@ -152,6 +150,15 @@ def arrival(accuracy: np.ndarray, target: float, window: int = WINDOW) -> float 
         return 0.0
     low, high = smooth[after - 1], smooth[after]
     return after - 1 + (target - low) / (high - low)
+
+
+def reached(
+    axis: Sequence[float], accuracy: Sequence[float], target: float, window: int = WINDOW
+) -> float | None:
+    """Where on ``axis``, of which every evaluation has a point, the smoothed curve first reaches
+    ``target``, interpolated between evaluations; None where it never does."""
+    at = arrival(np.asarray(accuracy), target, window)
+    return None if at is None else float(np.interp(at, np.arange(len(axis)), axis))
 
 
 def _make(base: Row, metric: str, value: float, unit: str, evidence: str, **fields) -> Row:

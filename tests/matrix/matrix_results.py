@@ -20,12 +20,13 @@ METHODS = {
     "elsewhere": ("combination", 1.2, 1e8, None),
 }
 TRAINED_AS = {label: label for label in METHODS if label != "elsewhere"} | {"twin": "dense"}
-TRAINED_AT = dict.fromkeys(TRAINED_AS, "") | {"loose": "flat/even"}  # it looks at the clock
+TRAINED_AT = dict.fromkeys(TRAINED_AS, ("", "")) | {"loose": ("flat", "even")}
+"""It looks at the clock."""
 DENSE = ["dense", "twin"]
 ROUNDS, MOST_ROUNDS, GRID, TARGET = 6, 30, [0.01, 0.05], 90.0
 GROUPS = {label: group for label, (group, *_) in METHODS.items()}
 MODELS, WORKERS, BANDWIDTHS = ("lenet5", "resnet50"), (8, 16), (1e7, 1e9, 1e11)
-KINDS = ("flat/even", "sites/even")
+KINDS = (("flat", "even"), ("sites", "even"))
 
 STEADY = [label for label in METHODS if label != "loose"]
 RESIDUAL_AS = {"dense": "dense", "twin": "dense", "sparse": "sparse"}
@@ -62,28 +63,30 @@ def results(rows: pd.DataFrame | None = None, *places) -> pd.DataFrame:
 
 def answers():
     """What each answer of ``sparse`` is worth in one cell, and who is first if a price is off."""
-    at = dict(model="resnet50", workers=16, bandwidth=1e9, variant="flat/even")
+    at = dict(model="resnet50", workers=16, bandwidth=1e9)
     fields = dict(document="matrix", scale="smoke", evidence="simulated", device="v100", **at)
+    here = dict(network="flat", speeds="even")
     chosen = {"exchange": "rat", "codec": "fp16", "fusion": "layer_fusion"}
     others = {"exchange": {"ring": 2.2, "plink": 2.02}, "codec": {"top_k": 1.8, "identity": 6.0},
               "fusion": {"layer_wise": 2.5}}  # fmt: skip
     for question, answer in chosen.items():
         for name, seconds in {answer: 2.0, **others[question]}.items():
-            told = dict(method="sparse", question=question, answer=name, chosen=answer)
+            told = dict(method="sparse", question=question, answer=name, chosen=answer, **here)
             more = dict(experiment="worth", metric="round_time", unit="s", case=name)
             yield Row(**fields, **more, at=told, value=seconds)
     for name, seconds in (("rat", 50.0), ("ring", 60.0)):
-        told = dict(method="dense", question="exchange", answer=name, chosen="rat")
+        told = dict(method="dense", question="exchange", answer=name, chosen="rat", **here)
         more = dict(experiment="worth", metric="time_to_target", unit="s", case=name)
         yield Row(**fields, **more, at=told, value=seconds)
-    told = dict(method="sparse", group="policy", best="ssp with fp16 by one server", systems=3.0)
+    told = dict(method="sparse", group="policy", best="ssp with fp16 by one server", **here)
+    told["systems"] = 3.0
     more = dict(experiment="beyond", metric="times_the_best", unit="1", case="policy")
     yield Row(**fields, **more, at=told, value=4.0)
     for change, first, times in (
         ("coding twice as dear", "dense", 1.5),
         ("latency", "sparse", 1.0),
     ):
-        told = dict(method="sparse", change=change, first=first)
+        told = dict(method="sparse", change=change, first=first, **here)
         more = dict(experiment="robust", metric="times_the_best", unit="1", case=change)
         yield Row(**fields, **more, at=told, value=times)
 
@@ -93,15 +96,16 @@ def effort():
     base = dict(document="matrix", experiment="effort", scale="smoke", evidence="computed")
     for metric, value in (("systems", 21), ("classes", 6), ("systems_beyond", 700)):
         yield Row(**base, metric=metric, value=value, unit="1")
-    for variant, seconds in (("cold", 8.0), ("warm", 0.05)):
-        where = dict(variant=variant, model="resnet50", workers=16)
+    for cache, seconds in (("cold", 8.0), ("warm", 0.05)):
+        where = dict(at=dict(cache=cache), model="resnet50", workers=16)
         yield Row(**base, **where, metric="processor_time", value=seconds, unit="s")
 
 
 def form() -> pd.DataFrame:
     """Times of two methods at three rates, as the form for advice has them."""
     return frame(
-        Row(document="matrix", experiment="advice", at=dict(method=label), variant="flat/even",
+        Row(document="matrix", experiment="advice",
+            at=dict(method=label, network="flat", speeds="even"),
             model="resnet50", workers=16, bandwidth=bandwidth, scale="desk", evidence="simulated",
             unit="s", metric=f"{part}_time", value=index / bandwidth * 1e9)
         for index, label in enumerate(("ring", "top_k"), 1)
@@ -132,12 +136,13 @@ def _row(label: str, **fields) -> Row:
 def _cells():
     for label, (_, compute, nbytes, _) in METHODS.items():
         for model in MODELS:
-            for where in KINDS:
+            for network, speeds in KINDS:
                 for workers in WORKERS:
                     for bandwidth in BANDWIDTHS:
-                        place = dict(experiment="cells", model=model, variant=where)
+                        place = dict(experiment="cells", model=model)
+                        place["at"] = dict(method=label, network=network, speeds=speeds)
                         place |= dict(workers=workers, bandwidth=bandwidth)
-                        if label == "sites only" and where.startswith("flat"):
+                        if label == "sites only" and network == "flat":
                             yield _row(label, **place, metric="round_time", unit="s",
                                        status="failed", reason="star has no sites")  # fmt: skip
                             continue
@@ -147,7 +152,7 @@ def _cells():
                         for name, value in seconds.items():
                             yield _row(label, **place, metric=name, value=value, unit="s")
                         yield _row(label, **place, metric="bytes_per_round", value=nbytes, unit="B")
-                        if where.startswith("sites"):
+                        if network == "sites":
                             yield _row(label, **place, metric="wan_bytes", value=wan_bytes(label),
                                        unit="B")  # fmt: skip
                         yield _row(label, **place, metric="scaling_efficiency", unit="1",

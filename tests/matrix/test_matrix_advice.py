@@ -268,7 +268,8 @@ def grid():
         (label, kind, workers) for label in "abc" for kind in kinds for workers in counts
     ):
         row = dict(
-            document="matrix", experiment="advice", at=dict(method=label), variant=f"{kind}/even",
+            document="matrix", experiment="advice",
+            at=dict(method=label, network=kind, speeds="even"),
             model="lenet5", workers=workers, scale="smoke", evidence="simulated", unit="s",
         )  # fmt: skip
         if (label, kind) == ("c", "flat"):
@@ -291,7 +292,7 @@ def learned(**by_label):
     """Rows of how many rounds each seed of a method needs; None where it never arrives."""
     rows = [
         Row(
-            document="matrix", experiment="arrived", at=dict(method=label),
+            document="matrix", experiment="arrived", at=dict(method=label, network=""),
             metric="rounds_to_target", unit="rounds", seed=seed, scale="smoke", evidence="measured",
             model="lenet5",
             **(dict(value=value) if value else dict(status="late", reason="never")),

@@ -133,7 +133,7 @@ def test_a_tile_has_the_names_of_its_winners_and_two_colours_where_they_tie(shor
     tied = 0
     for x, workers in enumerate((8, 16)):
         for y, bandwidth in enumerate((1e7, 1e9, 1e11)):
-            row = first.loc[("resnet50", "flat/even", workers, bandwidth)]
+            row = first.loc[("resnet50", "flat", "even", workers, bandwidth)]
             shown = set(texts[x, y].replace("\n", " ").removesuffix(" +").split(" = "))
             assert shown == set(row.index[row])
             tied += len(shown) > 1
@@ -155,7 +155,7 @@ def test_profiles_have_few_lines_a_panel_and_every_method_once(short):
     many = table[(table["case"] == "dense")]
     labels = [f"codec {i}" for i in range(17)]
     rows = pd.concat(
-        [many.assign(case=label, at=f'{{"method": "{label}"}}') for label in labels],
+        [many.assign(case=label, at=many["at"].str.replace("dense", label)) for label in labels],
         ignore_index=True,
     )
     rows = told(
@@ -173,7 +173,7 @@ def test_bars_add_up_to_the_round(short):
     for bar in ax.patches:
         at = labels[round(bar.get_y() + bar.get_height() / 2)]
         ends[at] = max(ends.get(at, 0), bar.get_x() + bar.get_width())
-    times = ranking.metric(short, "round_time").loc[("resnet50", "flat/even", 16, 1e9)].dropna()
+    times = ranking.metric(short, "round_time").loc[("resnet50", "flat", "even", 16, 1e9)].dropna()
     most = 4 * times[labels].median()
     assert labels == list(times.sort_values(kind="stable").index)
     assert ends == pytest.approx({label: min(times[label], most) for label in labels})
@@ -204,9 +204,9 @@ def test_points_are_of_methods_whose_training_holds_there_and_between_sites_of_w
     # Of networks with uneven speeds, only that where policies were trained is shown.
     table = made()
     cells = table[table["experiment"] == "cells"]
-    uneven = cells.assign(variant=cells["variant"].str.replace("even", "uneven"))
+    uneven = cells.assign(at=cells["at"].str.replace("even", "uneven"))
     places = [*PLACES]
-    places[3] = places[3] | {"loose": "flat/uneven"}
+    places[3] = places[3] | {"loose": ("flat", "uneven")}
     both = pd.concat([table, uneven], ignore_index=True)
     found = points(told(matrix_results.results(both, *places)))
     kinds = [panel.rpartition(", ")[0].removeprefix("LeNet-5, ") for panel in found]

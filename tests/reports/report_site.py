@@ -17,7 +17,6 @@ import pandas as pd
 
 from slowlink.reports import artifacts, html, methods, verdicts
 from slowlink.workflow import settings
-from slowlink.workflow.scripts.page import matrix_of
 from slowlink.workflow.verdicts import claims_of
 
 TESTS = Path(__file__).parents[1]
@@ -68,7 +67,8 @@ def part(
     folder = chapter.made.with_name(f"{chapter.made.name}-page")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    matrix = matrix_of(rows) if chapter.name == html.MATRIX else None
+    beside = settings.wing_of(chapter.name).beside
+    matrix = beside(rows) if beside else None
     return folder, html.part(chapter, rows, verdict_table, matrix, folder)
 
 

@@ -28,7 +28,7 @@ from slowlink.testbed.matrix import Cluster, Method, Round, in_lockstep
 from slowlink.testbed.results import Scale, coordinates, read
 from slowlink.testbed.terminal import show
 from slowlink.testbed.training import device, models
-from slowlink.testbed.training.summary import arrival
+from slowlink.testbed.training.summary import reached
 from slowlink.testbed.units import said_rate, said_s
 from slowlink.workflow import matrix, settings
 from slowlink.workflow.matrix import own, systems
@@ -147,11 +147,7 @@ def rounds_to(
     for (label, _), curve in points.groupby(["method", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
         curve = curve[good].sort_values("round")
-        at = arrival(curve["value"].to_numpy(), target, window)
-        rounds = curve["round"].to_numpy()
-        found.setdefault(label, []).append(
-            None if at is None else float(np.interp(at, np.arange(len(rounds)), rounds))
-        )
+        found.setdefault(label, []).append(reached(curve["round"], curve["value"], target, window))
     return {
         label: None if None in seeds else float(np.mean(seeds)) for label, seeds in found.items()
     }
@@ -308,11 +304,10 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     rows = of(results, "advice")
     if rows.empty:
         return None
-    kind = rows["variant"].str.partition("/")[0]
     done, failed = rows["status"] == "ok", rows["status"] == "failed"
-    keys = ["method", "model", "kind", "workers", "bandwidth"]
+    keys = ["method", "model", "network", "workers", "bandwidth"]
     names = [f"{part}_time" for part in SHOWN]
-    times = rows[done].assign(kind=kind).pivot(index=keys, columns="metric", values="value")[names]
+    times = rows[done].pivot(index=keys, columns="metric", values="value")[names]
     curves: dict[tuple, str] = {}
     for (*key, bandwidth), values in zip(times.index, times.to_numpy(), strict=True):
         round_s, compress_s, exchange_s = values
@@ -320,17 +315,17 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         text = "".join(map(packed, (bandwidth / 1e9, compress_s, exchange_s, rest_s)))
         curves[*key] = curves.get((*key,), "") + text
     models_there = list(dict.fromkeys(rows["model"]))
-    kinds = [name for name in ("flat", "sites") if (kind == name).any()]
+    kinds = [name for name in ("flat", "sites") if (rows["network"] == name).any()]
     workers = sorted({int(count) for count in rows["workers"]})
     spans = rows.loc[done, "bandwidth"]
     reasons: dict[str, dict[str, str]] = {}
     for label, network, why in zip(
-        rows.loc[failed, "method"], kind[failed], rows.loc[failed, "reason"], strict=True
+        *(rows.loc[failed, name] for name in ("method", "network", "reason")), strict=True
     ):
         reasons.setdefault(label, {}).setdefault(network, why)
     given = recipe(rows["scale"].iloc[0])
     rounds = arrived(results, "rounds_to_target")
-    anywhere = holding(results, "", 0.0)
+    anywhere = holding(results, "", "", 0.0)
     trained = next(iter(trained_models(results)), "")
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
     data = {

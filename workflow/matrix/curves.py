@@ -20,6 +20,7 @@ from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import Layers, layers
 from slowlink.testbed.training.recipe import Part
 from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix.ranking import EVEN
 from slowlink.workflow.matrix.rounds import clusters, methods_of
 
 SHOWN = ("round", "compress", "exchange")
@@ -30,8 +31,6 @@ BENT = 0.02
 
 MOST = 64
 """Workers; larger clusters, whose simulation takes seconds, keep the matrix's own bandwidths."""
-
-SPEEDS = "even"
 
 Times = Sequence[float]
 
@@ -50,20 +49,21 @@ def timed_curves(bench: Bench, cells: pd.DataFrame, halvings: int) -> Iterator[R
     found = settings.found()
     methods = {label: methods_of(label, system) for label, system in found.items()}
     tensors = {name: layers(Part(name=name)) for name in settings.models}
-    networks = {(where, one.workers): one for where, one in clusters(settings)}
+    alike = [cluster for speeds, cluster in clusters(settings) if speeds == EVEN]
+    networks = {(cluster.kind, cluster.workers): cluster for cluster in alike}
     metrics = [f"{part}_time" for part in SHOWN]
-    keys = ["method", "variant", "model", "workers"]
-    cells = cells[(cells["experiment"] == "cells") & cells["variant"].str.endswith(f"/{SPEEDS}")]
-    at = coordinates(cells)
+    keys = ["method", "network", "model", "workers"]
+    at = coordinates(cells[cells["experiment"] == "cells"])
+    at = at[at["speeds"] == EVEN]
     done = at[(at["status"] == "ok") & at["metric"].isin(metrics)]
     known = done.pivot(index=[*keys, "bandwidth"], columns="metric", values="value")[metrics]
     for key, curve in known.groupby(level=keys):
-        label, where, model, workers = key
+        label, network, model, workers = key
         timed = partial(
             _times,
             methods[label],
             tensors[model],
-            networks[where, workers],
+            networks[network, workers],
             machine,
             settings.models[model],
         )
@@ -73,13 +73,12 @@ def timed_curves(bench: Bench, cells: pd.DataFrame, halvings: int) -> Iterator[R
         }
         full = refined(points, timed, halvings) if workers <= MOST else points
         added = len(full) - len(points)
-        bench.say(f"{label}, {model}, {workers} workers, {where}: {added} points more")
+        bench.say(f"{label}, {model}, {workers} workers, {network}: {added} points more")
         row = partial(
             bench.row,
             unit="s",
             case=label,
-            at=dict(method=label),
-            variant=where,
+            at=dict(method=label, network=network, speeds=EVEN),
             model=model,
             workers=workers,
             device=settings.device,

@@ -61,11 +61,16 @@ if not PLANNING:
     from slowlink.testbed.training import device, pipeline
     from slowlink.testbed.training.datasets import load_dataset
     from slowlink.testbed.training.pipeline import layers
-    from slowlink.testbed.training.summary import arrival
+    from slowlink.testbed.training.summary import arrival, reached
     from slowlink.testbed.training.trainer import train
     from slowlink.workflow.matrix import own
     from slowlink.workflow.matrix.curves import timed_curves
-    from slowlink.workflow.matrix.ranking import close_model, close_workers, condense
+    from slowlink.workflow.matrix.ranking import (
+        close_model,
+        close_workers,
+        condense,
+        said_network,
+    )
     from slowlink.workflow.matrix.rounds import clusters, methods_of, said
     from slowlink.workflow.matrix.worth import answered
 
@@ -307,16 +312,16 @@ def cells(bench: Bench, part: str) -> Iterator[Row]:
     methods, machine = methods_of(part, settings.only[part]), device.profile(settings.device)
     played = not in_lockstep(methods[0].synchronization)
     tensors = {name: layers(Part(name=name)) for name in settings.models}
-    for where, cluster in clusters(settings):
-        bench.say(f"{part}: {cluster.workers} workers, {where}, {cluster.bandwidth / 1e6:g} Mbit/s")
+    for speeds, cluster in clusters(settings):
+        place = said_network(cluster.kind, speeds)
+        bench.say(f"{part}: {cluster.workers} workers, {place}, {cluster.bandwidth / 1e6:g} Mbit/s")
         for model, batch in settings.models.items():
             row = partial(
                 Row,
                 document=bench.document,
                 experiment=bench.experiment,
                 case=part,
-                variant=where,
-                at=dict(method=part),
+                at=dict(method=part, network=cluster.kind, speeds=speeds),
                 compression=methods[0].levels[-1].up.name,
                 synchronization=methods[0].synchronization.name,
                 fusion=methods[0].fusion.name,
@@ -349,13 +354,13 @@ def cells(bench: Bench, part: str) -> Iterator[Row]:
 # How many rounds it needs -------------------------------------------------------------------------
 
 
-def trained_at(found: Mapping[str, System], training: Training) -> dict[str, str]:
-    """By method, the network where alone the rounds of its training hold; empty of those in
-    lockstep, which hold on all."""
+def trained_at(found: Mapping[str, System], training: Training) -> dict[str, tuple[str, str]]:
+    """By method, the network and the speeds with which alone the rounds of its training hold; empty
+    of those in lockstep, which hold with all."""
     return {
-        label: ""
+        label: ("", "")
         if in_lockstep(system.synchronization)
-        else f"{'sites' if len(system.levels) > 1 else 'flat'}/{training.speeds}"
+        else ("sites" if len(system.levels) > 1 else "flat", training.speeds)
         for label, system in found.items()
     }
 
@@ -530,8 +535,8 @@ def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> 
         done = dict(metric="rounds_to_target", unit="rounds")
         at = arrival(values, target, window) if points else None
         if at is not None:
-            at_round = np.interp(at, np.arange(len(points)), [point.round for point in points])
-            yield _summary(points[-1], **done, value=float(at_round))
+            at_round = reached([point.round for point in points], values, target, window)
+            yield _summary(points[-1], **done, value=at_round)
             after = _after(values, at)[:window]
             if len(after):
                 held = dict(metric="held_accuracy", value=float(after.mean()), unit="%")
@@ -700,11 +705,12 @@ def effort(bench: Bench) -> Iterator[Row]:
     for name, count in counts.items():
         yield bench.row(name, count, "1", evidence="computed")
     with TemporaryDirectory() as folder:
-        for variant in ("cold", "warm"):
+        for cache in ("cold", "warm"):
             with ProcessPoolExecutor(1, get_context("fork")) as fresh:
                 told = fresh.submit(spent_s, found, asked, f"{folder}/cache", settings.most_played)
-                at = dict(variant=variant, model=model, workers=workers, evidence="measured")
-                yield bench.row("processor_time", told.result(), "s", **at)
+                there = dict(model=model, workers=workers, evidence="measured")
+                spent = told.result()
+                yield bench.row("processor_time", spent, "s", at=dict(cache=cache), **there)
 
 
 def spent_s(found: Mapping[str, System], asked: own.Asked, cache: str, most_played: int) -> float:

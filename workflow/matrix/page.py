@@ -38,13 +38,16 @@ from slowlink.workflow.matrix.pictures import (
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
+    from slowlink.reports import html
     from slowlink.reports.evidence import Estimate, number
+    from slowlink.testbed.results import coordinates
     from slowlink.testbed.units import said_rate
+    from slowlink.workflow.matrix import advice
     from slowlink.workflow.matrix.ranking import (
         CELL,
+        EVEN,
         ROOMS,
         TIE,
-        WHERE,
         arrived,
         carried,
         closeups,
@@ -52,17 +55,21 @@ if not PLANNING or TYPE_CHECKING:
         first,
         guessed,
         guesses,
+        headline,
         holds_not,
         info,
         met,
         metric,
         model_name,
         of,
+        of_cell,
         qualified,
         ranked,
         regret,
         rounded,
         rounds,
+        said_network,
+        said_place,
         strongholds,
         trained_models,
         trainings,
@@ -173,8 +180,8 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     plain = set(dense(rows))
     doubtful = {model: holds_not(rows, model) for model in trained_models(rows)}
     lines = []
-    for (model, where, bandwidth), times in places(rows).items():
-        guess = dict.fromkeys(guesses(rows, where, bandwidth, model), " ≈")
+    for (model, network, speeds, bandwidth), times in places(rows).items():
+        guess = dict.fromkeys(guesses(rows, network, speeds, bandwidth, model), " ≈")
         unsure = [label + guess.get(label, "") for label in doubtful[model]]
         times = {label + guess.get(label, ""): one for label, one in times.items()}
         ahead = first(times, unsure)
@@ -186,7 +193,7 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         lines.append(
             {
                 "model": model_name(model),
-                "network": WHERE.get(where, where),
+                "network": said_network(network, speeds),
                 "bandwidth": said_rate(bandwidth),
                 "first": ", ".join(ahead[:4]) + f" and {len(ahead) - 4} more" * (len(ahead) > 4),
                 "seconds": _told(times[ahead[0]]) if ahead else "never",
@@ -253,7 +260,7 @@ winners_models = Figure(
     "samples than there are workers.",
     of=[condensed],
     style=STYLE,
-    chart=_map(first_rounds, 2.4, variant=["flat/even", "sites/even"]),
+    chart=_map(first_rounds, 2.4, speeds="even"),
 )
 
 
@@ -290,25 +297,25 @@ def ranking(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     }
     if guesses := guessed(rows):
         made["price of coding"] = ["guessed" if m in guesses else "" for m in found["method"]]
-    for name, what, where in (
-        ("bytes_per_round", "bytes a round and worker", "flat/even"),
-        ("wan_bytes", "bytes a round between sites", "sites/even"),
+    for name, what, network in (
+        ("bytes_per_round", "bytes a round and worker", "flat"),
+        ("wan_bytes", "bytes a round between sites", "sites"),
     ):
-        place, sent = _sent(rows, name, where)
+        place, sent = _sent(rows, name, network)
         made[f"{what} ({place})"] = [
             f"{sent[label]:.0f}" if label in sent else "" for label in found["method"]
         ]
     return pd.DataFrame(made)
 
 
-def _sent(rows: pd.DataFrame, name: str, where: str) -> tuple[str, dict[str, float]]:
+def _sent(rows: pd.DataFrame, name: str, network: str) -> tuple[str, dict[str, float]]:
     """Bytes by method in one cell, and that in words."""
     model, workers = close_up(rows)
     found = of(rows, "closeup", name)
-    here = dict(model=model, variant=where, workers=workers)
-    found = found[(found[list(here)] == pd.Series(here)).all(axis=1)]
+    here = dict(model=model, network=network, speeds=EVEN, workers=workers)
+    found = found[of_cell(found, here)]
     at = f", {said_rate(found['bandwidth'].iloc[0])}" if len(found) else ""
-    place = f"{model_name(model)}, {workers} workers, {where.partition('/')[0]}{at}"
+    place = f"{model_name(model)}, {workers} workers, {network}{at}"
     return place, found.set_index("method")["value"].to_dict()
 
 
@@ -332,6 +339,12 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
     answers = info(rows).loc[found["label"], ROOMS].reset_index(drop=True)
     most = pd.Series([there.get(label, "nowhere") for label in found["label"]])
     return pd.concat([found, answers, most.rename("most often fastest")], axis=1)
+
+
+def beside(rows: pd.DataFrame) -> html.Matrix:
+    """What the report says of the matrix besides its figures and tables."""
+    told = coordinates(rows)
+    return html.Matrix(headline(told), standing(told), advice.page(told))
 
 
 # What it is worth ---------------------------------------------------------------------------------
@@ -427,7 +440,7 @@ def beyond(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
         raise Missing("nothing was timed besides the rows of the matrix")
     return pd.DataFrame(
         {
-            "cell": _cell(one.model, one.variant, one.workers, one.bandwidth),
+            "cell": _cell(*(getattr(one, name) for name in CELL)),
             "group": {"policy": "policies with codecs", "sites": "pairs of codecs"}[one.group],
             "systems": int(one.systems),
             "the fastest of them": one.best,
@@ -501,10 +514,10 @@ def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     times, made = metric(rows, "round_time")[qualified(rows)], []
     over = of(rows, "round_times").set_index([*CELL, "method"])["exchange"]
     near = closeups(of(rows, "round_times"), of(rows, "arrived"))
-    places = {(one["model"], one["variant"], one["bandwidth"]) for one in near}
+    places = {tuple(one.values()) for one in near}
     for key, row in times.iterrows():
         ahead = row.dropna().sort_values(kind="stable")
-        if (key[0], key[1], key[3]) not in places or ahead.empty:
+        if (*key[:3], key[4]) not in places or ahead.empty:
             continue
         tied = list(ahead.index[(ahead <= (1 + TIE) * ahead.iloc[0])])
         rest = ahead.index.difference(tied, sort=False)
@@ -522,10 +535,10 @@ def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     return pd.DataFrame(made)
 
 
-def _cell(model: str, where: str, workers: int, bandwidth: float) -> str:
+def _cell(model: str, network: str, speeds: str, workers: int, bandwidth: float) -> str:
     """A cell in words."""
-    place = f"{model_name(model)}, {workers} workers"
-    return f"{place}, {WHERE.get(where, where)}, {said_rate(bandwidth)}"
+    place = said_place(network, speeds, bandwidth)
+    return f"{model_name(model)}, {workers} workers, {place}"
 
 
 # All cells, and one of them -----------------------------------------------------------------------
@@ -636,10 +649,11 @@ scaling = Figure(
 )
 def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a number."""
-    told = of(rows, "effort").set_index(["metric", "variant"])
+    told = of(rows, "effort")
+    counts, spent = told.set_index("metric")["value"], told.set_index("cache")
     made = {"methods": len(info(rows))}
     made |= {
-        words: int(told.at[(name, ""), "value"])
+        words: int(counts[name])
         for name, words in (
             ("systems", "systems"),
             ("systems_beyond", "systems besides, timed only beside the fastest and by advice"),
@@ -655,8 +669,8 @@ def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
         made[f"trainings of {name} that tried a rate"] = int((tried["model"] == model).sum())
     made["cells"] = int(info(rows).query("metric == 'cells'")["value"].sum())
     made["cells that cannot run"] = int(of(rows, "cannot_run")["value"].sum())
-    for variant, when in (("cold", "at first"), ("warm", "asked again")):
-        one = told.loc[("processor_time", variant)]
+    for cache, when in (("cold", "at first"), ("warm", "asked again")):
+        one = spent.loc[cache]
         place = f"{model_name(one['model'])}, {one['workers']:.0f} workers between sites"
         made[f"processor seconds, {place}, {when}"] = rounded(one["value"])
     return pd.DataFrame({"what": list(made), "how many": map(number, made.values())})
@@ -709,7 +723,7 @@ def cannot_run(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         {
             "reason": reason,
             "methods": ", ".join(dict.fromkeys(some["method"])),
-            "networks": ", ".join(dict.fromkeys(w.partition("/")[0] for w in some["variant"])),
+            "networks": ", ".join(dict.fromkeys(some["network"])),
             "cells": int(some["value"].sum()),
         }
         for reason, some in of(rows, "cannot_run").groupby("reason", sort=False)

@@ -18,9 +18,10 @@ if not PLANNING or TYPE_CHECKING:
     from slowlink.testbed.units import said_rate
     from slowlink.workflow.matrix.ranking import (
         CELL,
+        EVEN,
         GROUPS,
         MODELS,
-        WHERE,
+        Place,
         arrived,
         best,
         classes,
@@ -36,8 +37,10 @@ if not PLANNING or TYPE_CHECKING:
         middle,
         model_name,
         of,
+        of_cell,
         profile,
         qualified,
+        said_network,
         score,
         times_to_target,
         trained_models,
@@ -63,8 +66,8 @@ def _computed(lines: list[dict[str, Any]] | pd.DataFrame, metric: str) -> pd.Dat
     return made.assign(**usual | told, metric=metric)
 
 
-def _place(model: str, where: str) -> str:
-    return f"{model_name(model)}, {WHERE.get(where, where)}"
+def _place(model: str, network: str, speeds: str) -> str:
+    return f"{model_name(model)}, {said_network(network, speeds)}"
 
 
 def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
@@ -75,9 +78,9 @@ def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     alike = classes(rows)
     for cell, won in best(times).iterrows():
         at = dict(zip(times.index.names, cell, strict=True))
-        at["panel"] = _place(at["model"], at["variant"])
+        at["panel"] = _place(at["model"], at["network"], at["speeds"])
         cells.append((at, _once(times.loc[cell][won].to_dict(), alike)))
-    cells.sort(key=lambda one: (models.index(one[0]["model"]), one[0]["variant"]))
+    cells.sort(key=lambda one: (models.index(one[0]["model"]), one[0]["panel"]))
     nobody = dict(method="", status="failed", reason="no method can run there")
     return _computed(_in_order(cells, nobody), "first")
 
@@ -122,8 +125,8 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     for model in trained_models(rows):
         doubtful, alike = holds_not(rows, model), classes(rows, model)
         for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
-            for (where, bandwidth), times in times_to_target(rows, workers, model).items():
-                at = dict(panel=_place(model, where), workers=workers, bandwidth=bandwidth)
+            for (*where, bandwidth), times in times_to_target(rows, workers, model).items():
+                at = dict(panel=_place(model, *where), workers=workers, bandwidth=bandwidth)
                 few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
                 at["value"] = 0.0 if few else 1.0
                 ahead = first(times, doubtful)
@@ -132,8 +135,8 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     return _computed(_in_order(found, nobody), "first")
 
 
-def places(rows: pd.DataFrame) -> dict[tuple[str, str, float], dict[str, Estimate]]:
-    """Times to the target by trained model, network and bandwidth."""
+def places(rows: pd.DataFrame) -> dict[tuple[str, *Place], dict[str, Estimate]]:
+    """Times to the target by trained model and place."""
     found = {
         (model, *place): times
         for model in trained_models(rows)
@@ -191,26 +194,27 @@ def _points(rows: pd.DataFrame, model: str) -> Iterator[pd.DataFrame]:
     accuracy = {label: one.mean for label, one in accuracy.items() if not one.never}
     trained, times = trainings(rows, model), metric(rows, "round_time")
     for cell in closeups(of(rows, "round_times"), trained):
-        there, where, bandwidth = cell.values()
-        key = (model, where, trained["workers"].iloc[0], bandwidth)
-        holds = holding(rows, where, bandwidth, model)
-        named = trained["method"].isin(holds) & (trained["variant"] == where)
+        there, network, speeds, bandwidth = cell.values()
+        key = (model, network, speeds, trained["workers"].iloc[0], bandwidth)
+        holds = holding(rows, network, speeds, bandwidth, model)
+        named = trained["method"].isin(holds) & (trained["network"] == network)
+        named &= trained["speeds"] == speeds
         if there != model or key not in times.index:
             continue
-        if not where.endswith("/even") and not named.any():
+        if speeds != EVEN and not named.any():
             continue
         row = times.loc[key].dropna()
         labels = [label for label in accuracy if label in row and label in holds]
         if not labels:
             continue
-        kind, sites = WHERE.get(where, where).removesuffix(" speeds"), where.startswith("sites")
+        sites = network == "sites"
         sent = metric(rows, "wan_bytes" if sites else "bytes_per_round").loc[key]
         at = pd.DataFrame({"time": row[labels], "bytes": sent.reindex(labels)})
         lost = at.assign(lost=[-accuracy[label] for label in labels])
         at["front"] = front(lost).map({True: ON_FRONT, False: BEHIND})
-        at["panel"] = f"{_place(model, where)}, {said_rate(bandwidth)}"
+        at["panel"] = f"{_place(model, network, speeds)}, {said_rate(bandwidth)}"
         who = "between sites" if sites else "of a worker"
-        at["sent"] = f"{model_name(model)}, {kind}: {who}"
+        at["sent"] = f"{model_name(model)}, {network}, {speeds}: {who}"
         ends = trainings(rows, model, "final_accuracy")
         ends = pd.concat(middle(some) for _, some in ends.groupby("method", sort=False))
         yield ends.merge(at, left_on="method", right_index=True)
@@ -227,10 +231,11 @@ def _cells(rows: pd.DataFrame) -> dict[tuple, str]:
     model, workers = close_up(rows)
     times = metric(rows, "round_time")
     cells = closeups(of(rows, "round_times"), of(rows, "arrived"))
-    keys = {(model, c["variant"], workers, c["bandwidth"]) for c in cells if c["model"] == model}
+    keys = [c | dict(workers=workers) for c in cells if c["model"] == model]
+    keys = {tuple(c[name] for name in CELL) for c in keys}
     if not keys & set(times.index):
         raise Missing(f"no round of {model_name(model)} on {workers} workers could be timed")
-    return {key: f"{_place(*key[:2])}, {said_rate(key[-1])}" for key in times.index if key in keys}
+    return {key: f"{_place(*key[:3])}, {said_rate(key[-1])}" for key in times.index if key in keys}
 
 
 def parts_of_rounds(rows: pd.DataFrame) -> pd.DataFrame:
@@ -244,14 +249,14 @@ def parts_of_rounds(rows: pd.DataFrame) -> pd.DataFrame:
         ours = groups[ordered].isin(["system", "baseline", "combination"]) | (place < 3)
         one = _at(rows, key)
         one = one[one["method"].isin(ordered[ours])]
-        made.append(one.assign(panel=name.replace(", ", f", {key[2]} workers\n", 1)))
+        made.append(one.assign(panel=name.replace(", ", f", {key[3]} workers\n", 1)))
     return pd.concat(made)
 
 
 def _at(rows: pd.DataFrame, key: tuple) -> pd.DataFrame:
     """Rows of one cell from near."""
     close = of(rows, "closeup")
-    return close[(close[CELL] == pd.Series(key, CELL)).all(axis=1)]
+    return close[of_cell(close, dict(zip(CELL, key, strict=True)))]
 
 
 def scaling_lines(rows: pd.DataFrame) -> pd.DataFrame:
@@ -260,16 +265,17 @@ def scaling_lines(rows: pd.DataFrame) -> pd.DataFrame:
     close = of(rows, "closeup", "scaling_efficiency")
     found = []
     for key, name in _cells(rows).items():
-        if not key[1].endswith("/even"):
+        if key[2] != EVEN:
             continue
         ordered = made.loc[key].dropna().sort_values(ascending=False, kind="stable").index
         systems = [label for label in ordered if groups[label] == "system"][:MOST]
         baselines = [label for label in ordered if groups[label] == "baseline"]
         others = [label for label in ordered if groups[label] not in ("system", "baseline")]
         others = list(groups[others].drop_duplicates().index)
-        here = close[["model", "variant", "bandwidth"]] == [key[0], key[1], key[3]]
-        here = close[here.all(axis=1)]
-        kind = key[1].partition("/")[0]
+        there = dict(zip(CELL, key, strict=True))
+        kind = there["network"]
+        del there["workers"]
+        here = close[of_cell(close, there)]
         panels = {
             name: systems,
             f"{kind}: {GROUPS['baseline']}": baselines,

@@ -27,7 +27,11 @@ from slowlink.testbed.units import said_rate
 TIE = 0.02
 FACTORS = np.geomspace(1, 10, 61)
 """Times the best over which a method's profile is averaged: that is its score."""
-CELL = ["model", "variant", "workers", "bandwidth"]
+CELL = ["model", "network", "speeds", "workers", "bandwidth"]
+Place = tuple[str, str, float]
+"""Network, speeds and bandwidth (bit/s)."""
+EVEN = "even"
+"""Speeds of workers that are all alike."""
 PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
 ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target", "held_accuracy"]
 SURELY = 0.05
@@ -56,12 +60,6 @@ MODELS = {
     "vgg16": "VGG-16",
     "lstm": "LSTM",
 }
-WHERE = {
-    "flat/even": "flat, even speeds",
-    "flat/uneven": "flat, uneven speeds",
-    "sites/even": "sites, even speeds",
-    "sites/uneven": "sites, uneven speeds",
-}
 _CLOSE = {"model": "resnet50", "workers": 16}
 _BANDWIDTH = {"flat": 1e9, "sites": 155e6}
 
@@ -74,7 +72,7 @@ def condense(
     groups: Mapping[str, str],
     trained_as: Mapping[str, str],
     residual_as: Mapping[str, str],
-    trained_at: Mapping[str, str],
+    trained_at: Mapping[str, tuple[str, str]],
     dense: Collection[str],
     rounds: int,
     most_rounds: int,
@@ -84,9 +82,9 @@ def condense(
     """The rows that pages, figures and tables are made from, a sixth of all.
 
     By experiment. ``round_times``: of every cell. ``closeup``: other metrics, in :func:`closeups`.
-    ``arrived``: what the training of every method arrives at, under its own name, with the network
-    where alone that holds as variant and whose training it is as ``trained_as``; first of the model
-    that is trained, then of the one whose training is recorded. ``tried``: the
+    ``arrived``: what the training of every method arrives at, under its own name, with the
+    network and speeds with which alone that holds and whose training it is as ``trained_as``; first
+    of the model that is trained, then of the one whose training is recorded. ``tried``: the
     learning rates. ``methods``: in how many cells each method runs, with its ``group``, and which
     are dense, or code at a guessed price. ``lengths``: ``rounds`` and ``most_rounds``.
     ``cannot_run``: how many cells by method, network and reason.
@@ -97,7 +95,7 @@ def condense(
     groups: the group of every method.
     trained_as, residual_as: by method, the one whose training is its own; and the same of what is
         recorded of a residual network.
-    trained_at: by method, the network where alone its rounds hold; empty for all.
+    trained_at: by method, the network and speeds with which alone its rounds hold; empty for all.
     dense: methods that send everything, uncompressed, in every round.
     rounds, most_rounds: after how many accuracies are compared, and by when the target may come.
     grid: the learning rates that every method was to be tried with.
@@ -119,7 +117,7 @@ def condense(
         raise ValueError("no cell of the matrix could run")
     learned = at[at["experiment"].isin(["training", "residual"])]
     near = closeups(cells[cells["metric"] == "round_time"], learned)
-    close = pd.concat([good[_in(good, cell)] for cell in near])
+    close = pd.concat([good[of_cell(good, cell)] for cell in near])
     other = ~close["metric"].isin(["round_time", "guessed_price"])
     close = close[other].drop_duplicates([*CELL, "method", "metric"])
     yield from _rows(rows.loc[times.index], experiment="round_times")
@@ -128,7 +126,7 @@ def condense(
     yield from _rows(rows[tried & (rows["metric"] == "final_accuracy")], experiment="tried")
 
     answers = times.groupby("method")[ROOMS].agg(_one)
-    some = row_of(rows.loc[times.index[0]], model="", variant="", workers=0, bandwidth=math.nan)
+    some = row_of(rows.loc[times.index[0]], model="", workers=0, bandwidth=math.nan)
     blank = some.model_copy(update=dict.fromkeys(ROOMS, "") | dict(at={}))
     for label, group in groups.items():
         told = dict(experiment="methods", unit="1", case=label, at=dict(method=label, group=group))
@@ -143,17 +141,18 @@ def condense(
         told = dict(experiment="lengths", case="training", metric=name, value=value, unit="rounds")
         yield blank.model_copy(update=told)
     failed = cells[cells["status"] == "failed"]
-    for (label, where, why), some in failed.groupby(["method", "variant", "reason"], sort=False):
-        told = dict(experiment="cannot_run", metric="cells", unit="1", case=label, variant=where)
-        told |= dict(at=dict(method=label), value=float(len(some)), reason=why)
+    for (label, where, why), some in failed.groupby(["method", "network", "reason"], sort=False):
+        told = dict(experiment="cannot_run", metric="cells", unit="1", case=label)
+        told |= dict(at=dict(method=label, network=where), value=float(len(some)), reason=why)
         yield blank.model_copy(update=told)
 
     ends = learned[learned["metric"].isin(ARRIVED)]
     for source, shared in (("training", trained_as), ("residual", residual_as)):
         mine = ends[ends["experiment"] == source]
         for label, trained in shared.items():
-            told = dict(experiment="arrived", case=label, variant=trained_at[label])
-            told |= dict(at=dict(method=label, trained_as=trained))
+            network, speeds = trained_at[label]
+            at = dict(method=label, trained_as=trained, network=network, speeds=speeds)
+            told = dict(experiment="arrived", case=label, at=at)
             yield from _rows(rows.loc[mine.index[mine["method"] == trained]], **told)
 
 
@@ -187,7 +186,7 @@ def _rows(table: pd.DataFrame, **changes: Any) -> Iterator[Row]:
     yield from (row_of(record, **changes) for record in table.to_dict("records"))
 
 
-def _in(table: pd.DataFrame, cell: Mapping[str, Any]) -> pd.Series:
+def of_cell(table: pd.DataFrame, cell: Mapping[str, Any]) -> pd.Series:
     """Which rows are of a cell; what it does not name may be anything."""
     return (table[list(cell)] == pd.Series(cell)).all(axis=1)
 
@@ -204,11 +203,12 @@ def closeups(cells: pd.DataFrame, training: pd.DataFrame) -> list[dict[str, Any]
     return [
         {
             "model": model,
-            "variant": where,
-            "bandwidth": _nearest(cells["bandwidth"], _BANDWIDTH[where.partition("/")[0]]),
+            "network": network,
+            "speeds": speeds,
+            "bandwidth": _nearest(cells["bandwidth"], _BANDWIDTH[network]),
         }
         for model in dict.fromkeys([close_model(cells), *training["model"]])
-        for where in sorted(set(cells["variant"]))
+        for network, speeds in sorted(set(zip(cells["network"], cells["speeds"], strict=True)))
     ]
 
 
@@ -359,7 +359,7 @@ def rounds_at(
         index="seed", columns="bandwidth", values="value"
     )
     known = np.array(found.columns, dtype=float)
-    if len(known) == 1 or not (rows["variant"] != "").any():
+    if len(known) == 1 or not (rows["network"] != "").any():
         return Estimate.of(middle(rows).set_index("seed")["value"].fillna(math.inf))
     right = min(max(int(np.searchsorted(known, bandwidth)), 1), len(known) - 1)
     low, high = known[right - 1 : right + 1]
@@ -370,12 +370,14 @@ def rounds_at(
     return Estimate.of((1 - share) * both[low] + share * both[high])
 
 
-def guesses(results: pd.DataFrame, where: str, bandwidth: float, model: str) -> set[str]:
+def guesses(
+    results: pd.DataFrame, network: str, speeds: str, bandwidth: float, model: str
+) -> set[str]:
     """Methods that hold on a network only by :func:`rounds_at` between where they were trained."""
     rows = trainings(results, model, "rounds_to_target")
-    there = rows[(rows["variant"] == where) & (rows["variant"] != "")]
+    there = rows[(rows["network"] == network) & (rows["speeds"] == speeds)]
     exact = set(there.loc[there["bandwidth"] == bandwidth, "method"])
-    return (holding(results, where, bandwidth, model) & set(there["method"])) - exact
+    return (holding(results, network, speeds, bandwidth, model) & set(there["method"])) - exact
 
 
 def target(results: pd.DataFrame, model: str | None = None) -> float:
@@ -413,22 +415,23 @@ def qualified(results: pd.DataFrame) -> list[str]:
 
 
 def holding(
-    results: pd.DataFrame, where: str, bandwidth: float, model: str | None = None
+    results: pd.DataFrame, network: str, speeds: str, bandwidth: float, model: str | None = None
 ) -> set[str]:
-    """Methods whose training holds on a network. Training that names its network as variant, as of
-    policies that look at the clock, holds there alone, and from the least to the highest bandwidth
-    at which it was made."""
+    """Methods whose training holds on a network. Training that names its network, as of policies
+    that look at the clock, holds there alone, and from the least to the highest bandwidth at which
+    it was made."""
     known = trainings(results, model).groupby("method", sort=False)
-    variant, made_at = known["variant"].first(), known["bandwidth"]
-    there = (variant == where) & (made_at.min() <= bandwidth) & (bandwidth <= made_at.max())
-    return set(variant.index[there | (variant == "")])
+    made_in, made_at = known[["network", "speeds"]].first(), known["bandwidth"]
+    there = (made_in["network"] == network) & (made_in["speeds"] == speeds)
+    there &= (made_at.min() <= bandwidth) & (bandwidth <= made_at.max())
+    return set(made_in.index[there | (made_in["network"] == "")])
 
 
 def times_to_target(
     results: pd.DataFrame, workers: int | None = None, model: str | None = None
-) -> dict[tuple[str, float], dict[str, Estimate]]:
-    """By network and bandwidth, the seconds of a trained model, with every method whose training
-    holds there and that can run there; infinite for seeds that never reached the target.
+) -> dict[Place, dict[str, Estimate]]:
+    """By place, the seconds of a trained model, with every method whose training holds there and
+    that can run there; infinite for seeds that never reached the target.
 
     Parameters
     ----------
@@ -438,20 +441,21 @@ def times_to_target(
     if trained.empty:
         return {}
     rounds = arrived(results, "rounds_to_target", model)
-    clock = set(trained.loc[trained["variant"] != "", "method"])
+    clock = set(trained.loc[trained["network"] != "", "method"])
     model, there = trained[["model", "workers"]].iloc[0]
     workers = there if workers is None else workers
     times = metric(results, "round_time").query("model == @model and workers == @workers")
     made = {}
-    for (_, where, _, bandwidth), row in times.iterrows():
-        holds = holding(results, where if workers == there else "", bandwidth, model)
-        made[where, bandwidth] = {}
+    for (_, network, speeds, _, bandwidth), row in times.iterrows():
+        where = (network, speeds) if workers == there else ("", "")
+        holds = holding(results, *where, bandwidth, model)
+        made[network, speeds, bandwidth] = {}
         for label in times:
             if label in holds and label in rounds and math.isfinite(row[label]):
                 needed = rounds[label]
                 if label in clock:
                     needed = rounds_at(results, label, bandwidth, model)
-                made[where, bandwidth][label] = Estimate.of(needed.by_seed * row[label])
+                made[network, speeds, bandwidth][label] = Estimate.of(needed.by_seed * row[label])
     return made
 
 
@@ -536,17 +540,16 @@ def regret(results: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
 
 
 def strongholds(results: pd.DataFrame) -> dict[str, str]:
-    """Where each method that is ever first, alone or tied, most often is: network and bandwidth,
-    with how many of the cells there."""
+    """Where each method that is ever first, alone or tied, most often is: network,
+    speeds and bandwidth, with how many of the cells there."""
     won = best(metric(results, "round_time")[qualified(results)])
-    places = won.groupby(level=["variant", "bandwidth"], sort=False)
+    places = won.groupby(level=["network", "speeds", "bandwidth"], sort=False)
     wins, cells = places.sum(), places.size()
     made = {}
     for label in wins:
-        (where, bandwidth), most = wins[label].idxmax(), wins[label].max()
+        place, most = wins[label].idxmax(), wins[label].max()
         if most:
-            place = f"{WHERE.get(where, where)}, {said_rate(bandwidth)}"
-            made[label] = f"{place}: {most} of {cells[where, bandwidth]} cells"
+            made[label] = f"{said_place(*place)}: {most} of {cells[place]} cells"
     return made
 
 
@@ -583,7 +586,7 @@ def headline(results: pd.DataFrame) -> str:
     always = best(times)[times.notna().any(axis=1)].all().any()
     text += f", {'one' if always else 'none'} is fastest everywhere."
     for kind, name in (("flat", "On flat clusters"), ("sites", "Between sites")):
-        here = times[times.index.get_level_values("variant").str.startswith(kind)]
+        here = times[times.index.get_level_values("network") == kind]
         here = here.dropna(how="all")
         if len(here):
             names, wins = _leaders(best(here).sum())
@@ -633,10 +636,10 @@ def apart(results: pd.DataFrame) -> str:
             f" Between {names}, the first to their targets differ surely on none of {seen} "
             "networks, among the methods that were trained with both."
         )
-    (where, bandwidth), here, there = min(differ)
+    place, here, there = min(differ)
     return (
         f" Between {names}, the first to their targets differ on {len(differ)} of {seen} networks: "
-        f"with {WHERE.get(where, where)} and {said_rate(bandwidth)}, {_listed(here)} for "
+        f"with {said_place(*place)}, {_listed(here)} for "
         f"{model_name(one)}, {_listed(there)} for {model_name(other)}."
     )
 
@@ -662,6 +665,16 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
 def rounded(value: float) -> float:
     """To three digits."""
     return float(f"{value:.3g}")
+
+
+def said_network(network: str, speeds: str) -> str:
+    """A network and the speeds of its workers in words."""
+    return f"{network}, {speeds} speeds"
+
+
+def said_place(network: str, speeds: str, bandwidth: float) -> str:
+    """The same with what its links carry."""
+    return f"{said_network(network, speeds)}, {said_rate(bandwidth)}"
 
 
 def model_name(model: str) -> str:

@@ -26,14 +26,14 @@ def said(part: Part) -> str:
 
 
 def clusters(settings: Matrix) -> Iterator[tuple[str, Cluster]]:
-    """Every network with every size, bandwidth and speeds, and its name: ``sites/uneven``."""
+    """The speeds of workers, and every cluster with every size and bandwidth."""
     networks = settings.networks
     for kind in ("flat", "sites"):
         for speeds, highest in settings.speeds.items():
             for workers in settings.workers:
                 for bandwidth in settings.bandwidths:
                     yield (
-                        f"{kind}/{speeds}",
+                        speeds,
                         Cluster(
                             kind,
                             workers,

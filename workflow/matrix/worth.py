@@ -20,6 +20,8 @@ from slowlink.testbed.training.recipe import Level, Part
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.matrix import systems
 from slowlink.workflow.matrix.ranking import (
+    EVEN,
+    Place,
     close_workers,
     closeups,
     first,
@@ -175,18 +177,22 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     beyond = systems.beyond(settings)
     machine, found = device.profile(settings.device), settings.found()
     times = metric(rows, "round_time")[qualified(rows)]
-    networks = {(where, one.workers, one.bandwidth): one for where, one in clusters(settings)}
+    networks = {
+        (one.kind, speeds, one.workers, one.bandwidth): one for speeds, one in clusters(settings)
+    }
     near = closeups(of(rows, "round_times"), of(rows, "arrived"))
-    for cell in (cell for cell in near if cell["variant"].endswith("/even")):
-        model, where, bandwidth = cell["model"], cell["variant"], cell["bandwidth"]
+    for model, network, speeds, bandwidth in (cell.values() for cell in near):
+        if speeds != EVEN:
+            continue
         for workers in _sizes(rows, model):
-            key = model, where, workers, bandwidth
+            key = model, network, speeds, workers, bandwidth
             if key not in times.index or times.loc[key].isna().all():
                 continue
             ahead = times.loc[key].dropna().sort_values(kind="stable")
-            label, cluster = ahead.index[0], networks[where, workers, bandwidth]
-            bench.say(f"{label}: {model}, {workers} workers, {where}")
-            told = dict(variant=where, model=model, workers=workers, bandwidth=bandwidth)
+            label, cluster = ahead.index[0], networks[key[1:]]
+            bench.say(f"{label}: {model}, {workers} workers, {network}")
+            here = dict(network=network, speeds=speeds)
+            told = dict(model=model, workers=workers, bandwidth=bandwidth)
             row = partial(bench.row, device=settings.device, evidence="simulated", **told)
             batch = settings.models[model]
             given = layers(Part(name=model)), cluster, machine, batch
@@ -195,17 +201,17 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
             def round_s(method: Method, given: Any = given) -> float:
                 return time_round(method, *given).round_s
 
-            yield from _worth(row, settings, method, "round_time", round_s)
+            yield from _worth(row, here, settings, method, "round_time", round_s)
             if model in trained_models(rows):
-                needed = _rounds_by_class(rows, found, model, where, bandwidth)
-                there = times_to_target(rows, workers, model)[where, bandwidth]
+                needed = _rounds_by_class(rows, found, model, (network, speeds, bandwidth))
+                there = times_to_target(rows, workers, model)[network, speeds, bandwidth]
                 for winner in first(there, holds_not(rows, model))[:1]:
                     best, _ = best_round(methods_of(winner, found[winner]), *given)
 
                     def all_s(method: Method, needed: Any = needed, timed: Any = round_s) -> float:
                         return _needed(method, needed) * timed(method)
 
-                    yield from _worth(row, settings, best, "time_to_target", all_s)
+                    yield from _worth(row, here, settings, best, "time_to_target", all_s)
             others = [m for name, one in beyond.items() for m in methods_of(name, one)]
             for group in dict.fromkeys(one.group for one in others):
                 mine = [one for one in others if one.group == group]
@@ -213,7 +219,9 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     best, ahead_of = best_round(mine, *given)
                 except ValueError:
                     continue
-                at = dict(method=label, group=group, best=best.label, systems=float(len(mine)))
+                at = dict(
+                    method=label, group=group, best=best.label, systems=float(len(mine)), **here
+                )
                 times_it = ahead_of.round_s / made.round_s
                 yield row("times_the_best", times_it, "1", experiment="beyond", case=group, at=at)
             # A price that is off by a factor changes no round by more than that.
@@ -227,13 +235,14 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     if found[rival].trained
                 }
                 fastest = min(rounds, key=rounds.__getitem__)
-                at = dict(method=label, change=change, first=fastest)
+                at = dict(method=label, change=change, first=fastest, **here)
                 stays = rounds[label] / rounds[fastest]
                 yield row("times_the_best", stays, "1", experiment="robust", case=change, at=at)
 
 
 def _worth(
     row: Callable[..., Row],
+    here: Mapping[str, str],
     settings: Matrix,
     method: Method,
     metric: str,
@@ -242,18 +251,18 @@ def _worth(
     """The seconds of a method and of those with one answer changed."""
     for choice in choices(settings, method, timed):
         for answer, value in ({choice.chosen: choice.seconds} | choice.others).items():
-            at = dict(method=method.label, question=choice.question, answer=answer)
+            at = dict(method=method.label, question=choice.question, answer=answer, **here)
             at["chosen"] = choice.chosen
             name = f"{choice.question}: {answer}"
             yield row(metric, value, "s", experiment="worth", case=name, at=at)
 
 
 def _rounds_by_class(
-    rows: pd.DataFrame, found: Mapping[str, System], model: str, where: str, bandwidth: float
+    rows: pd.DataFrame, found: Mapping[str, System], model: str, place: Place
 ) -> dict[str, float]:
     """Rounds to the target, in the mean over seeds, of the classes that reach and hold it there."""
-    holds = holding(rows, where, bandwidth, model) - holds_not(rows, model)
-    needed = {label: rounds_at(rows, label, bandwidth, model) for label in holds}
+    holds = holding(rows, *place, model) - holds_not(rows, model)
+    needed = {label: rounds_at(rows, label, place[-1], model) for label in holds}
     return {
         systems.class_of(found[label]): one.mean for label, one in needed.items() if not one.never
     }

@@ -17,6 +17,7 @@ from slowlink.workflow import closure, pool, settings
 from slowlink.workflow.jobs import Jobs
 from slowlink.workflow.lock import only_run
 from slowlink.workflow.progress import Progress, duration
+from slowlink.workflow.wing import BESIDE
 
 # A run that was killed must not lock out the next one.
 RUNNING = only_run(Path(".snakemake"))

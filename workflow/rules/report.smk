@@ -216,7 +216,9 @@ rule page:
         rows=lambda wildcards: read_by_page(wildcards.wing),
         shown=lambda wildcards: shown_by(wildcards.wing),
         judged=judged_for,
-        sources=sources_of("reports/html.py"),
+        sources=lambda wildcards: sorted(
+            closure.closure(["reports/html.py"]) | WINGS[wildcards.wing].code(BESIDE)[0]
+        ),
     output:
         directory(f"{RESULTS}/{{wing}}/page"),
     log:
@@ -225,6 +227,8 @@ rule page:
     resources:
         mem_mb=1000,
         runtime=minutes(10),
+    params:
+        code=lambda wildcards: WINGS[wildcards.wing].code(BESIDE)[1],
     message:
         "{wildcards.wing}: its page"
     run:

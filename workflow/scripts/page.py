@@ -19,18 +19,10 @@ def main(say: Say, wing: str, files: list[str], judged: list[str], output: str) 
     chapter = html.Chapter(wing, made.shown, folder.parent, made.claims)
     table = rows.read(files)
     verdicts = pd.read_parquet(judged[0]) if judged else None
-    matrix = matrix_of(table) if wing == html.MATRIX else None
+    matrix = made.beside(table) if made.beside else None
     fresh = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(fresh, ignore_errors=True)  # what a killed one left
     fresh.mkdir(parents=True)
     part = html.part(chapter, table, verdicts, matrix, fresh)
     (fresh / html.PART).write_bytes(pickle.dumps(part))
     os.replace(fresh, folder)
-
-
-def matrix_of(table: pd.DataFrame) -> html.Matrix:
-    """What the report says of the matrix, from its rows."""
-    from slowlink.workflow.matrix import advice, page, ranking
-
-    told = rows.coordinates(table)
-    return html.Matrix(ranking.headline(told), page.standing(told), advice.page(told))

@@ -114,6 +114,7 @@ class Settings(declarations.Settings):
     test_limit: PositiveInt | None
     sampler: Literal["random", "sequential"]
     augment: bool
+    colour: Annotated[float, Field(ge=0, le=1)]
     batch: PositiveInt
     seeds: Seeds
     gradients: How
@@ -227,6 +228,7 @@ def a_run(
         workers=tuple(workers),
         sampler=settings.sampler,
         augment=settings.augment,
+        colour=settings.colour,
         gradients=settings.gradients,
         batch=settings.batch,
         seed=settings.seeds[0],

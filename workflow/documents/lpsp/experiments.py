@@ -51,7 +51,7 @@ if not PLANNING:
         Trace,
         Varying,
     )
-    from slowlink.testbed.training.summary import arrival
+    from slowlink.testbed.training.summary import reached
     from slowlink.testbed.training.virtual_time import (
         Communication,
         Log,
@@ -578,16 +578,15 @@ def _live(bench: Bench, ray: Ray) -> Iterator[tuple[str, Ended]]:
 def _arrived(bench: Bench, label: str, ray: Ray, rows: Sequence[Row]) -> Iterator[Row]:
     """When the server's model reached the target, interpolated between evaluations."""
     curve = [row for row in rows if row.metric == "test_accuracy"]
-    values, times = (np.array([getattr(row, of) for row in curve]) for of in ("value", "time_s"))
+    times = [row.time_s for row in curve]
     part = bench.settings.methods[label]
     fields = dict(at=dict(method=label), part=part, evidence="measured", workers=len(ray.slow))
     yield _row(bench, "target_accuracy", ray.target, "%", **fields)
-    at = arrival(values, ray.target, window=1)
-    if at is None:
+    value = reached(times, [row.value for row in curve], ray.target, window=1)
+    if value is None:
         reason = f"never reached {ray.target:g} % within {times[-1]:.0f} s"
         fields |= dict(status="late", reason=reason)
-    value = math.nan if at is None else np.interp(at, range(len(times)), times)
-    yield _row(bench, "time_to_target", value, "s", **fields)
+    yield _row(bench, "time_to_target", math.nan if value is None else value, "s", **fields)
 
 
 def record(command: str) -> None:
