@@ -92,18 +92,29 @@ class Unreadable(ValueError):
 class Wire(Protocol):
     """Carries messages between named members: each whole, once, and in order.
 
+    A member with nothing else to send is heard of by ``heartbeat``, and ``left`` is what who
+    watches the others receives when one is gone.
+
     Attributes
     ----------
     name: of this member.
+    address: at which others connect with it.
     heard: by member, the monotonic time (s) at which anything last came from it.
     """
 
     name: str
+    address: str
     heard: Mapping[str, float]
 
     @property
     def members(self) -> frozenset[str]:
         """Whom it listens to."""
+
+    def connect(self, addresses: Mapping[str, str]) -> None:
+        """Connect with members at these addresses; drop what is still unsent from before."""
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Send these members nothing any more."""
 
     def send(self, to: str, head: Mapping[str, Any], body: bytes = b"") -> None:
         """Send once, in order; does not wait. Raises ValueError where the message is too large."""
@@ -111,11 +122,76 @@ class Wire(Protocol):
     def receive(self, timeout_s: float) -> Received | None:
         """The next message of anybody, None if there is none in time.
 
-        Raises Unreadable for what a member sent and cannot be taken.
+        Raises
+        ------
+        Unreadable
+            What came from a member cannot be taken. The message will not come again, so who waits
+            for it would wait for ever.
+        Exception
+            Whatever went wrong in a thread of the wire.
         """
 
-    def close(self) -> None:
-        """Wait a little until what was sent has arrived; then end."""
+    def close(self, flush_s: float = FLUSH_S) -> None:
+        """Wait until what was sent has arrived, at most ``flush_s``; then end."""
+
+
+class Inbox:
+    """What has arrived and waits for the member's own thread.
+
+    Parameters
+    ----------
+    queue_bytes: of one member's messages that wait; who sends more is ``barred``.
+    """
+
+    def __init__(self, queue_bytes: int) -> None:
+        self.queue_bytes, self.barred = queue_bytes, set[str]()
+        self._queue: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, int] = {}
+        """Bytes by sender."""
+
+    def put(self, message: Received) -> None:
+        sender = message.sender
+        with self._lock:
+            waiting = self._waiting.get(sender, 0) + len(message.body) + ENTRY_BYTES
+            self._waiting[sender] = waiting
+        if waiting > self.queue_bytes + ENTRY_BYTES * WAITING:
+            self.barred.add(sender)
+            self.refuse(sender, f"{waiting} bytes wait to be received, at most {self.queue_bytes}")
+            return
+        self._queue.put(message)
+
+    def refuse(self, sender: str, why: str) -> None:
+        self.fail(Unreadable(sender, why))
+
+    def fail(self, error: Exception) -> None:
+        """Let the member's own thread meet ``error``."""
+        self._queue.put(error)
+
+    def get(self, timeout_s: float) -> Received | None:
+        """See :meth:`Wire.receive`."""
+        try:
+            found = self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get(False)
+        except queue.Empty:
+            return None
+        if isinstance(found, Exception):
+            raise found
+        with self._lock:
+            self._waiting[found.sender] -= len(found.body) + ENTRY_BYTES
+        return found
+
+
+def check_message(to: str, head: Mapping[str, Any], body: bytes, limit_bytes: int) -> None:
+    """Raises ValueError for a message that no wire carries."""
+    if len(body) > limit_bytes + MAX_HEAD:
+        raise ValueError(
+            f"{head['kind']} to {to}: {len(body)} bytes, at most {limit_bytes} fit; raise "
+            "limit_bytes"
+        )
+    if taken := [name for name in OWN if name in head]:
+        raise ValueError(f"{head['kind']} to {to}: the wire itself fills in {taken[0]}")
+    if len(json.dumps(head)) > MAX_HEAD - 1000:
+        raise ValueError(f"{head['kind']} to {to}: body of over {MAX_HEAD} bytes")
 
 
 @dataclass
@@ -196,12 +272,9 @@ class ZmqWire:
         self.heartbeat_s, self.timeout_s, self.stall_s = heartbeat_s, timeout_s, stall_s
         self._called = time.monotonic()
         self.slice_bytes, self.limit_bytes = slice_bytes, limit_bytes
-        self.queue_bytes, self.keys = queue_bytes, keys
+        self.keys = keys
         self.heard: dict[str, float] = {}
-        self._inbox: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting: dict[str, int] = {}
-        """Bytes by sender that wait in the inbox."""
+        self._inbox = Inbox(queue_bytes)
         self._todo: deque[tuple] = deque()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
@@ -224,7 +297,6 @@ class ZmqWire:
         self.address = self._listener.getsockopt_string(zmq.LAST_ENDPOINT)
         self._channels: dict[str, _Channel] = {}
         self._incoming: dict[str, _Incoming] = {}
-        self._barred: set[str] = set()
         self._poller = zmq.Poller()
         self._closing: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"wire of {name}", daemon=True)
@@ -233,11 +305,9 @@ class ZmqWire:
     # For the node's own thread ---------------------------------------------------------------
 
     def connect(self, addresses: Mapping[str, str]) -> None:
-        """Connect with nodes at these addresses; drop what is still unsent from before."""
         self._do("connect", dict(addresses))
 
     def forget(self, names: Iterable[str]) -> None:
-        """Send these nodes nothing any more."""
         self._do("forget", list(names))
 
     @property
@@ -245,44 +315,14 @@ class ZmqWire:
         return self.nodes
 
     def send(self, destination: str, head: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send once, in order; raises ValueError where the message is too large."""
-        if len(body) > self.limit_bytes + MAX_HEAD:
-            raise ValueError(
-                f"{head['kind']} to {destination}: {len(body)} bytes, at most {self.limit_bytes} "
-                "fit; raise limit_bytes"
-            )
-        if taken := [name for name in OWN if name in head]:
-            why = f"{head['kind']} to {destination}: the wire itself fills in {taken[0]}"
-            raise ValueError(why)
-        head = dict(head, sender=self.name, size=len(body))
-        if len(json.dumps(head)) > MAX_HEAD - 1000:
-            raise ValueError(f"{head['kind']} to {destination}: body of over {MAX_HEAD} bytes")
-        self._do("send", destination, head, body)
+        check_message(destination, head, body, self.limit_bytes)
+        self._do("send", destination, dict(head, sender=self.name, size=len(body)), body)
 
     def receive(self, timeout_s: float) -> Received | None:
-        """The next message, None if there is none in time.
-
-        Raises
-        ------
-        Unreadable
-            What came from a member cannot be taken. The message will not come again, so who waits
-            for it would wait for ever.
-        Exception
-            Whatever went wrong in the wire's thread.
-        """
         self._called = time.monotonic()
-        try:
-            found = self._inbox.get(timeout=timeout_s) if timeout_s > 0 else self._inbox.get(False)
-        except queue.Empty:
-            return None
-        if isinstance(found, Exception):
-            raise found
-        with self._lock:
-            self._waiting[found.sender] -= len(found.body) + ENTRY_BYTES
-        return found
+        return self._inbox.get(timeout_s)
 
     def close(self, flush_s: float = FLUSH_S) -> None:
-        """Wait until what was sent has arrived, at most ``flush_s``; then close all sockets."""
         self._do("close", flush_s)
         self._thread.join()
 
@@ -300,7 +340,7 @@ class ZmqWire:
             self._loop()
         except Exception as error:
             log.exception("wire")
-            self._inbox.put(error)
+            self._inbox.fail(error)
         finally:
             self._context.destroy(linger=0)
             self._bell.close()
@@ -409,7 +449,7 @@ class ZmqWire:
             if gone and _refused(channel.address):
                 channel.met = False
                 reason = "its process is gone"
-                self._put(Received(name, {"kind": "left", "reason": reason}))
+                self._inbox.put(Received(name, {"kind": "left", "reason": reason}))
             if event == zmq.EVENT_DISCONNECTED:
                 self._hang_up(channel)
                 self._dial(name, channel)
@@ -492,11 +532,12 @@ class ZmqWire:
         sender = head["sender"]
         if sender not in self.nodes:
             raise ValueError(f"from {sender!r}, who is no node of this cluster")
-        if sender in self._barred:
+        if sender in self._inbox.barred:
             return
         self.heard[sender] = time.monotonic()
         if head.get("beat"):
-            self._put(Received(sender, {"kind": "heartbeat", "address": head.get("address")}))
+            beat = {"kind": "heartbeat", "address": head.get("address")}
+            self._inbox.put(Received(sender, beat))
             return
         place = (whole(head, name) for name in ("stream", "dial", "number", "at"))
         stream, dial, number, at = place
@@ -519,7 +560,8 @@ class ZmqWire:
             if size > self.limit_bytes + MAX_HEAD or coming.nbytes + len(body) > size:
                 coming.due, coming.head, coming.slices = number + 1, None, []
                 self._receipt(identity, stream, number)
-                self._refuse(sender, f"payload of {size} bytes, at most {self.limit_bytes} fit")
+                why = f"payload of {size} bytes, at most {self.limit_bytes} fit"
+                self._inbox.refuse(sender, why)
                 return
             coming.slices.append(body)
             coming.nbytes += len(body)
@@ -529,26 +571,12 @@ class ZmqWire:
             coming.due, coming.head, coming.slices = number + 1, None, []
             self._receipt(identity, stream, number)
             head = {name: value for name, value in head.items() if name not in OWN}
-            self._put(Received(sender, head, b"".join(piece.buffer for piece in slices)))
+            self._inbox.put(Received(sender, head, b"".join(piece.buffer for piece in slices)))
         else:
             self._receipt(identity, stream, coming.due - 1)
 
-    def _refuse(self, sender: str, why: str) -> None:
-        self._inbox.put(Unreadable(sender, why))
-
     def _receipt(self, identity: bytes, stream: int, number: int) -> None:
         self._listener.send_multipart([identity, b"%d %d" % (stream, number)])
-
-    def _put(self, message: Received) -> None:
-        sender = message.sender
-        with self._lock:
-            waiting = self._waiting.get(sender, 0) + len(message.body) + ENTRY_BYTES
-            self._waiting[sender] = waiting
-        if waiting > self.queue_bytes + ENTRY_BYTES * WAITING:
-            self._barred.add(sender)
-            self._refuse(sender, f"{waiting} bytes wait to be received, at most {self.queue_bytes}")
-            return
-        self._inbox.put(message)
 
 
 def _refused(address: str) -> bool:

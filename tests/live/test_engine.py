@@ -139,11 +139,16 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINED)
-def test_real_processes_come_to_the_trainers_model(tmp_path, monkeypatch, name):
+ON_DDS = ("hips", "allgather", "parameter_server")
+
+
+@pytest.mark.parametrize(
+    "name, dds", [*((name, None) for name in COMBINED), *((name, {}) for name in ON_DDS)]
+)
+def test_real_processes_come_to_the_trainers_model(tmp_path, monkeypatch, name, dds):
     exchange, codec, training = COMBINED[name]
-    keys = str(tmp_path / "keys")
-    given = settings.parse(document(tmp_path, exchange, codec, keys=keys, training=training))
+    more = dict(keys=str(tmp_path / "keys"), training=training, dds=dds)
+    given = settings.parse(document(tmp_path, exchange, codec, **more))
     make(given.keys, given.members)
     ended = run_all(given)
     parameters, rows = in_virtual_time(given, monkeypatch)
@@ -154,6 +159,7 @@ def test_real_processes_come_to_the_trainers_model(tmp_path, monkeypatch, name):
     if given.servers:
         assert curve(ended.rows, "bytes_sent") == pytest.approx(curve(rows, "bytes_sent"))
     assert {row.exchange for row in ended.rows} == {exchange}
+    assert {row.at.get("wire") for row in ended.rows} == {None if dds is None else "dds"}
     (mean,) = curve(ended.rows, "mean_round_time").values()
     assert mean == pytest.approx(fmean(rounds_alone(ended.record)))
 

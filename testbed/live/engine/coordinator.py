@@ -126,6 +126,8 @@ class _Rows:
         if settings.network is not None:
             fields |= dict(evidence="emulated", bandwidth=settings.network.wan)
         fields |= more
+        if settings.dds:
+            fields["at"] = fields.get("at", recipe.at) | dict(wire="dds")
         row = Row(**recipe.told | fields, metric=metric, value=value, unit=unit)
         self.rows.append(row)
         with self.file.open("a") as file:

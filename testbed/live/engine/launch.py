@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
+import secrets
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed, written
 from slowlink.testbed.live.engine.node import Node
-from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
+from slowlink.testbed.live.engine.settings import COORDINATOR, Dds, LiveSettings
 from slowlink.testbed.live.identity import Keys
-from slowlink.testbed.live.wire import FLUSH_S, ZmqWire
+from slowlink.testbed.live.wire import FLUSH_S, Wire, ZmqWire
 
 if TYPE_CHECKING:
     from slowlink.testbed.network.emulated import Measured
@@ -39,16 +41,13 @@ def run_node(settings: LiveSettings, name: str) -> None:
 
     Raises
     ------
-    ValueError: no such member, no address of the coordinator, keys that cannot be read.
+    ValueError: no such member, nobody told where the coordinator is, keys that cannot be read.
     RuntimeError, OSError: the run ended with an error; this member's address cannot be listened at.
     """
     _check_member(settings, name)
-    if COORDINATOR not in settings.addresses:
-        raise ValueError(f"addresses: give that of the {COORDINATOR}, as tcp://host:port")
-    above = settings.addresses[COORDINATOR]
-    wire = _wire(settings, name, settings.addresses.get(name) or f"tcp://{_own_host(above)}:0")
+    wire = _wire(settings, name)
     try:
-        wire.connect({COORDINATOR: above})
+        wire.connect({COORDINATOR: settings.addresses.get(COORDINATOR, wire.address)})
         try:
             node = Node(settings, name, wire)
         except Exception as error:
@@ -63,9 +62,7 @@ def run_coordinator(
     settings: LiveSettings, say: Say = print, check: Callable[[], None] = lambda: None
 ) -> Ended:
     """Be the coordinator; raises Failed where the run ends with an error."""
-    if COORDINATOR not in settings.addresses:
-        raise ValueError(f"addresses: give that of the {COORDINATOR}, as tcp://host:port")
-    with contextlib.closing(_wire(settings, COORDINATOR, settings.addresses[COORDINATOR])) as wire:
+    with contextlib.closing(_wire(settings, COORDINATOR)) as wire:
         return Coordinator(settings, wire, say, check).run()
 
 
@@ -108,16 +105,13 @@ class Launched:
         try:
             if self.given.network is not None:
                 self._shape()
+            self.settings = self._placed()
             if self.links is None:
-                bind = self.given.addresses.get(COORDINATOR, f"tcp://{self.host}:0")
                 self.wire = self._stack.enter_context(
-                    contextlib.closing(_wire(self.given, COORDINATOR, bind))
+                    contextlib.closing(_wire(self.settings, COORDINATOR))
                 )
-                address = self.wire.address
-            else:
-                address = f"tcp://{self.links.address(self._host(COORDINATOR))}:{PORT}"
-            addresses = self.given.addresses | {COORDINATOR: address}
-            self.settings = self.given.model_copy(update={"addresses": addresses})
+                if not self.settings.dds:
+                    self.settings = self._at(self.wire.address)
             self.file = output / "run.json"
             hidden = {"training": {"networks"}}
             self.file.write_text(self.settings.model_dump_json(indent=1, exclude=hidden) + "\n")
@@ -180,6 +174,24 @@ class Launched:
     def _last(self, name: str) -> str:
         return self.said(name).strip().split("\n")[-1]
 
+    def _placed(self) -> LiveSettings:
+        """The settings with a place to meet at, where they leave it open."""
+        if (dds := self.given.dds) is not None:
+            from slowlink.testbed.live.dds.domain import LAST_DOMAIN
+
+            drawn = dict(domain=dds.domain, run=dds.run or secrets.token_hex())
+            if dds.domain is None:
+                drawn["domain"] = random.SystemRandom().randint(1, LAST_DOMAIN)
+            return self.given.model_copy(update=dict(dds=dds.model_copy(update=drawn)))
+        if self.links is not None:
+            return self._at(f"tcp://{self.links.address(self._host(COORDINATOR))}:{PORT}")
+        return self._at(self.given.addresses.get(COORDINATOR, f"tcp://{self.host}:0"))
+
+    def _at(self, address: str) -> LiveSettings:
+        """The settings with this address of the coordinator."""
+        addresses = self.given.addresses | {COORDINATOR: address}
+        return self.given.model_copy(update=dict(addresses=addresses))
+
     def _shape(self) -> None:
         from slowlink.testbed.network.emulated import Emulated  # only here: most runs need none
 
@@ -238,21 +250,33 @@ def set_up_logs() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
 
 
-def _wire(settings: LiveSettings, name: str, bind: str) -> ZmqWire:
+def _wire(settings: LiveSettings, name: str) -> Wire:
     limits = settings.limits
-    return ZmqWire(
-        name,
-        bind,
-        settings.members,
+    options: dict[str, Any] = dict(
         keys=settings.keys and Keys(settings.keys, name),
         watches=name == COORDINATOR,
         above=COORDINATOR,
         heartbeat_s=limits.silence_s / 5,
-        timeout_s=limits.silence_s,
         stall_s=max(limits.compute_s, limits.meeting_s),
         limit_bytes=2 * limits.tensor_bytes,
         queue_bytes=limits.queue_bytes,
     )
+    if settings.dds:
+        return _on_dds(settings, name, settings.dds, options)
+    if (above := settings.addresses.get(COORDINATOR)) is None:
+        raise ValueError(f"addresses: give that of the {COORDINATOR}, as tcp://host:port")
+    bind = settings.addresses.get(name) or f"tcp://{_own_host(above)}:0"
+    return ZmqWire(name, bind, settings.members, timeout_s=limits.silence_s, **options)
+
+
+def _on_dds(settings: LiveSettings, name: str, dds: Dds, options: dict[str, Any]) -> Wire:
+    from slowlink.testbed.live.dds.domain import LOOPBACK, DomainConfig  # Cyclone is slow to load
+    from slowlink.testbed.live.dds.wire import DdsWire
+
+    if dds.domain is None or not dds.run:
+        raise ValueError("dds: give domain and run, alike for members that start one by one")
+    network = DomainConfig(dds.interface or LOOPBACK, dds.peers, settings.limits.silence_s)
+    return DdsWire(name, dds.domain, network, dds.run, settings.members, **options)
 
 
 def _check_member(settings: LiveSettings, name: str) -> None:

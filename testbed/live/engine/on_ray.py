@@ -84,6 +84,8 @@ class Placed(Launched):
         if len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) > 1:
             if settings.keys is None:
                 raise ValueError("keys: name a folder, since Ray's nodes are on several hosts")
+            if settings.dds and not settings.dds.interface:
+                raise ValueError("dds.interface: give it, since Ray's nodes are on several hosts")
             self.host = ray.util.get_node_ip_address()
 
     def start(self, name: str) -> None:

@@ -39,6 +39,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -129,6 +130,26 @@ class Limits(BaseModel):
     queue_bytes: Annotated[int, Field(ge=2**20, le=2**36)] = 2**32
 
 
+class Dds(BaseModel):
+    """Where members find each other on Cyclone DDS. What is not given is drawn, or the loopback
+    interface, where all members start together.
+
+    Attributes
+    ----------
+    domain: its number.
+    run: name that no other run in the domain has, such as 16 random letters.
+    interface: name or address of each member's network interface.
+    peers: addresses of the other hosts, where multicast does not reach.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    domain: NonNegativeInt | None = None
+    run: str = ""
+    interface: str | None = None
+    peers: tuple[str, ...] = ()
+
+
 class LiveSettings(BaseModel):
     """The content of the file.
 
@@ -158,8 +179,9 @@ class LiveSettings(BaseModel):
     output: folder for logs, rows (``rows.jsonl``, as they come) and the final ``model.pt``.
     addresses: ``tcp://host:port`` by member. Where members are on several machines, the
         coordinator needs one; others listen at any free port.
+    dds: messages travel over Cyclone DDS, see :class:`Dds`; null for ZeroMQ over TCP.
     keys: folder with the keys of all members, by which connections are encrypted and
-        authenticated; where addresses are of several hosts, there must be one.
+        authenticated; where members may be on several hosts, there must be one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -177,6 +199,7 @@ class LiveSettings(BaseModel):
     kept: PositiveInt = 3
     output: Path
     addresses: dict[str, str] = {}
+    dds: Dds | None = None
     keys: Path | None = None
 
     @model_validator(mode="before")
@@ -204,10 +227,14 @@ class LiveSettings(BaseModel):
     def _can_run(self) -> Self:
         check(self)
         hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
-        if len(hosts) > 1 and self.keys is None:
+        beyond = self.dds is not None and bool(self.dds.interface or self.dds.peers)
+        if (len(hosts) > 1 or beyond) and self.keys is None:
             raise ValueError(
-                "keys: name a folder, since addresses are of several hosts; --make-keys fills it"
+                "keys: name a folder, since members may be on several hosts; --make-keys fills it"
             )
+        for field in ("addresses", "network"):
+            if self.dds and getattr(self, field):
+                raise ValueError(f"{field}: is of connections over TCP, and so not with dds")
         for name in self.addresses:
             if name not in self.members:
                 known = ", ".join(self.members)

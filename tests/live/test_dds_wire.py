@@ -1,0 +1,212 @@
+"""The engine's messages over DDS: whole, once and in order; who is gone is told, what is lost is
+named, and strangers get nowhere."""
+
+import contextlib
+import time
+
+import pytest
+from cyclonedds.domain import DomainParticipant
+
+from slowlink.testbed.live import identity
+from slowlink.testbed.live.dds import wire as dds_wire
+from slowlink.testbed.live.dds.domain import DomainConfig, connect
+from slowlink.testbed.live.dds.wire import DdsWire
+from slowlink.testbed.live.identity import Keys
+from slowlink.testbed.live.wire import Received, Unreadable
+from tests.live import dds_domains
+
+NAMES = ("a", "b", "site1/c")
+
+
+@pytest.fixture
+def wires(tmp_path, monkeypatch):
+    """Makes wires in one domain, whose keys are known to each other; closed at the end."""
+    identity.make(tmp_path, NAMES)
+    domain, network = dds_domains.fresh(), DomainConfig(lease_s=1.0)
+    entered = connect(domain, network)  # a process may do so only once
+    monkeypatch.setattr(dds_wire, "connect", lambda domain, network: DomainParticipant(domain))
+    with contextlib.ExitStack() as stack:
+
+        def make(name, run="one", **options):
+            options = dict(keys=Keys(tmp_path, name), heartbeat_s=0.1) | options
+            wire = DdsWire(name, domain, network, run, NAMES, **options)
+            stack.callback(wire.close, 0.0)
+            return wire
+
+        yield make
+    del entered
+
+
+def meet(one, other):
+    one.connect({other.name: other.address})
+    other.connect({one.name: one.address})
+
+
+def receive(wire, count, timeout_s=20.0):
+    """The next ``count`` messages but heartbeats."""
+    found, end = [], time.monotonic() + timeout_s
+    while len(found) < count:
+        received = wire.receive(max(0.0, end - time.monotonic()))
+        assert received is not None, f"only {len(found)} of {count} messages came"
+        if received.kind != "heartbeat":
+            found.append(received)
+    return found
+
+
+def numbers(received):
+    return [one.head["mine"] for one in received]
+
+
+def data(number):
+    return dict(kind="data", mine=number)
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_messages_arrive_whole_once_and_in_order_on_each_line(wires, keys):
+    options = {} if keys else dict(keys=None)
+    a, b, c = (wires(name, **options) for name in NAMES)
+    meet(a, b)
+    meet(a, c)
+    body = bytes(n % 251 for n in range(400_000))
+    for number in range(20):
+        a.send("b", data(number), body[: 20_000 * number])
+        a.send("site1/c", data(100 + number))
+        b.send("a", data(number))
+    found = receive(b, 20)
+    assert numbers(found) == list(range(20))
+    assert found[-1] == Received("a", data(19), body[:380_000])
+    assert numbers(receive(c, 20)) == list(range(100, 120))
+    assert numbers(receive(a, 20)) == list(range(20))
+    assert b.receive(0.2) is None and "a" in b.heard
+
+
+def test_messages_wait_for_a_member_that_comes_later(wires):
+    a = wires("a")
+    a.connect({"b": a.address})
+    a.send("b", data(0))
+    assert a.receive(0.3) is None
+    b = wires("b", watches=True)  # who watches is there for all
+    assert numbers(receive(b, 1)) == [0]
+
+
+def test_connecting_anew_drops_what_was_under_way_and_forgetting_what_comes(wires):
+    a = wires("a")
+    a.connect({"b": a.address})
+    a.send("b", data(0))
+    a.forget(["b"])
+    a.send("b", data(1))
+    a.connect({"b": a.address})
+    a.send("b", data(2))
+    b = wires("b", watches=True)
+    assert numbers(receive(b, 1)) == [2] and b.receive(0.3) is None
+
+
+def test_another_process_takes_the_place_of_one_that_left(wires):
+    a, b = wires("a", watches=True), wires("b", above="a")
+    meet(a, b)
+    a.send("b", data(0))
+    receive(b, 1)
+    b.close()
+    assert receive(a, 1)[0].kind == "left"
+    again = wires("b", above="a")
+    again.connect({"a": a.address})
+    again.send("a", data(1))
+    assert numbers(receive(a, 1)) == [1]
+    a.send("b", data(2))
+    assert numbers(receive(again, 1)) == [2]
+
+
+def test_what_is_lost_on_the_way_is_named(wires, monkeypatch):
+    """As where a member is out of reach for longer than the lease."""
+    a, b = wires("a"), wires("b")
+    meet(a, b)
+    a.send("b", data(0))
+    assert numbers(receive(b, 1)) == [0]
+    channel = a._lines["b"].channel
+    with monkeypatch.context() as patch:
+        lost = []
+        patch.setattr(channel, "send", lambda *message, **_: lost.append(message))
+        a.send("b", data(1))
+        end = time.monotonic() + 10
+        while not lost:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    a.send("b", data(2))
+    a.send("b", data(3))
+    with pytest.raises(Unreadable, match="of a refused: messages 1 to 1 before it are lost"):
+        receive(b, 1)
+    assert numbers(receive(b, 1)) == [3]
+
+
+def test_heartbeats_go_to_who_is_above_and_pause_while_the_members_thread_hangs(wires):
+    a, b = wires("a", above="b", stall_s=0.5), wires("b")
+    meet(a, b)
+    assert b.receive(20) == Received("a", dict(kind="heartbeat", address=a.address))
+    end = time.monotonic() + 20
+    while b.receive(1.0):  # a heartbeat comes ten times as often
+        assert time.monotonic() < end, "heartbeats go on"
+    a.receive(0)
+    assert b.receive(20).kind == "heartbeat"
+    assert "a" in b.heard and "b" not in a.heard
+
+
+def test_a_stranger_and_another_run_are_not_heard(wires, tmp_path):
+    folder = tmp_path / "others"
+    identity.make(folder, NAMES)
+    a, b = wires("a"), wires("b")
+    stranger, other = wires("a", keys=Keys(folder, "a")), wires("a", run="two")
+    for one in (a, stranger, other):
+        meet(one, b)
+        one.send("b", data(NAMES.index("a") if one is a else 7))
+    assert numbers(receive(b, 1)) == [0] and b.receive(1.0) is None
+
+
+def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_path):
+    a, b = wires("a", watches=True), wires("b")
+    meet(a, b)
+    b.send("a", data(0))
+    assert numbers(receive(a, 1)) == [0]
+    members = tmp_path / "members"
+    lines = members.read_text().splitlines(keepends=True)
+    members.write_text("".join(line for line in lines if not line.startswith("b ")))
+    assert receive(a, 1)[0].kind == "left"
+    b.send("a", data(1))
+    a.send("b", data(2))
+    for one in (a, b):
+        while (received := one.receive(0.5)) is not None:  # heartbeats of before
+            assert received.kind == "heartbeat"
+
+
+def test_who_sends_more_than_may_wait_is_barred(wires):
+    a, b = wires("a"), wires("b", queue_bytes=10_000)
+    meet(a, b)
+    for number in range(12):
+        a.send("b", data(number), bytes(10_000))
+    found = []
+    with pytest.raises(Unreadable, match="bytes wait to be received, at most 10000"):
+        while True:
+            found += receive(b, 1)
+    assert len(found) < 12
+
+
+def test_what_cannot_be(wires):
+    a = wires("a", limit_bytes=1000)
+    with pytest.raises(ValueError, match="at most 1000 fit; raise limit_bytes"):
+        a.send("b", data(0), bytes(2**21))
+    with pytest.raises(ValueError, match="the wire itself fills in stream"):
+        a.send("b", dict(kind="data", stream=3))
+
+
+def test_closing_waits_until_all_has_arrived_but_not_for_ever(wires):
+    a, b = wires("a"), wires("b")
+    meet(a, b)
+    for number in range(20):
+        a.send("b", data(number), bytes(100_000))
+    a.close(20)
+    assert numbers(receive(b, 20)) == list(range(20))
+    alone = wires("a")
+    alone.connect({"site1/c": alone.address})
+    alone.send("site1/c", data(0))
+    begun = time.monotonic()
+    alone.close(0.5)
+    assert 0.4 < time.monotonic() - begun < 5
