@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-ray record-checked
+.PHONY: record-survival
 .PHONY: lint test test-fast docs clean
 
 help:  ## what can be made
@@ -54,6 +55,9 @@ record-ray: $(VENV)/.installed-ray  ## LPSP's policies on real workers (2 min), 
 
 record-checked: env  ## advice held against real steps, what is not recorded yet (20 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.checked import record; record()'
+
+record-survival: env  ## live runs that are disturbed, what is not recorded yet (20 min), kept in data/recorded
+	$(BIN)/python -c 'from slowlink.workflow.matrix.survival import record; record()'
 
 # The package as a wheel has it, with the rooms inside, since the linter follows no other way to them.
 WHOLE := .cache/package

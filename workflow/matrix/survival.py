@@ -1,0 +1,299 @@
+"""What live runs survive: systems on real processes that are disturbed at random moments.
+
+The record holds all trials, a file a system; it goes on where it was::
+
+    make record-survival     runs what is not recorded, or was recorded with other settings
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from slowlink.reports.charts import Missing, table
+from slowlink.testbed.results import Row
+from slowlink.testbed.training.recipe import Exchange, Level, Link, Policy, slug
+from slowlink.workflow.experiment import PLANNING, Section, experiment
+from slowlink.workflow.matrix.experiments import Bench
+
+if not PLANNING:
+    import os
+    import platform
+    import random
+    import tempfile
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+    from importlib import metadata
+
+    from slowlink.testbed import files
+    from slowlink.testbed.live.engine import launch
+    from slowlink.testbed.live.engine.disturbed import (
+        FAULTS,
+        OWN,
+        RIGHT,
+        Disturbance,
+        Model,
+        disturbed,
+        model_of,
+    )
+    from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings, parse
+    from slowlink.workflow.provenance import processor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECORD = "data/recorded/matrix_survival"
+COMMAND = "make record-survival"
+
+
+class Disturbed(Section):
+    """A system on real processes: ``wire`` is tcp, tcp on links that are ``shaped``, where the
+    coordinator is a process of its own, or dds."""
+
+    exchange: Exchange
+    levels: Annotated[list[Level], Field(min_length=1)]
+    synchronization: Policy
+    optimizer_at: Literal["worker", "server"] = "worker"
+    on_loss: Literal["stop", "continue", "replace"]
+    wire: Literal["tcp", "shaped", "dds"]
+    kills: NonNegativeInt = 0
+    holds: NonNegativeInt = 0
+    cuts: NonNegativeInt = 0
+
+
+class Waits(Section):
+    """Seconds until members are missed: before the start, silent, in a meeting."""
+
+    join_s: PositiveFloat
+    silence_s: PositiveFloat
+    meeting_s: PositiveFloat
+
+
+class Survival(Section):
+    """Runs of ``rounds``, of ``iteration_s`` each at least, in sites of ``workers``.
+
+    A member is held, or its site cut off, for up to ``longest`` times the silence after which
+    members count as lost. A run is over the limit after ``limit_s``. ``at_once`` run beside each
+    other, since they mostly wait.
+    """
+
+    workers: Annotated[list[PositiveInt], Field(min_length=1)]
+    rounds: PositiveInt
+    iteration_s: PositiveFloat
+    snapshot_every: PositiveInt
+    limits: Waits
+    longest: PositiveFloat
+    limit_s: PositiveFloat
+    at_once: PositiveInt
+    links: Link
+    systems: dict[str, Disturbed]
+
+
+@experiment(methods=(), files=(f"{RECORD}/*.json",), minutes=2)
+def survived(bench: Bench, survival: Survival) -> Iterator[Row]:
+    """The record's trials, counted; a failed row for each system without any of these settings."""
+    for label, system in survival.systems.items():
+        row = dict(case=label, exchange=system.exchange.name, evidence="recorded")
+        row |= dict(synchronization=system.synchronization.name)
+        trials = _kept(survival, label).get("trials", [])
+        if not trials:
+            at = dict(system=label, wire=system.wire)
+            lost = dict(status="failed", reason=f"not recorded with these settings; {COMMAND} does")
+            yield bench.row("trials", math.nan, "1", at=at, **row, **lost)
+        counted: dict[tuple[str, str, str], list[float]] = {}
+        for trial in trials:
+            key = trial["how"], trial["role"], trial["outcome"]
+            counted.setdefault(key, []).append(trial["seconds"])
+        for (how, role, outcome), seconds in sorted(counted.items()):
+            at = dict(system=label, wire=system.wire, how=how, role=role, outcome=outcome)
+            yield bench.row("trials", len(seconds), "1", at=at, **row)
+            yield bench.row("longest", max(seconds), "s", at=at, **row)
+
+
+# The record ---------------------------------------------------------------------------------------
+
+
+def record() -> None:
+    """Run and keep, trial by trial, what is not recorded yet."""
+    from slowlink.workflow import settings
+
+    survival: Survival = settings.load({"scale": "desk"}).recipes["matrix"].survival
+    for label, system in survival.systems.items():
+        kept = _kept(survival, label)
+        known = {trial["trial"] for trial in kept.get("trials", [])}
+        drawn = [one for one in trials_of(survival, label, 1.0) if one["trial"] not in known]
+        print(f"{label}: {len(drawn)} trials to record", flush=True)
+        if drawn:
+            _record(survival, label, system, kept)
+
+
+def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, Any]]:
+    """The trials of a system whose run takes ``run_s``: whom they disturb, how, when, how long; the
+    same whenever they are drawn, but for the time."""
+    system = survival.systems[label]
+    given = _settings(survival, system, Path("."), 0)
+    members = [one for one in given.members if one != COORDINATOR or given.network]
+    counts = dict(kill=system.kills, hold=system.holds, cut=system.cuts)
+    names = [(how, f"{how} {n}") for how, count in counts.items() for n in range(1, count + 1)]
+    sites = [f"site{number}/worker0" for number in range(1, len(survival.workers) + 1)]
+    found = []
+    for how, name in names:
+        draw = random.Random(f"{label}, {name}")
+        member = draw.choice(sites if how == "cut" else members)
+        role = "site" if how == "cut" else member.partition("/")[2].rstrip("0123456789") or member
+        role = "central server" if member == "central/server" else role
+        at, length = draw.uniform(0, 1), draw.uniform(0.1, survival.longest)
+        for_s = math.inf if how == "kill" else length * survival.limits.silence_s
+        found.append(
+            dict(trial=name, member=member, role=role, how=how, at_s=at * run_s, for_s=for_s)
+        )
+    return found
+
+
+def _record(survival: Survival, label: str, system: Disturbed, kept: dict[str, Any]) -> None:
+    begun, before = time.monotonic(), kept.get("seconds", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        whole, run_s = _undisturbed(survival, system, Path(folder))
+        done = {trial["trial"]: trial for trial in kept.get("trials", [])}
+        drawn = trials_of(survival, label, run_s)
+        order = [trial["trial"] for trial in drawn]
+
+        def one(trial: dict[str, Any]) -> None:
+            name = trial["trial"]
+            given = _settings(survival, system, Path(folder), 1 + order.index(name))
+            what = Disturbance(*(trial[key] for key in ("member", "how", "at_s", "for_s")))
+            outcome = disturbed(given, whole, what, survival.limit_s)
+            told = {key: _short(value) for key, value in trial.items()}
+            told |= dict(outcome=outcome.kind, seconds=round(outcome.seconds, 2), said=outcome.said)
+            done[name] = told
+            print(f"{label}: {json.dumps(told)}", flush=True)
+            _write(
+                _file(label),
+                dict(
+                    command=COMMAND,
+                    machine=f"{processor()}, {len(os.sched_getaffinity(0))} cores",
+                    versions={"python": platform.python_version()}
+                    | {package: metadata.version(package) for package in ("torch", "pyzmq")},
+                    setting=_setting(survival, label),
+                    seconds=round(before + time.monotonic() - begun),
+                    undisturbed_s=round(run_s, 2),
+                ),
+                [done[one] for one in order if one in done],
+            )
+
+        left = [trial for trial in drawn if trial["trial"] not in done]
+        with ThreadPoolExecutor(survival.at_once) as pool:
+            list(pool.map(one, left))
+
+
+def _undisturbed(survival: Survival, system: Disturbed, folder: Path) -> tuple[Model, float]:
+    """The model that a system comes to, and the seconds of its run once all are started, where
+    what is slow for the first time has been done."""
+    given = _settings(survival, system, folder, 0)
+    for output in ("first", "second"):
+        given = given.model_copy(update=dict(output=folder / output, state=None))
+        with launch.Launched(given) as run:
+            begun = time.monotonic()
+            run.run()
+            seconds = time.monotonic() - begun
+    return model_of(given), seconds
+
+
+def _settings(survival: Survival, system: Disturbed, folder: Path, number: int) -> LiveSettings:
+    """A run of a system; those of different numbers do not meet."""
+    given = dict(
+        training=dict(
+            exchange=system.exchange.model_dump(),
+            levels=[level.model_dump(exclude_none=True) for level in system.levels],
+            synchronization=system.synchronization.model_dump(),
+            optimizer_at=system.optimizer_at,
+            workers=survival.workers,
+            rounds=survival.rounds,
+            evaluate_every=survival.rounds,
+        ),
+        own=OWN,
+        order="rank",
+        on_loss=system.on_loss,
+        iteration_s=[[survival.iteration_s]] * sum(survival.workers),
+        limits=survival.limits.model_dump(),
+        output=str(folder / f"run{number}"),
+    )
+    if system.wire == "shaped":
+        given["network"] = survival.links.model_dump()
+    if system.wire == "dds":
+        given["dds"] = dict(domain=1 + number % 232)
+    if system.on_loss == "stop":
+        state = str(folder / f"state{number}")
+        given |= dict(state=state, snapshot_every=survival.snapshot_every)
+    return parse(given)
+
+
+def _setting(survival: Survival, label: str) -> dict[str, Any]:
+    """What the trials of a system depend on."""
+    shared = survival.model_dump(mode="json", exclude={"systems", "at_once"})
+    own = survival.systems[label].model_dump(mode="json", exclude={"kills", "holds", "cuts"})
+    return shared | own
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3) if math.isfinite(value) else None
+    return value
+
+
+def _write(file: Path, about: dict[str, Any], trials: list[dict[str, Any]]) -> None:
+    head = json.dumps(about, indent=1)[:-2]
+    lines = ",\n".join(json.dumps(trial) for trial in trials)
+    with files.whole(file) as part:
+        part.write_text(f'{head},\n "trials": [\n{lines}\n]}}\n')
+
+
+def _file(label: str) -> Path:
+    return Path(RECORD) / f"{slug(label)}.json"
+
+
+def _kept(survival: Survival, label: str) -> dict[str, Any]:
+    """What is recorded of a system with these settings; empty if nothing is."""
+    file = _file(label)
+    if not file.is_file():
+        return {}
+    kept = json.loads(file.read_text())
+    return kept if kept["setting"] == _setting(survival, label) else {}
+
+
+# What of it is shown ------------------------------------------------------------------------------
+
+
+@table(
+    title="What live runs survive",
+    shows="Real processes on this machine, disturbed at random moments: killed, held (SIGSTOP) for "
+    "up to twice the silence after which a member counts as lost, or with a whole site cut off for "
+    "as long. Systems that stop at a loss keep snapshots: after an error that names the member, "
+    "the same command must resume and come to the bits of a run that nobody disturbed, and so must "
+    "runs that outlast the disturbance. The others go on without the member, or replace it, and "
+    "end with an error only where a server is lost. Faults are runs over the limit, models that "
+    "are not the same, errors that blame another, and processes that stay. Times are of the first "
+    f"run. “{COMMAND}” recorded them.",
+    of=[survived],
+)
+def survival_table(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a system and way to disturb it."""
+    import pandas as pd
+
+    done = rows[(rows["experiment"] == "survived") & (rows["status"] == "ok")]
+    if done.empty:
+        raise Missing(f"nothing is recorded; {COMMAND} does")
+    made = []
+    for (label, wire, how), some in done.groupby(["system", "wire", "how"], sort=False):
+        counts = some[some["metric"] == "trials"].groupby("outcome")["value"].sum()
+        longest = some.loc[some["metric"] == "longest", "value"].max()
+        line = {"system": label, "wire": wire, "disturbed": how, "trials": int(counts.sum())}
+        line |= {kind: int(counts.get(kind, 0)) for kind in RIGHT}
+        line |= {"faults": int(counts.reindex(FAULTS).fillna(0).sum())}
+        made.append(line | {"longest (s)": round(longest, 1)})
+    return pd.DataFrame(made)
