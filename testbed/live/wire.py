@@ -407,7 +407,9 @@ class ZmqWire:
                     continue
                 channel.key = self.keys.curve_of(name)
             self._channels[name] = channel
-            self._dial(name, channel)
+            # Most members say nothing to most others: the rest is dialled when there is something.
+            if self.watches or name == self.above:
+                self._dial(name, channel)
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
@@ -433,6 +435,8 @@ class ZmqWire:
         self._poller.register(channel.monitor, zmq.POLLIN)
 
     def _hang_up(self, channel: _Channel) -> None:
+        if channel.socket is None:
+            return
         self._poller.unregister(channel.socket)
         self._poller.unregister(channel.monitor)
         channel.socket.disable_monitor()
@@ -462,6 +466,8 @@ class ZmqWire:
         if channel is None:
             log.info("%s to %s, who is not there: dropped", head["kind"], destination)
             return
+        if channel.socket is None:
+            self._dial(destination, channel)
         channel.unconfirmed.append((channel.number, head, frame))
         self._transmit(channel, channel.number, head, frame)
         channel.number += 1
