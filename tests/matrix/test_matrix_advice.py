@@ -117,6 +117,24 @@ def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
     assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
 
 
+def test_rounds_of_the_recorded_model_are_counted_in_its_record(capsys):
+    """Beside a count by hand over the recorded curves of top_k."""
+    goal, needed = 40.0, []
+    asked = ["--json", "--lan", "1G", "--model", "resnet8", "--target", str(goal)]
+    said = ask(capsys, *asked, "--only", "codec=top_k,exchange=allgather")
+    offers = {one["method"]: one for one in json.loads(said)["methods"]}
+    for file in sorted(advice.RECORDED.glob("top_k-seed*.parquet")):
+        curve = pd.read_parquet(file).query("metric == 'test_accuracy'").sort_values("round")
+        values, rounds = curve["value"].to_numpy(), curve["round"].to_numpy()
+        window = advice.recipe().residual.window
+        means = [values[max(0, i + 1 - window) : i + 1].mean() for i in range(len(values))]
+        at = next(i for i, mean in enumerate(means) if mean >= goal)
+        share = (goal - means[at - 1]) / (means[at] - means[at - 1])
+        needed.append(rounds[at - 1] + share * (rounds[at] - rounds[at - 1]))
+    assert len(needed) == 3
+    assert offers["top_k"]["rounds_to_target"] == pytest.approx(np.mean(needed), rel=1e-3)
+
+
 def test_who_is_recommended_hangs_on_a_status_and_no_word(tmp_path, monkeypatch):
     kept = pd.read_csv(advice.LEARNED)
     assert (kept["late"] > 0).equals(kept["status"] == "late")

@@ -33,6 +33,7 @@ from slowlink.testbed.units import said_rate, said_s
 from slowlink.workflow import matrix, settings
 from slowlink.workflow.matrix import own, systems
 from slowlink.workflow.matrix.curves import SHOWN
+from slowlink.workflow.matrix.experiments import RESIDUAL
 from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
 from slowlink.workflow.matrix.ranking import (
     TIE,
@@ -49,12 +50,14 @@ from slowlink.workflow.matrix.worth import Choice, choices, slower
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
-    from slowlink.workflow.matrix.experiments import Networks
+    from slowlink.workflow.matrix.experiments import Matrix, Networks
 
 LEARNED = settings.ROOT / "data" / "recorded" / "matrix_trained.csv"
 """What training of the matrix's desk run arrived at; made with the front page."""
 
 TRAINED = settings.ROOT / "results" / "desk" / "matrix" / "training"
+RECORDED = settings.ROOT / "data" / "recorded" / "matrix_residual"
+"""Curves of the model that every run trains, and of the one whose training is recorded."""
 
 PARTS = {
     "compute_s": "computing",
@@ -135,14 +138,18 @@ def recipe(scale: Scale = "desk") -> Any:
 
 
 def rounds_to(
-    target: float, curves: pd.DataFrame, window: int, within: float = math.inf
+    target: float,
+    curves: pd.DataFrame,
+    window: int,
+    within: float = math.inf,
+    experiment: str = "training",
 ) -> dict[str, float | None]:
     """Rounds until the mean of ``window`` test accuracies is ``target`` %, by trained label; in the
-    mean over seeds.
+    mean over the seeds of an experiment's curves.
 
     None where a seed does not arrive ``within`` so many rounds, or before it diverges.
     """
-    points = coordinates(of(curves, "training", "test_accuracy"))
+    points = coordinates(of(curves, experiment, "test_accuracy"))
     found: dict[str, list[float | None]] = {}
     for (label, _), curve in points.groupby(["method", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
@@ -536,22 +543,40 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
 
 
 def _counted(
-    target: float, window: int, within: float, folder: Path, found: Mapping[str, System]
-) -> dict[str, float | None]:
-    """Rounds to the target by label, of methods whose training is there and holds anywhere."""
+    target: float, given: Matrix, model: str, folder: Path, found: Mapping[str, System]
+) -> tuple[dict[str, float | None], int]:
+    """Rounds to the target by label, of methods whose training is there and holds anywhere; and
+    within how many it had to be reached. ``folder`` has the training of every run.
+
+    Raises ValueError for a model of which no training is known.
+    """
+    training, residual = given.training, given.residual
+    if model == training.model.name:
+        # Who reached the matrix's target stopped at these rounds; others were trained for longer.
+        within = training.rounds if target > training.target else training.most_rounds
+        window, name, same = training.window, "training", systems.trained_as(found)
+    elif model == residual.model.name:
+        folder, within, window, name = RECORDED, residual.rounds, residual.window, RESIDUAL
+        same = systems.recorded_as(found, given.every(), residual.classes)
+    else:
+        raise ValueError(
+            f"--target: rounds were counted with {training.model.name} and {residual.model.name}, "
+            f"and those of {model} are unknown; without it, methods are ranked by the time of a "
+            "round"
+        )
     files = sorted(folder.glob("*.parquet"))
     if not files:
         raise ValueError(
             f"no training results in {folder}, so rounds to {target:g} % are unknown; make them "
             "with: snakemake --cores 2 matrix"
         )
-    by_run = rounds_to(target, read(files), window, within)
-    same = systems.trained_as(found)
-    return {
+    by_run = rounds_to(target, read(files), window, within, name)
+    counted = {
         label: by_run[same[label]]
         for label, system in found.items()
         if same.get(label) in by_run and in_lockstep(system.synchronization)
     }
+    return counted, within
 
 
 def answer(options: argparse.Namespace, given: Any) -> str:
@@ -563,16 +588,9 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
     training, residual = given.training, given.residual
-    if options.target is not None and asked.model != training.model.name:
-        raise ValueError(
-            f"--target: rounds were counted with {training.model.name} alone, and those of "
-            f"{asked.model} are unknown; without it, methods are ranked by the time of a round"
-        )
+    used = residual if asked.model == residual.model.name else training
     if options.target is not None:
-        # Who reached the matrix's target stopped at these rounds; others were trained for longer.
-        above = options.target > training.target
-        within = training.rounds if above else training.most_rounds
-        counted = _counted(options.target, training.window, within, options.trained, found)
+        counted, within = _counted(options.target, given, asked.model, options.trained, found)
         for label, system in found.items():
             if not in_lockstep(system.synchronization):
                 reasons[label] = _ELSEWHERE
@@ -657,10 +675,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         text.append(worth(found_worth).to_string(index=False))
     if options.target is not None:
         text.append(
-            f"Rounds to {options.target:g} % were counted with {training.model.name} on "
-            f"{training.dataset}, {training.workers} workers."
+            f"Rounds to {options.target:g} % were counted with {asked.model} on {used.dataset}, "
+            f"{used.workers} workers."
         )
-        if above:
+        if used is training and options.target > training.target:
             text[-1] += (
                 f" Above the matrix's target of {training.target:g} % only the first {within} "
                 "rounds count, which all methods were trained for."

@@ -269,7 +269,7 @@ def _watched(alive: Callable[[], bool], done: Callable[[], int], centre: str, cr
                 own = used.pop(centre, math.nan)
                 memory = own, sum(used.values()) / max(1, len(used))
         time.sleep(LOOK_S)
-    if len(seen) < 2 or seen[-1][1] == seen[0][1]:
+    if len(seen) < 2 or seen[-1][1] == seen[0][1] or math.isnan(sum(memory)):
         raise RuntimeError(f"of {crowd.rounds} rounds too few were seen: {seen}")
     first, last = seen[0], seen[-1]
     rounds = last[1] - first[1]
