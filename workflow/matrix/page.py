@@ -94,7 +94,6 @@ STYLE = Style(
         "factor": "times the best of the cell",
         "time": "time of a round",
         "bytes": "bytes of a round",
-        "network": "network and speeds of workers",
     },
     units={"time": "s", "bytes": "B"},
     order={"metric": ["compute_time", "compress_time", "exchange_time", "wait_time"]},
@@ -119,7 +118,8 @@ _FOOTING = (
     "all exchanges. Unless a method names its own fusion, LayerFusion says which layers' payloads "
     "travel in one message. Codecs see one layer at a time, in training too; only Sketch-Fusion's "
     "sees a whole group as one vector, as its document has it. The global batch is the same on "
-    "every cluster. "
+    "every cluster. torch's PowerSGD hook sends plain values for 1,000 rounds first unless told "
+    "otherwise; it is trained and priced as if it began at once. "
 )
 _POLICIES = (
     "Policies that look at the clock send whole models, grouped by no fusion, and a round of "
