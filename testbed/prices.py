@@ -67,7 +67,8 @@ WIDE, EVEN = STEP**4, 1e-6
 simulated: one law holds from end to end, as a jump would not come back to the line it left."""
 
 RATIO = 0.9
-"""Shares of the largest slot's bytes are powers of this, or interpolated between two of them."""
+"""Shares of the largest slot's bytes are powers of this, or interpolated between two of them; those
+that halves and quarters of values make are simulated as they are, since time may jump nearby."""
 
 RATE = 1e9
 """bit/s of the fastest links with which networks are simulated: if all links are so many times as
@@ -555,6 +556,9 @@ def _beside(share: float) -> tuple[float, float, float]:
     is, in parts of the way between them."""
     if share <= RATIO**200:
         return 0.0, 0.0, 0.0
+    halves = 2.0 ** round(math.log2(share))
+    if math.isclose(share, halves, rel_tol=1e-9):
+        return halves, halves, 0.0
     power = math.floor(math.log(share, RATIO) + 1e-9)
     high, low = (float(f"{RATIO**p:.6g}") for p in (power, power + 1))
     part = (high - share) / (high - low)
