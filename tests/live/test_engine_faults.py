@@ -109,6 +109,24 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_keeps_its_rows(tmp_path, exch
     assert len(rounds_in(cut)) == 4 and rounds_in(cut)[:2] == before[:2]
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_who_has_died_before_its_first_snapshot_stops_nobody(tmp_path, left):
+    """It has the one of the beginning, and others the next one, too; or it has none, and others
+    that of the beginning."""
+    whole = parsed(tmp_path / "whole", "hips", snapshot_every=4)
+    run_all(whole)
+    cut = parsed(tmp_path / "cut", "hips", state=str(tmp_path / "state"), snapshot_every=4)
+    with pytest.raises(Failed, match="site1/worker1"):
+        run_until(cut, "round 4", lambda run: run.processes["site1/worker1"].kill())
+    for file in (tmp_path / "state").iterdir():
+        later, mine = ".0." not in file.name, file.name.startswith("site1-worker1.")
+        if later and (mine or not left) or mine and not left:
+            file.unlink()
+    run_all(cut)
+    ours, theirs = model(cut), model(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
     given = document(tmp_path, rounds=40, training=dict(evaluate_every=40))
     del given["own"]

@@ -243,9 +243,11 @@ class Coordinator:
             self.wire.connect({received.sender: head["address"]})
             rounds[received.sender] = set(head["rounds"])
         common = set.intersection(*rounds.values())
-        if not common and any(rounds.values()):
-            odd = next(name for name, its in sorted(rounds.items()) if not its)
-            raise Failed(f"{odd} has no snapshot, others have; give it back or delete theirs")
+        if not common and any(max(its, default=0) for its in rounds.values()):
+            odd = min(sorted(rounds), key=lambda name: max(rounds[name], default=-1))
+            raise Failed(
+                f"{odd} has no snapshot of a round that others have; give it back or delete theirs"
+            )
         self.first = self.rounds = max(common, default=0)
         self.brought = self.first * len(self.workers)
         self.rows.resume(self.first)

@@ -36,7 +36,7 @@ BLAMED = "another was named"
 LEFT = "processes stayed"
 FAULTS = (HUNG, WRONG, BLAMED, LEFT)
 
-LEAVE_S = 5.0
+LEAVE_S = 10.0
 """How long members may take to end, beyond the silence after which they notice."""
 
 

@@ -219,10 +219,11 @@ class Launched:
             told = len(lines)
             if not over and not told:
                 self._check()
-            # It ends with the others, which end on their own where it falls silent.
+            # It ends with the others, which end on their own where it falls silent; but it may
+            # still wait for who is gone to hear that it is over.
             if all(its.poll() is not None for its in others):
                 alone_s += POLL_S
-            if not over and alone_s > self.given.limits.silence_s:
+            if not over and alone_s > self.given.limits.silence_s + 2 * FLUSH_S:
                 raise Failed(f"{COORDINATOR} goes on without anybody: {self._last(COORDINATOR)}")
         if coordinator.returncode < 0:
             raise Failed(f"{COORDINATOR} died of signal {-coordinator.returncode}")

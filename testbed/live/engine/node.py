@@ -190,6 +190,8 @@ class Node:
                     return
                 elif received.kind == "begin":
                     self._begin(head["addresses"], found.get(head["round"]))
+                    if self.snapshots and not found:
+                        self._save(0)  # else who dies before its next one would stop all others
                 elif received.kind in COMMANDS:
                     self._obey(**head)
             except Refused as error:
@@ -369,10 +371,13 @@ class Node:
 
     def _keep(self, round: int) -> None:
         self._settle()
+        self._save(round)
+        self.tell("kept", round=round)
+
+    def _save(self, round: int) -> None:
         state = dict(task=self.task.state(), codecs=self.task.codec.states())
         state |= dict(brought=self.brought, evaluated=self.evaluated, carried=self.carried)
         self.snapshots.save(round, state, self.settings.kept)
-        self.tell("kept", round=round)
 
     def _whom(self) -> None:
         waited = {

@@ -175,7 +175,7 @@ class LiveSettings(BaseModel):
     limits: see :class:`Limits`.
     state: folder for snapshots, from which the same command goes on; null for none.
     snapshot_every: rounds between two.
-    kept: the latest snapshots that stay.
+    kept: the latest snapshots that stay; one member may be one behind the others.
     output: folder for logs, rows (``rows.jsonl``, as they come) and the final ``model.pt``.
     addresses: ``tcp://host:port`` by member. Where members are on several machines, the
         coordinator needs one; others listen at any free port.
@@ -196,7 +196,7 @@ class LiveSettings(BaseModel):
     limits: Limits = Limits()
     state: Path | None = None
     snapshot_every: PositiveInt = 1
-    kept: PositiveInt = 3
+    kept: Annotated[int, Field(ge=2)] = 3
     output: Path
     addresses: dict[str, str] = {}
     dds: Dds | None = None
