@@ -91,14 +91,14 @@ def rows_of(made):
     return coordinates(frame(crowded.function(bench, made.crowd)))
 
 
-def test_the_record_goes_on_and_names_the_limit(recorded, tmp_path):
+def test_the_record_goes_on_and_the_table_has_it(recorded, tmp_path):
     made, ran = recorded
     assert set(rows_of(made)["status"]) == {"failed"}
     crowd.record()
     crowd.record()
     assert ran == [4, 32]
     table = crowd.crowd_table.make(rows_of(made), None).set_index("members")
-    assert table["limit"].to_dict() == {4: "waiting (20 % busy)", 32: "processors"}
+    assert table["processors busy (%)"].to_dict() == {4: 20, 32: 95}
     assert table["round (s)"].to_dict() == {4: 0.4, 32: 3.2}
     assert table["centre's processor time (ms)"].to_dict() == {4: 4.0, 32: 32.0}
     assert table["centre's memory (MB)"].to_dict() == {4: 90, 32: 90}

@@ -55,8 +55,6 @@ COMMAND = "make record-crowd"
 LOOK_S = 0.2
 WARM = 2
 """Rounds that do not count."""
-BUSY = 0.9
-"""Share of the processors' time from which they are the limit."""
 
 
 class Crowded(Section):
@@ -335,8 +333,8 @@ def _kept(crowd: Crowd, label: str) -> dict[str, Any]:
     shows="All members are processes of one machine. A round is one iteration of everybody, with a "
     "meeting of all; of it, what the coordinator (of federated training over DDS the controller, "
     "which also adds up and evaluates) and all other members together spend of processor time. "
-    "Memory that processes share counts in parts. The limit is the processors where these are "
-    f"busy for at least {100 * BUSY:.0f} % of the time, else waiting. “{COMMAND}” recorded it.",
+    "Memory that processes share counts in parts. The nearer the processors are to being busy all "
+    f"the time, the more they are the limit; the rest is waiting. “{COMMAND}” recorded it.",
     of=[crowded],
 )
 def crowd_table(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -349,7 +347,6 @@ def crowd_table(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.
     made = []
     for (label, wire, members), some in done.groupby(["system", "wire", "workers"], sort=False):
         value = some.set_index("metric")["value"]
-        busy = value["busy_share"]
         made.append(
             {
                 "system": label,
@@ -360,7 +357,7 @@ def crowd_table(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.
                 "all others' (s)": float(f"{value['members_cpu']:.3g}"),
                 "centre's memory (MB)": round(value["centre_memory"] / 1e6),
                 "a member's (MB)": round(value["member_memory"] / 1e6),
-                "limit": "processors" if busy >= 100 * BUSY else f"waiting ({busy:.0f} % busy)",
+                "processors busy (%)": round(value["busy_share"]),
             }
         )
     return pd.DataFrame(made)

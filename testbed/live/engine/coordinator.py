@@ -213,7 +213,7 @@ class Coordinator:
             self._drive()
             return self._finish()
         except BaseException as error:
-            for name in self.addresses:
+            for name in (*self.workers, *self.servers):  # who is not here yet may still come
                 self._send(name, "stop", reason=str(error) or type(error).__name__, final=None)
             raise
 
