@@ -319,7 +319,7 @@ def test_poison_puts_its_sender_out_and_the_others_go_on(tmp_path, exchange, cha
     start = launched.start
     launched.start = lambda name: name == culprit or start(name)
     with launched:
-        wire = launch._wire(launched.settings, culprit, "tcp://127.0.0.1:0")
+        wire = launch._wire(launched.settings, culprit)
         wire.connect({"coordinator": launched.wire.address})
         rogue = Node(launched.settings, culprit, Rogue(wire, change))
 

@@ -15,7 +15,10 @@ from slowlink.reports.charts.drawing import draw
 from slowlink.testbed import results
 from slowlink.testbed.training import device
 from slowlink.workflow import matrix, settings
+from slowlink.workflow.experiment import Bench
 from slowlink.workflow.matrix import page, pictures, ranking
+from slowlink.workflow.matrix.crowd import crowded
+from slowlink.workflow.matrix.survival import survived
 from tests.matrix import checked_results, matrix_results
 from tests.matrix.matrix_results import METHODS, PLACES, condensed, made, wan_bytes
 from tests.reports import report_site
@@ -34,6 +37,10 @@ def pages(tmp_path_factory):
     """The pages of a report of RAT and the matrix, by path."""
     rat = report_site.world("rat").results()
     made_up = [matrix_results.results(), matrix_results.form(), checked_results.rows()]
+    recipe = settings.load({"scale": "desk"}).recipes["matrix"]
+    for one, section in ((survived, recipe.survival), (crowded, recipe.crowd)):
+        bench = Bench("matrix", one.name, recipe, "smoke")
+        made_up.append(results.frame(one.function(bench, section)))  # of what is recorded
     ours = pd.concat(made_up, ignore_index=True)
     judged, made = report_site.judged("rat", rat), tmp_path_factory.mktemp("made")
     parts = [

@@ -35,7 +35,6 @@ if not PLANNING:
     from slowlink.testbed.live.engine.disturbed import (
         FAULTS,
         OWN,
-        RIGHT,
         Disturbance,
         Model,
         disturbed,
@@ -111,6 +110,7 @@ def survived(bench: Bench, survival: Survival) -> Iterator[Row]:
             counted.setdefault(key, []).append(trial["seconds"])
         for (how, role, outcome), seconds in sorted(counted.items()):
             at = dict(system=label, wire=system.wire, how=how, role=role, outcome=outcome)
+            at["fault"] = float(outcome in FAULTS)
             yield bench.row("trials", len(seconds), "1", at=at, **row)
             yield bench.row("longest", max(seconds), "s", at=at, **row)
 
@@ -288,12 +288,14 @@ def survival_table(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> 
     done = rows[(rows["experiment"] == "survived") & (rows["status"] == "ok")]
     if done.empty:
         raise Missing(f"nothing is recorded; {COMMAND} does")
+    right = list(dict.fromkeys(done.loc[done["fault"] == 0, "outcome"]))
     made = []
     for (label, wire, how), some in done.groupby(["system", "wire", "how"], sort=False):
-        counts = some[some["metric"] == "trials"].groupby("outcome")["value"].sum()
+        trials = some[some["metric"] == "trials"]
+        counts = trials.groupby("outcome")["value"].sum()
         longest = some.loc[some["metric"] == "longest", "value"].max()
         line = {"system": label, "wire": wire, "disturbed": how, "trials": int(counts.sum())}
-        line |= {kind: int(counts.get(kind, 0)) for kind in RIGHT}
-        line |= {"faults": int(counts.reindex(FAULTS).fillna(0).sum())}
+        line |= {kind: int(counts.get(kind, 0)) for kind in right}
+        line |= {"faults": int((trials["value"] * trials["fault"]).sum())}
         made.append(line | {"longest (s)": round(longest, 1)})
     return pd.DataFrame(made)
