@@ -182,7 +182,10 @@ def test_who_sends_more_than_may_wait_is_barred(wires):
     meet(a, b)
     for number in range(12):
         a.send("b", data(number), bytes(10_000))
-    found = []
+    found, end = [], time.monotonic() + 20
+    while "a" not in b.inbox.barred:  # nobody reads meanwhile
+        assert time.monotonic() < end
+        time.sleep(0.01)
     with pytest.raises(Unreadable, match="bytes wait to be received, at most 10000"):
         while True:
             found += receive(b, 1)
