@@ -14,6 +14,7 @@ from slowlink.testbed.live.dds.wire import DdsWire
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import Received, Unreadable
 from tests.live import dds_domains
+from tests.live.said import data, numbers, receive
 
 NAMES = ("a", "b", "site1/c")
 
@@ -40,25 +41,6 @@ def wires(tmp_path, monkeypatch):
 def meet(one, other):
     one.connect({other.name: other.address})
     other.connect({one.name: one.address})
-
-
-def receive(wire, count, timeout_s=20.0):
-    """The next ``count`` messages but heartbeats."""
-    found, end = [], time.monotonic() + timeout_s
-    while len(found) < count:
-        received = wire.receive(max(0.0, end - time.monotonic()))
-        assert received is not None, f"only {len(found)} of {count} messages came"
-        if received.kind != "heartbeat":
-            found.append(received)
-    return found
-
-
-def numbers(received):
-    return [one.head["mine"] for one in received]
-
-
-def data(number):
-    return dict(kind="data", mine=number)
 
 
 @pytest.mark.parametrize("keys", [True, False])

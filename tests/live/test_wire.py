@@ -13,6 +13,7 @@ import zmq
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import MAX_HEAD, VERSION, WAITING, Received, ZmqWire
+from tests.live.said import data, numbers, receive
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b", "site1/c")
@@ -141,25 +142,6 @@ def plain(wires):
         return wires(name, bind, keys=None, **options)
 
     return make
-
-
-def receive(wire, count, timeout_s=10.0):
-    """The next ``count`` messages but heartbeats."""
-    found, end = [], time.monotonic() + timeout_s
-    while len(found) < count:
-        received = wire.receive(max(0.0, end - time.monotonic()))
-        assert received is not None, f"only {len(found)} of {count} messages came"
-        if received.kind != "heartbeat":
-            found.append(received)
-    return found
-
-
-def numbers(received):
-    return [one.head["mine"] for one in received]
-
-
-def data(number):
-    return dict(kind="data", mine=number)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 400_000])

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from slowlink.reports.charts import Missing, table
 from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import Dataset, Exchange, Level, Model, Policy, slug
+from slowlink.testbed.training.recipe import Dataset, Exchange, Level, Model, Policy
 from slowlink.workflow.experiment import PLANNING, Section, experiment
 from slowlink.workflow.matrix.experiments import Bench
 
@@ -33,7 +33,6 @@ if not PLANNING:
 
     import psutil
 
-    from slowlink.testbed import files
     from slowlink.testbed.live import fork_server, identity
     from slowlink.testbed.live.dds.federated import (
         ControllerSettings,
@@ -45,7 +44,7 @@ if not PLANNING:
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.settings import COORDINATOR
     from slowlink.testbed.training.recipe import Part
-    from slowlink.workflow.provenance import processor
+    from slowlink.workflow.matrix.kept import keep, kept
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,11 +97,11 @@ METRICS = {
 def crowded(bench: Bench, crowd: Crowd) -> Iterator[Row]:
     """The record's runs; a failed row for each that is not there with these settings."""
     for label, system in crowd.systems.items():
-        kept = _kept(crowd, label).get("runs", {})
+        there = kept(RECORD, label, _setting(crowd, label)).get("runs", {})
         at = dict(system=label, wire=system.wire)
         for members in system.members:
             row = dict(case=label, at=at, workers=members, evidence="recorded")
-            found = kept.get(str(members))
+            found = there.get(str(members))
             if found is None:
                 why = f"not recorded with these settings; {COMMAND} does"
                 yield bench.row("round_time", math.nan, "s", status="failed", reason=why, **row)
@@ -120,7 +119,7 @@ def record() -> None:
 
     crowd: Crowd = settings.load({"scale": "desk"}).recipes["matrix"].crowd
     for label, system in crowd.systems.items():
-        runs = dict(_kept(crowd, label).get("runs", {}))
+        runs = dict(kept(RECORD, label, _setting(crowd, label)).get("runs", {}))
         for members in system.members:
             if str(members) in runs:
                 continue
@@ -130,14 +129,7 @@ def record() -> None:
                 load = run(crowd, system, members, Path(folder))
             runs[str(members)] = {name: float(f"{x:.4g}") for name, x in asdict(load).items()}
             print(runs[str(members)], flush=True)
-            about = dict(
-                command=COMMAND,
-                machine=f"{processor()}, {len(os.sched_getaffinity(0))} cores",
-                setting=_setting(crowd, label),
-                runs=runs,
-            )
-            with files.whole(_file(label)) as part:
-                part.write_text(json.dumps(about, indent=1) + "\n")
+            keep(RECORD, label, _setting(crowd, label), COMMAND, runs=runs)
 
 
 if not PLANNING:
@@ -310,19 +302,6 @@ def _setting(crowd: Crowd, label: str) -> dict[str, Any]:
     """What the runs of a system depend on."""
     shared = crowd.model_dump(mode="json", exclude={"systems"})
     return shared | crowd.systems[label].model_dump(mode="json", exclude={"members"})
-
-
-def _file(label: str) -> Path:
-    return Path(RECORD) / f"{slug(label)}.json"
-
-
-def _kept(crowd: Crowd, label: str) -> dict[str, Any]:
-    """What is recorded of a system with these settings; empty if nothing is."""
-    file = _file(label)
-    if not file.is_file():
-        return {}
-    kept = json.loads(file.read_text())
-    return kept if kept["setting"] == _setting(crowd, label) else {}
 
 
 # What of it is shown ------------------------------------------------------------------------------

@@ -17,20 +17,17 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from slowlink.reports.charts import Missing, table
 from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import Exchange, Level, Link, Policy, slug
+from slowlink.testbed.training.recipe import Exchange, Level, Link, Policy
 from slowlink.workflow.experiment import PLANNING, Section, experiment
 from slowlink.workflow.matrix.experiments import Bench
 
 if not PLANNING:
-    import os
-    import platform
     import random
     import tempfile
     import time
     from concurrent.futures import ThreadPoolExecutor
     from importlib import metadata
 
-    from slowlink.testbed import files
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.disturbed import (
         FAULTS,
@@ -41,7 +38,7 @@ if not PLANNING:
         model_of,
     )
     from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings, parse
-    from slowlink.workflow.provenance import processor
+    from slowlink.workflow.matrix.kept import keep, kept
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +96,7 @@ def survived(bench: Bench, survival: Survival) -> Iterator[Row]:
     for label, system in survival.systems.items():
         row = dict(case=label, exchange=system.exchange.name, evidence="recorded")
         row |= dict(synchronization=system.synchronization.name)
-        trials = _kept(survival, label).get("trials", [])
+        trials = kept(RECORD, label, _setting(survival, label)).get("trials", [])
         if not trials:
             at = dict(system=label, wire=system.wire)
             lost = dict(status="failed", reason=f"not recorded with these settings; {COMMAND} does")
@@ -124,12 +121,12 @@ def record() -> None:
 
     survival: Survival = settings.load({"scale": "desk"}).recipes["matrix"].survival
     for label, system in survival.systems.items():
-        kept = _kept(survival, label)
-        known = {trial["trial"] for trial in kept.get("trials", [])}
+        there = kept(RECORD, label, _setting(survival, label))
+        known = {trial["trial"] for trial in there.get("trials", [])}
         drawn = [one for one in trials_of(survival, label, 1.0) if one["trial"] not in known]
         print(f"{label}: {len(drawn)} trials to record", flush=True)
         if drawn:
-            _record(survival, label, system, kept)
+            _record(survival, label, system, there)
 
 
 def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, Any]]:
@@ -155,11 +152,11 @@ def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, An
     return found
 
 
-def _record(survival: Survival, label: str, system: Disturbed, kept: dict[str, Any]) -> None:
-    begun, before = time.monotonic(), kept.get("seconds", 0)
+def _record(survival: Survival, label: str, system: Disturbed, there: dict[str, Any]) -> None:
+    begun, before = time.monotonic(), there.get("seconds", 0)
     with tempfile.TemporaryDirectory() as folder:
         whole, run_s = _undisturbed(survival, system, Path(folder))
-        done = {trial["trial"]: trial for trial in kept.get("trials", [])}
+        done = {trial["trial"]: trial for trial in there.get("trials", [])}
         drawn = trials_of(survival, label, run_s)
         order = [trial["trial"] for trial in drawn]
 
@@ -172,18 +169,15 @@ def _record(survival: Survival, label: str, system: Disturbed, kept: dict[str, A
             told |= dict(outcome=outcome.kind, seconds=round(outcome.seconds, 2), said=outcome.said)
             done[name] = told
             print(f"{label}: {json.dumps(told)}", flush=True)
-            _write(
-                _file(label),
-                dict(
-                    command=COMMAND,
-                    machine=f"{processor()}, {len(os.sched_getaffinity(0))} cores",
-                    versions={"python": platform.python_version()}
-                    | {package: metadata.version(package) for package in ("torch", "pyzmq")},
-                    setting=_setting(survival, label),
-                    seconds=round(before + time.monotonic() - begun),
-                    undisturbed_s=round(run_s, 2),
-                ),
-                [done[one] for one in order if one in done],
+            keep(
+                RECORD,
+                label,
+                _setting(survival, label),
+                COMMAND,
+                versions={name: metadata.version(name) for name in ("torch", "pyzmq")},
+                seconds=round(before + time.monotonic() - begun),
+                undisturbed_s=round(run_s, 2),
+                trials=[done[one] for one in order if one in done],
             )
 
         left = [trial for trial in drawn if trial["trial"] not in done]
@@ -244,26 +238,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None
     return value
-
-
-def _write(file: Path, about: dict[str, Any], trials: list[dict[str, Any]]) -> None:
-    head = json.dumps(about, indent=1)[:-2]
-    lines = ",\n".join(json.dumps(trial) for trial in trials)
-    with files.whole(file) as part:
-        part.write_text(f'{head},\n "trials": [\n{lines}\n]}}\n')
-
-
-def _file(label: str) -> Path:
-    return Path(RECORD) / f"{slug(label)}.json"
-
-
-def _kept(survival: Survival, label: str) -> dict[str, Any]:
-    """What is recorded of a system with these settings; empty if nothing is."""
-    file = _file(label)
-    if not file.is_file():
-        return {}
-    kept = json.loads(file.read_text())
-    return kept if kept["setting"] == _setting(survival, label) else {}
 
 
 # What of it is shown ------------------------------------------------------------------------------
