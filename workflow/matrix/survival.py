@@ -250,8 +250,9 @@ def _short(value: Any) -> Any:
     "as long. Systems that stop at a loss keep snapshots: after an error that names the member, "
     "the same command must resume and come to the bits of a run that nobody disturbed, and so must "
     "runs that outlast the disturbance. The others go on without the member, or replace it, and "
-    "end with an error only where a server is lost. Faults are runs over the limit, models that "
-    "are not the same, errors that blame another, and processes that stay. Times are of the first "
+    "end with an error only where a server is lost, or anybody before the start. "
+    "Faults are runs over the limit, models that are not the same, errors that blame "
+    "another, and processes that stay. Times are of the first "
     f"run. “{COMMAND}” recorded them.",
     of=[survived],
 )
