@@ -3,12 +3,14 @@
     python -m slowlink.workflow.cost --scale paper
 
 An estimate is no measurement. Training counts operations of gradients and evaluations at the speed
-of a device profile, and no coding; all other jobs are counted by how long such jobs took here.
+of one device profile, and what codecs do to every payload on the host at the prices of another; all
+other jobs are counted by how long such jobs took here.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -18,6 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from slowlink.methods import compression
 from slowlink.testbed.matrix import in_lockstep
 from slowlink.testbed.training import device, models
 from slowlink.testbed.training.recipe import Part, Recipe
@@ -28,6 +31,8 @@ from slowlink.workflow.matrix import experiments as matrix
 from slowlink.workflow.matrix.rounds import clusters
 
 DEVICE = "v100_flops"
+HOST = "geomx_k40m"
+"""Its coding is that of one thread of a processor."""
 ITERATION_S = 3e-3
 """Seconds that an iteration takes at least: small models are limited by starting kernels."""
 TESTED = 10_000
@@ -122,6 +127,20 @@ def gpu_s(recipe: Recipe) -> float:
     )
 
 
+def coding_s(recipe: Recipe) -> float:
+    """Seconds in which the host encodes and decodes the payloads of a run, each once, while the
+    device waits: of every worker, and of every site where sites exchange what theirs bring."""
+    profile, sizes = device.profile(HOST), _sizes(recipe.model.model_dump_json(), recipe.norm)
+    payloads = (sum(recipe.workers), len(recipe.workers))
+    total = 0.0
+    for level, number in zip(recipe.levels, payloads, strict=False):
+        for part in filter(None, (level.up, level.down)):
+            codec = compression.load(part.name, **part.parameters)
+            times = (profile.encode_s(codec, 4 * n) + profile.decode_s(codec, 4 * n) for n in sizes)
+            total += number * sum(times)
+    return _rounds(recipe) * total
+
+
 def said(lines: Iterable[Cost]) -> str:
     """The estimate as text."""
     made = [f"{'':28}{'jobs':>6}{'GPU-hours':>11}{'core-hours':>12}{'results':>10}  basis"]
@@ -153,7 +172,8 @@ def timed(folder: Path, jobs: Iterable[Job]) -> dict[str, float]:
 
 
 def _trained(what: str, jobs: int, recipes: list[Recipe]) -> Cost:
-    seconds = sum(map(gpu_s, recipes))
+    coding = sum(map(coding_s, recipes))
+    seconds = sum(map(gpu_s, recipes)) + coding
     points = sum(_rounds(r) / r.evaluate_every * len(r.networks) for r in recipes)
     names = ", ".join(sorted({recipe.model.name for recipe in recipes}))
     return Cost(
@@ -162,7 +182,9 @@ def _trained(what: str, jobs: int, recipes: list[Recipe]) -> Cost:
         seconds / 3600,
         seconds / 3600,  # a core feeds the device
         points * POINT_ROWS * ROW_BYTES,
-        f"{len(recipes)} runs of {names} on {DEVICE}" if recipes else "",
+        f"{len(recipes)} runs of {names} on {DEVICE}, {coding / 3600:.3g} hours of them coding"
+        if recipes
+        else "",
     )
 
 
@@ -186,6 +208,14 @@ def _rounds(recipe: Recipe) -> float:
         flops = _flops(recipe.model.model_dump_json(), recipe.dataset, recipe.steps)
         compute_s = device.profile(recipe.device).compute_s(flops, recipe.batch, recipe.model.name)
     return recipe.seconds / compute_s
+
+
+@cache
+def _sizes(model: str, norm: bool) -> list[int]:
+    part = Part.model_validate_json(model)
+    with torch.device("meta"):
+        shapes = models.gradient_shapes(models.make(part.name, **part.parameters), norm)
+    return [math.prod(shape) for shape in shapes.values()]
 
 
 @cache

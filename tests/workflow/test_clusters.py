@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slowlink.methods import compression
 from slowlink.testbed.training import device, models
+from slowlink.testbed.training.recipe import Level, Part
 from slowlink.workflow import cost
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.jobs import Jobs
@@ -83,6 +85,27 @@ def test_training_costs_the_operations_of_its_gradients_and_evaluations():
     assert cost.gpu_s(recipe(rounds=200)) == pytest.approx(2 * cost.gpu_s(run))
 
 
+def test_training_costs_the_coding_of_its_payloads():
+    halves = Part(name="fp16")
+    run = recipe(levels=(Level(up=halves),))
+    size = 4 * 61706  # bytes of LeNet-5's values
+    work = device.work(compression.load("fp16"))
+    host = device.profile(cost.HOST).work
+    kernels = host.kernel_s * sum(one.kernels for one in work) * 10  # tensors
+    passes = sum(one.passes for one in work) * size / host.passes.rate
+    once = 100 * (kernels + passes)
+    assert cost.coding_s(run) == pytest.approx(8 * once)
+    assert cost.coding_s(recipe()) == 0  # plain values are sent from where they lie
+    sites = recipe(workers=(3, 5), levels=(Level(up=Part(name="identity")), Level(up=halves)))
+    assert cost.coding_s(sites) == pytest.approx(2 * once)
+    both = recipe(workers=(3, 5), levels=(Level(up=halves, down=halves), Level(up=halves)))
+    assert cost.coding_s(both) == pytest.approx((2 * 8 + 2) * once)
+
+
+def whole_s(run):
+    return cost.gpu_s(run) + cost.coding_s(run)
+
+
 def test_estimates_add_up_and_are_called_estimates(jobs, tmp_path):
     for name, cpu_s in (("rat/latency", 90), ("rat/exchanges", 30), ("matrix/cells/ring", 5000)):
         file = tmp_path / "jobs" / f"{name}.tsv"
@@ -114,7 +137,7 @@ def test_the_matrix_costs_every_run_of_its_search(jobs):
     # LPSP looks at the clock, and is trained at every ratio.
     places = {label: len(how.ratios) if label == "LPSP" else 1 for label in trained}
     assert len(runs) == sum(len(how.grid) + len(how.seeds) * places[one] for one in trained)
-    assert lines["matrix: training"].gpu_hours == pytest.approx(sum(map(cost.gpu_s, runs)) / 3600)
+    assert lines["matrix: training"].gpu_hours == pytest.approx(sum(map(whole_s, runs)) / 3600)
     cells = 2 * len(settings.speeds) * len(settings.workers) * len(settings.bandwidths)
     cells *= len(settings.models) * len(settings.found())
     assert lines["matrix: cells"].core_hours == pytest.approx(cells * cost.CELL_S / 3600)
@@ -125,4 +148,4 @@ def test_documents_cost_their_runs(jobs):
     mine = [job for (wing, _), job in jobs.all.items() if wing == "lpsp" and job.runs]
     runs = [run for job in mine for run in job.runs]
     assert runs and lines["lpsp: training"].jobs == len(mine)
-    assert lines["lpsp: training"].gpu_hours == pytest.approx(sum(map(cost.gpu_s, runs)) / 3600)
+    assert lines["lpsp: training"].gpu_hours == pytest.approx(sum(map(whole_s, runs)) / 3600)
