@@ -56,7 +56,7 @@ record-ray: $(VENV)/.installed-ray  ## LPSP's policies on real workers (2 min), 
 record-checked: env  ## advice held against real steps, what is not recorded yet (20 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.checked import record; record()'
 
-record-survival: env  ## live runs that are disturbed, what is not recorded yet (20 min), kept in data/recorded
+record-survival: env  ## live runs that are disturbed, what is not recorded yet (30 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.survival import record; record()'
 
 record-crowd: env  ## live runs of up to 100 members, what is not recorded yet (10 min), kept in data/recorded

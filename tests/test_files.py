@@ -1,8 +1,12 @@
 """Files that are whole or not at all; that they last is tested with the federated checkpoint."""
 
-import pytest
+import errno
+import resource
 
-from slowlink.testbed.files import whole
+import pytest
+import torch
+
+from slowlink.testbed.files import append, save, whole
 
 
 def test_what_a_killed_writer_left_is_overwritten(tmp_path):
@@ -23,3 +27,28 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, lasting):
         raise KeyboardInterrupt
     assert [path.name for path in path.parent.iterdir()] == ["x"]
     assert path.read_text() == "old"
+
+
+def test_on_a_full_disk_the_error_names_the_file(tmp_path):
+    path, state = tmp_path / "x", {"a": torch.arange(1000)}
+    append(tmp_path / "rows", "one\n")
+    save(path, state)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="cannot be written, and is as it was: File") as error:
+            save(path, state)
+        assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(path))
+        with pytest.raises(OSError, match="cannot be written: File too large") as error:
+            append(tmp_path / "rows", "two\n" * 1000)
+        assert error.value.filename == str(tmp_path / "rows")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert torch.equal(torch.load(path)["a"], state["a"])
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rows", "x"]
+
+
+def test_an_error_of_another_file_is_not_this_ones(tmp_path):
+    with pytest.raises(FileNotFoundError) as error, whole(tmp_path / "x") as part:
+        part.write_text((tmp_path / "other").read_text())
+    assert error.value.filename == str(tmp_path / "other")

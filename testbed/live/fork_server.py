@@ -141,6 +141,11 @@ def shared() -> ForkServer:
         return found
 
 
+def there() -> bool:
+    """Whether this process has a fork server already."""
+    return os.getpid() in _SHARED
+
+
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
     """Meanwhile, the fork server of this process is a fork of it, as it is now."""

@@ -26,8 +26,7 @@ class Snapshots:
 
     def save(self, number: int, state: dict[str, Any], kept: int = 2) -> None:
         """Write, and forget all but the latest ``kept``: whoever reads finds old or new files."""
-        with files.whole(self._path(number), lasting=True) as part:
-            torch.save({"run": self.run, "state": state}, part)
+        files.save(self._path(number), {"run": self.run, "state": state}, lasting=True)
         for old in sorted(n for n in self._numbers() if n <= number)[:-kept]:
             self._path(old).unlink(missing_ok=True)
         for undone in (n for n in self._numbers() if n > number):

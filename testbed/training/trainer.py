@@ -274,8 +274,7 @@ class _Session:
             clocks=[clock.now for clock in self.clocks],
             bytes_sent=self.bytes_sent,
         )
-        with files.whole(file) as part:
-            torch.save(state, part)
+        files.save(file, state)
 
     def restore(self, file: Path) -> tuple[list[Row], int, list[int], Policy, list[Any]]:
         """What :meth:`save` was given; this session is then as that one was."""

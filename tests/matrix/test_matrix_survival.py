@@ -2,7 +2,11 @@
 
 import json
 import math
+import re
+import subprocess
+import sys
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from slowlink.testbed.live.engine import disturbed as trials
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.disturbed import Disturbance, Outcome, disturbed
+from slowlink.testbed.live.fork_server import environment
 from slowlink.testbed.results import coordinates, frame
 from slowlink.workflow import settings
 from slowlink.workflow.experiment import Bench
@@ -52,7 +57,7 @@ def launched(*runs, stays=(), hangs=False):
     left = list(runs)
 
     class Launched:
-        def __init__(self, given):
+        def __init__(self, given, environment):
             names = [name for name in given.members if name != "coordinator"]
             self.processes = {name: Process(name in stays) for name in names}
             self.given = given
@@ -125,6 +130,11 @@ def test_who_hangs_or_stays_is_found(given, monkeypatch):
     assert disturbed(given, WHOLE, kill, 10).kind == trials.OUTLASTED
 
 
+def test_a_clock_that_steps_is_nobodys_fault(given):
+    step = Disturbance("site2/worker1", "step", 0.0, 1.0, 60.0)
+    assert not trials._names("site2/worker1: silent for 2 s", step, given)
+
+
 def test_of_a_site_that_is_cut_off_anybody_is_to_blame(given):
     cut = Disturbance("site2/worker0", "cut", 0.0, 1.0)
     assert trials._names("site2/worker1: silent for 2 s", cut, given)
@@ -132,19 +142,61 @@ def test_of_a_site_that_is_cut_off_anybody_is_to_blame(given):
 
 
 @pytest.mark.slow
-def test_a_real_worker_that_is_killed_is_named_and_the_run_resumes(recipe, tmp_path):
+def test_a_real_worker_that_is_killed_or_full_is_named_and_the_run_resumes(recipe, tmp_path):
     its = recipe.survival.model_copy(update=dict(rounds=40))
     whole, run_s = survival._undisturbed(its, its.systems["ring"], tmp_path)
-    given = survival._settings(its, its.systems["ring"], tmp_path, 1)
-    found = disturbed(given, whole, Disturbance("site2/worker1", "kill", 0.6 * run_s), 120)
-    assert found.kind == trials.RESUMED and "site2/worker1" in found.said
+    for number, how in enumerate(["kill", "fill"], 1):
+        given = survival._settings(its, its.systems["ring"], tmp_path, number)
+        found = disturbed(given, whole, Disturbance("site2/worker1", how, 0.6 * run_s), 120)
+        assert found.kind == trials.RESUMED and "site2/worker1" in found.said
+    assert re.search(r"cannot be written, .*: File too large: .*site2-worker1", found.said)
+
+
+STEPPED = """
+import sys, time
+from pathlib import Path
+from slowlink.testbed.live import fork_server
+from slowlink.testbed.live.engine import disturbed as trials
+from slowlink.workflow import settings
+from slowlink.workflow.matrix import survival
+
+trials.clocks_that_step()
+its = settings.load({"scale": "desk"}).recipes["matrix"].survival
+system, folder = its.systems["all-gather + top_k"], Path(sys.argv[1])
+whole, run_s = survival._undisturbed(its, system, folder)
+given = survival._settings(its, system, folder, 1)
+step = trials.Disturbance("site2/worker1", "step", 0.3 * run_s, 0.3 * run_s, float(sys.argv[2]))
+print(trials.disturbed(given, whole, step, 120))
+
+# What a member's clock says in such a step, and what times waits.
+trials._clock(given, step.member).write_text(f"{step.by_s:+}")
+look = "import time; said = f'{time.time()} {time.monotonic()}'; "
+look += f"open({str(folder / 'time')!r}, 'w').write(said)"
+own = trials._clocks(given)[step.member]
+shared = fork_server.shared()
+assert shared.start("look", "timeit", ["-n1", "-r1", look], environment=own).wait(60) == 0
+told, steady = map(float, (folder / "time").read_text().split())
+assert abs(told - time.time() - step.by_s) < 60 and abs(steady - time.monotonic()) < 60
+print("stepped")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(trials.faketime() is None, reason="libfaketime is not installed")
+@pytest.mark.parametrize("by_s", [3000, -3000])
+def test_a_real_worker_whose_clock_steps_changes_nothing(tmp_path, by_s):
+    # In a process of its own, since the clocks of all that it starts are set from the beginning.
+    command = [sys.executable, "-c", STEPPED, str(tmp_path), str(by_s)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300)
+    assert f"kind={trials.OUTLASTED!r}" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert done.stdout.endswith("stepped\n"), done.stderr[-3000:]
 
 
 # The record ---------------------------------------------------------------------------------------
 
 
 def test_trials_are_the_same_whenever_they_are_drawn_and_fall_on_everybody(recipe):
-    its, counts = recipe.survival, dict(kill=0, hold=0, cut=0)
+    its, counts = recipe.survival, Counter()
     for label, system in its.systems.items():
         drawn = survival.trials_of(its, label, 4.0)
         assert drawn == survival.trials_of(its, label, 4.0)
@@ -164,7 +216,7 @@ def test_trials_are_the_same_whenever_they_are_drawn_and_fall_on_everybody(recip
         if system.wire == "shaped":
             roles = {"worker", "server", "central server", "coordinator", "site"}
             assert {one["role"] for one in drawn} == roles
-    assert counts == dict(kill=100, hold=100, cut=20)
+    assert counts == dict(kill=100, hold=100, cut=20, fill=50, step=50)
 
 
 @pytest.fixture
@@ -177,7 +229,7 @@ def recorded(recipe, tmp_path, monkeypatch):
         lost = what.how == "hold" and given.training.exchange.name == "ring"
         return Outcome(trials.HUNG if lost else trials.OUTLASTED, 2.0 + len(ran), "")
 
-    few = dict(kills=2, holds=1, cuts=0)
+    few = dict(kills=2, holds=1, cuts=0, fills=0, steps=0)
     systems = {
         label: recipe.survival.systems[label].model_copy(update=few)
         for label in ("ring", "all-gather + top_k")

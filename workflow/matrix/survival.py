@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -26,6 +26,7 @@ if not PLANNING:
     import tempfile
     import time
     from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import fields
     from importlib import metadata
 
     from slowlink.testbed.live.engine import launch
@@ -33,7 +34,9 @@ if not PLANNING:
         FAULTS,
         OWN,
         Disturbance,
+        How,
         Model,
+        clocks_that_step,
         disturbed,
         model_of,
     )
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
 
 RECORD = "data/recorded/matrix_survival"
 COMMAND = "make record-survival"
+STEP_S = 3600.0
+"""The longest step of a clock, ahead or back."""
 
 
 class Disturbed(Section):
@@ -60,6 +65,13 @@ class Disturbed(Section):
     kills: NonNegativeInt = 0
     holds: NonNegativeInt = 0
     cuts: NonNegativeInt = 0
+    fills: NonNegativeInt = 0
+    steps: NonNegativeInt = 0
+
+    @property
+    def counts(self) -> dict[How, int]:
+        """How many trials there are of each kind."""
+        return {how: getattr(self, f"{how}s") for how in get_args(How)}
 
 
 class Waits(Section):
@@ -73,9 +85,9 @@ class Waits(Section):
 class Survival(Section):
     """Runs of ``rounds``, of ``iteration_s`` each at least, in sites of ``workers``.
 
-    A member is held, or its site cut off, for up to ``longest`` times the silence after which
-    members count as lost. A run is over the limit after ``limit_s``. ``at_once`` run beside each
-    other, since they mostly wait.
+    What does not kill a member lasts for up to ``longest`` times the silence after which members
+    count as lost; its clock steps by up to :data:`STEP_S`. A run is over the limit after
+    ``limit_s``. ``at_once`` run beside each other, since they mostly wait.
     """
 
     workers: Annotated[list[PositiveInt], Field(min_length=1)]
@@ -96,7 +108,7 @@ def survived(bench: Bench, survival: Survival) -> Iterator[Row]:
     for label, system in survival.systems.items():
         row = dict(case=label, exchange=system.exchange.name, evidence="recorded")
         row |= dict(synchronization=system.synchronization.name)
-        trials = kept(RECORD, label, _setting(survival, label)).get("trials", [])
+        trials = _there(survival, label).get("trials", [])
         if not trials:
             at = dict(system=label, wire=system.wire)
             lost = dict(status="failed", reason=f"not recorded with these settings; {COMMAND} does")
@@ -116,17 +128,27 @@ def survived(bench: Bench, survival: Survival) -> Iterator[Row]:
 
 
 def record() -> None:
-    """Run and keep, trial by trial, what is not recorded yet."""
+    """Run and keep, trial by trial, what is not recorded yet.
+
+    Raises RuntimeError where clocks are to step, and cannot.
+    """
     from slowlink.workflow import settings
 
     survival: Survival = settings.load({"scale": "desk"}).recipes["matrix"].survival
-    for label, system in survival.systems.items():
-        there = kept(RECORD, label, _setting(survival, label))
-        known = {trial["trial"] for trial in there.get("trials", [])}
+    left = {}
+    for label in survival.systems:
+        known = {trial["trial"] for trial in _there(survival, label).get("trials", [])}
         drawn = [one for one in trials_of(survival, label, 1.0) if one["trial"] not in known]
         print(f"{label}: {len(drawn)} trials to record", flush=True)
-        if drawn:
-            _record(survival, label, system, there)
+        left |= {label: drawn} if drawn else {}
+    if any(trial["how"] == "step" for drawn in left.values() for trial in drawn):
+        clocks_that_step()
+    for label in left:
+        _record(survival, label)
+
+
+def _there(survival: Survival, label: str) -> dict[str, Any]:
+    return kept(RECORD, label, _setting(survival, label))
 
 
 def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, Any]]:
@@ -135,8 +157,8 @@ def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, An
     system = survival.systems[label]
     given = _settings(survival, system, Path("."), 0)
     members = [one for one in given.members if one != COORDINATOR or given.network]
-    counts = dict(kill=system.kills, hold=system.holds, cut=system.cuts)
-    names = [(how, f"{how} {n}") for how, count in counts.items() for n in range(1, count + 1)]
+    numbers = {how: range(1, count + 1) for how, count in system.counts.items()}
+    names = [(how, f"{how} {n}") for how, its in numbers.items() for n in its]
     sites = [f"site{number}/worker0" for number in range(1, len(survival.workers) + 1)]
     found = []
     for how, name in names:
@@ -146,13 +168,14 @@ def trials_of(survival: Survival, label: str, run_s: float) -> list[dict[str, An
         role = "central server" if member == "central/server" else role
         at, length = draw.uniform(0, 1), draw.uniform(0.1, survival.longest)
         for_s = math.inf if how == "kill" else length * survival.limits.silence_s
-        found.append(
-            dict(trial=name, member=member, role=role, how=how, at_s=at * run_s, for_s=for_s)
-        )
+        trial = dict(trial=name, member=member, role=role, how=how, at_s=at * run_s, for_s=for_s)
+        by_s = draw.uniform(-STEP_S, STEP_S)
+        found.append(trial | dict(by_s=by_s) if how == "step" else trial)
     return found
 
 
-def _record(survival: Survival, label: str, system: Disturbed, there: dict[str, Any]) -> None:
+def _record(survival: Survival, label: str) -> None:
+    system, there = survival.systems[label], _there(survival, label)
     begun, before = time.monotonic(), there.get("seconds", 0)
     with tempfile.TemporaryDirectory() as folder:
         whole, run_s = _undisturbed(survival, system, Path(folder))
@@ -163,7 +186,8 @@ def _record(survival: Survival, label: str, system: Disturbed, there: dict[str, 
         def one(trial: dict[str, Any]) -> None:
             name = trial["trial"]
             given = _settings(survival, system, Path(folder), 1 + order.index(name))
-            what = Disturbance(*(trial[key] for key in ("member", "how", "at_s", "for_s")))
+            known = {field.name for field in fields(Disturbance)}
+            what = Disturbance(**{key: value for key, value in trial.items() if key in known})
             outcome = disturbed(given, whole, what, survival.limit_s)
             told = {key: _short(value) for key, value in trial.items()}
             told |= dict(outcome=outcome.kind, seconds=round(outcome.seconds, 2), said=outcome.said)
@@ -230,7 +254,8 @@ def _settings(survival: Survival, system: Disturbed, folder: Path, number: int) 
 def _setting(survival: Survival, label: str) -> dict[str, Any]:
     """What the trials of a system depend on."""
     shared = survival.model_dump(mode="json", exclude={"systems", "at_once"})
-    own = survival.systems[label].model_dump(mode="json", exclude={"kills", "holds", "cuts"})
+    numbers = {f"{how}s" for how in get_args(How)}
+    own = survival.systems[label].model_dump(mode="json", exclude=numbers)
     return shared | own
 
 
@@ -245,9 +270,10 @@ def _short(value: Any) -> Any:
 
 @table(
     title="What live runs survive",
-    shows="Real processes on this machine, disturbed at random moments: killed, held (SIGSTOP) for "
-    "up to twice the silence after which a member counts as lost, or with a whole site cut off for "
-    "as long. Systems that stop at a loss keep snapshots: after an error that names the member, "
+    shows="Real processes on this machine, disturbed at random moments: a member is killed, or for "
+    "up to twice the silence after which it counts as lost it is held (SIGSTOP), its site is cut "
+    "off, its files can grow no more (fill), or its clock is up to an hour ahead or back (step). "
+    "Systems that stop at a loss keep snapshots: after an error that names the member, "
     "the same command must resume and come to the bits of a run that nobody disturbed, and so must "
     "runs that outlast the disturbance. The others go on without the member, or replace it, and "
     "end with an error only where a server is lost, or anybody before the start. "

@@ -151,8 +151,7 @@ def save(report: dict, rank: int, folder: Path) -> None:
     with files.whole(folder / f"rank-{rank}.json") as part:
         part.write_text(json.dumps(profile) + "\n")
     if rank == 0:
-        with files.whole(folder / "model.pt") as part:
-            torch.save(report["parameters"], part)
+        files.save(folder / "model.pt", report["parameters"])
 
 
 def launch(settings: Settings, workers: int) -> None:

@@ -130,9 +130,7 @@ class _Rows:
             fields["at"] = fields.get("at", recipe.at) | dict(wire="dds")
         row = Row(**recipe.told | fields, metric=metric, value=value, unit=unit)
         self.rows.append(row)
-        with self.file.open("a") as file:
-            file.write(self._line(row))
-            file.flush()
+        files.append(self.file, self._line(row))
 
     @staticmethod
     def _line(row: Row) -> str:

@@ -1,29 +1,36 @@
 """A live run that is disturbed on purpose, and what becomes of it.
 
-A member is killed or held (SIGSTOP) for a while, or a site is cut off, at any moment. Right is what
-ends in time and is one of :data:`RIGHT`; everything else is a fault of the engine.
+A member is killed, or for a while it is held (SIGSTOP), its files cannot grow, as on a full disk,
+its clock is set to another time, or its site is cut off; at any moment. Right is what ends in time
+and is one of :data:`RIGHT`; everything else is a fault of the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import resource
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import Launched
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
+from slowlink.testbed.live.fork_server import Child
 
-How = Literal["kill", "hold", "cut"]
+How = Literal["kill", "hold", "cut", "fill", "step"]
 
 OUTLASTED = "outlasted it"
 WITHOUT = "went on without it"
@@ -42,12 +49,14 @@ LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What happens to ``member`` at ``at_s`` seconds of the run, and for how long."""
+    """What happens to ``member`` at ``at_s`` seconds of the run, and for how long; a clock steps
+    ``by_s`` seconds ahead, and back."""
 
     member: str
     how: How
     at_s: float
     for_s: float = math.inf
+    by_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,8 @@ def _once(
         if line.startswith("goes on without "):
             lost.append(line.removeprefix("goes on without "))
 
-    with Launched(given) as run, contextlib.ExitStack() as timers:
+    clocks = _clocks(given) if disturbance and disturbance.how == "step" else {}
+    with Launched(given, environment=clocks) as run, contextlib.ExitStack() as timers:
 
         def give_up() -> None:
             hung.set()
@@ -120,7 +130,9 @@ def _once(
         if disturbance:
             at_s, for_s = disturbance.at_s, disturbance.for_s
             timers.enter_context(_after(at_s, partial(_disturb, run, disturbance)))
-            timers.enter_context(_after(at_s + for_s, partial(_relieve, run, disturbance)))
+            timers.enter_context(
+                _after(at_s + for_s, partial(_disturb, run, disturbance, on=False))
+            )
         try:
             run.run(heard)
         except Failed as failed:
@@ -147,19 +159,55 @@ def _after(seconds: float, act: Callable[[], None]) -> Iterator[None]:
         timer.join()
 
 
-def _disturb(run: Launched, what: Disturbance) -> None:
-    if what.how == "cut":
-        run.links.cut(*_cable(run, what.member))
-    else:
-        number = signal.SIGKILL if what.how == "kill" else signal.SIGSTOP
-        run.processes[what.member].send_signal(number)
+def _disturb(run: Launched, what: Disturbance, on: bool = True) -> None:
+    """Begin with a disturbance, or end it."""
+    process = run.processes[what.member]
+    match what.how:
+        case "kill":
+            process.kill()
+        case "hold":
+            process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+        case "cut":
+            (run.links.cut if on else run.links.mend)(*_cable(run, what.member))
+        case "fill":
+            _limit_files(process, 0 if on else resource.RLIM_INFINITY)
+        case "step":
+            _clock(run.given, what.member).write_text(f"{what.by_s * on:+.3f}\n")
 
 
-def _relieve(run: Launched, what: Disturbance) -> None:
-    if what.how == "cut":
-        run.links.mend(*_cable(run, what.member))
-    else:
-        run.processes[what.member].send_signal(signal.SIGCONT)
+def _limit_files(process: Child, most: int) -> None:
+    """Let a process write no file beyond so many bytes: what it tries fails as on a full disk."""
+    with contextlib.suppress(ProcessLookupError):
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+def clocks_that_step() -> None:
+    """Let the clocks of all processes that are started from now on be set one by one, by
+    libfaketime. Raises RuntimeError where it is not installed, or it is too late."""
+    if (library := faketime()) is None:
+        raise RuntimeError("clocks cannot be set without libfaketime; Debian's package is faketime")
+    if fork_server.there():
+        raise RuntimeError("processes have been started with the machine's own clock before")
+    os.environ |= {"LD_PRELOAD": str(library), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
+def faketime() -> Path | None:
+    """Debian's libfaketime, where it is installed."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+def _clocks(given: LiveSettings) -> dict[str, dict[str, str]]:
+    """Where each member finds by how much its clock is off."""
+    shared = {"FAKETIME_NO_CACHE": "1"}
+    return {
+        name: shared | {"FAKETIME_TIMESTAMP_FILE": str(_clock(given, name))}
+        for name in given.members
+    }
+
+
+def _clock(given: LiveSettings, member: str) -> Path:
+    return given.output.absolute() / f"{member.replace('/', '-')}.clock"
 
 
 def _cable(run: Launched, member: str) -> tuple[int, int]:
@@ -182,6 +230,8 @@ def _left(run: Launched, disturbed: str, most_s: float) -> list[str]:
 def _names(said: str, what: Disturbance, given: LiveSettings) -> bool:
     """Whether somebody to blame is named: the member, anybody of a site that is cut off, and where
     the coordinator is disturbed, whoever it missed."""
+    if what.how == "step":
+        return False  # nothing depends on the time of day
     if what.member == COORDINATOR:
         return any(name in said for name in given.members)
     if what.how == "cut":
@@ -204,6 +254,10 @@ def _kind(given: LiveSettings, whole: Model, lost: bool) -> str:
 
 
 # What is trained ----------------------------------------------------------------------------------
+
+if "libfaketime" in os.environ.get("LD_PRELOAD", ""):  # in a member whose clock may step
+    # libfaketime takes the steady time until which Python sleeps for a time of day.
+    time.sleep = partial(select.select, (), (), ())
 
 
 def make_model() -> nn.Module:

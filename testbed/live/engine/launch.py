@@ -13,7 +13,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,7 @@ class Launched:
     ----------
     pairs: of nodes, between which shaped links are measured before any member starts.
     measured_s: seconds a pair.
+    environment: what members have in it besides ours, by name.
 
     Attributes
     ----------
@@ -91,8 +92,9 @@ class Launched:
         settings: LiveSettings,
         pairs: Sequence[tuple[int, int]] = (),
         measured_s: float = 0.5,
+        environment: Mapping[str, Mapping[str, str]] = {},
     ) -> None:
-        self.given = settings
+        self.given, self.environment = settings, environment
         self.pairs, self.measured_s = pairs, measured_s
         self.links, self.host = None, "127.0.0.1"
         self.measured: Sequence[Measured] = ()
@@ -140,6 +142,7 @@ class Launched:
             [str(self.file), "--node", name, "--attached"],
             said,
             namespaces=() if self.links is None else self.links.namespaces(self._host(name)),
+            environment=self.environment.get(name),
             # Torch imports this when it makes its first optimizer, which takes seconds.
             warm=["torch._dynamo"] if self.given.own else [],
         )

@@ -408,8 +408,7 @@ class Node:
         if self.judge:
             self.judge.shutdown()
         if final:
-            with files.whole(self.settings.output / "model.pt") as part:
-                torch.save(self.task.model(), part)
+            files.save(self.settings.output / "model.pt", self.task.model())
         self.tell("done", digest=digest(self.task.values()).hex(), sent_bytes=self.sent_bytes)
 
     # Meetings ------------------------------------------------------------------------------------

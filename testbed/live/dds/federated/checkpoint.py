@@ -68,14 +68,10 @@ def save(path: Path, data: bytes, keep: int = 0) -> None:
     Raises
     ------
     OSError
-        The disk is full, for instance; names the file, which is then as it was.
+        See :func:`testbed.files.whole`.
     """
-    try:
-        with files.whole(path, lasting=True) as part:
-            part.write_bytes(data + _seal(data))
-    except OSError as error:
-        why = f"cannot be written, and is as it was: {error.strerror}"
-        raise OSError(error.errno, why, str(path)) from error
+    with files.whole(path, lasting=True) as part:
+        part.write_bytes(data + _seal(data))
     if keep:
         number = messages.unpack("model", data)[0].round
         own = path.with_name(f"{path.name}.{number}")
