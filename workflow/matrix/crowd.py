@@ -44,7 +44,7 @@ if not PLANNING:
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.settings import COORDINATOR
     from slowlink.testbed.training.recipe import Part
-    from slowlink.workflow.matrix.kept import keep, kept
+    from slowlink.workflow.kept import keep, kept
 
 if TYPE_CHECKING:
     import pandas as pd

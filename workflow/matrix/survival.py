@@ -41,7 +41,7 @@ if not PLANNING:
         model_of,
     )
     from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings, parse
-    from slowlink.workflow.matrix.kept import keep, kept
+    from slowlink.workflow.kept import keep, kept
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -100,7 +100,7 @@ def results(live: tuple[int, ...] = SEEDS) -> pd.DataFrame:
         add("transport", at, "throughput", rate, "GB/s", **place)
         add("transport", at, "share_of_raw", share, **place)
     for mode, (split, loss), seed in product(
-        NON_IID, {"by label": 3.0, "dirichlet 0.1": 1.0}.items(), SEEDS
+        NON_IID, {"alike": 0.0, "by label": 3.0, "dirichlet 0.1": 1.0}.items(), SEEDS
     ):
         value = NON_IID[mode] - loss + np.random.default_rng(seed).normal(0, 0.8)
         add("non_iid", _of(mode) | dict(split=split), "final_accuracy", value, "%", seed=seed,

@@ -2,8 +2,10 @@
 
 import math
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,10 +312,53 @@ def test_unlike_clients(recipe, monkeypatch):
         federated_experiments, "simulate", lambda s: seen.append(s.task.split) or simulate(s)
     )
     table = run(recipe, "non_iid", "1")
-    assert [split.name for split in seen] == ["by_label", "dirichlet"]
-    assert seen[1].parameters == {"alpha": 0.1}
+    assert [split.name for split in seen] == ["anew", "by_label", "dirichlet"]
+    assert seen[2].parameters == {"alpha": 0.1}
     final = table[table["metric"] == "final_accuracy"]
-    assert final["split"].tolist() == ["by label", "dirichlet 0.1"]
+    assert final["split"].tolist() == ["alike", "by label", "dirichlet 0.1"]
+
+
+def test_what_is_recorded_is_what_would_be_trained_and_only_with_these_settings(
+    recipe, monkeypatch, tmp_path
+):
+    class Inline:
+        """A pool of processes, in this one."""
+
+        def __init__(self, **_):
+            self.done = []
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self, function, *given):
+            ran.append(given)
+            future = Future()
+            future.set_result(function(*given))
+            return future
+
+    ran = []
+    monkeypatch.setattr(federated_experiments, "RECORD", str(tmp_path))
+    monkeypatch.setattr(federated_experiments, "ProcessPoolExecutor", Inline)
+    live = recipe.federated.model_copy(update=dict(model=Part(**MODEL)))
+    told = SimpleNamespace(recipes={"dds": recipe.model_copy(update=dict(federated=live))})
+    monkeypatch.setattr("slowlink.workflow.settings.load", lambda given: told)
+    recorded = dict(recorded=True)
+    missing = run(recipe, "federated_seeds", "1", federated_seeds=recorded)
+    assert set(missing["status"]) == {"failed"}
+    federated_experiments.record()
+    federated_experiments.record()
+    assert len(ran) == len(recipe.federated_seeds.modes) * len(recipe.federated_seeds.seeds)
+    trained = run(recipe, "federated_seeds", "1")
+    kept = run(recipe, "federated_seeds", "1", federated_seeds=recorded)
+    assert set(kept["evidence"]) == {"recorded"} and set(trained["evidence"]) == {"simulated"}
+    same = ["metric", "mode", "round", "seed", "status"]
+    assert kept[same].equals(trained[same])
+    assert kept["value"].tolist() == pytest.approx(trained["value"].tolist(), abs=1e-4)
+    other = run(recipe, "federated_seeds", "1", federated_seeds=recorded, federated=dict(lr=0.5))
+    assert set(other["status"]) == {"failed"}
 
 
 def test_data_parallel_methods(recipe, images, monkeypatch):

@@ -13,12 +13,17 @@ from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds
 from slowlink.workflow.experiment import PLANNING, Section, experiment
 
 if not PLANNING:
+    import itertools
+    import math
     import random
     import secrets
     import tempfile
-    from concurrent.futures import ThreadPoolExecutor
+    import time
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
     from functools import partial
+    from importlib import metadata
     from itertools import accumulate
+    from multiprocessing import get_context
     from pathlib import Path
     from statistics import mean, stdev
 
@@ -40,6 +45,7 @@ if not PLANNING:
     from slowlink.testbed.live.dds.federated.attacks import spoiled
     from slowlink.testbed.live.dds.federated.training import Examiner
     from slowlink.testbed.live.one_process import same
+    from slowlink.workflow.kept import keep, kept
 
 DENSE = "fp32_dense"
 """The mode that the others are held against."""
@@ -56,8 +62,12 @@ UNTIMED = 2
 """Live runs at the same time where nobody times them: they mostly start and wait."""
 NOBODY = "none"
 """The attack of nobody."""
+RECORD = "data/recorded/dds_federated"
+COMMAND = "make record-federated"
 START_S = 60.0
 """Allowed for processes to start and to find each other."""
+ROUND = ("rounds", "subset", "epochs", "lr")
+"""What the controller says of its rounds."""
 Live = dict[str, tuple[list["Round"], "Tensor"]]
 """The rounds of a run on real processes and its final (n,) weights, by mode."""
 
@@ -119,7 +129,7 @@ class Federated(Section):
         return self
 
 
-class FederatedSeeds(Section):
+class Repeated(Section):
     """Modes repeated in one process on other seeds; with another ``model`` and with ``subset``
     samples, if they are given."""
 
@@ -142,13 +152,21 @@ class FederatedSeeds(Section):
         return label in live.live and label in self.modes and of_live == of_live | self.changed
 
 
+class FederatedSeeds(Repeated):
+    """``recorded``: they are read from :data:`RECORD`, where ``make record-federated`` keeps
+    them."""
+
+    recorded: bool = False
+
+
 class Split(Part):
-    """One of :mod:`testbed.training.splits`, with its parameters."""
+    """One of :mod:`testbed.training.splits`, with its parameters; or ``anew``, an even one that is
+    drawn in each round."""
 
-    name: Literal["even", "by_label", "dirichlet"]
+    name: Literal["even", "by_label", "dirichlet", "anew"]
 
 
-class NonIid(FederatedSeeds):
+class NonIid(Repeated):
     """The same on unlike clients: how the data set is split, by label."""
 
     splits: dict[str, Split]
@@ -387,14 +405,18 @@ def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], 
 
 
 @experiment(
-    minutes=30, makes=("federated",), parts=lambda recipe: map(str, recipe.federated_seeds.seeds)
+    minutes=30,
+    makes=("federated",),
+    parts=lambda recipe: map(str, recipe.federated_seeds.seeds),
+    files=(f"{RECORD}/*.json",),
 )
 def federated_seeds(
     bench: Bench, part: str, federated: Federated, federated_seeds: FederatedSeeds
 ) -> Iterator[Row]:
     """Every mode in one process; those that train as the live runs are what these are judged by."""
+    made = _recorded if federated_seeds.recorded else _in_one_process
     for label in federated_seeds.modes:
-        for row in _in_one_process(bench, federated, label, int(part), federated_seeds.changed):
+        for row in made(bench, federated, label, int(part), federated_seeds.changed):
             yield row
             if row.metric == "final_accuracy" and federated_seeds.repeats(federated, label):
                 judged = dict(experiment="federated", metric="judged_accuracy")
@@ -417,6 +439,63 @@ def _in_one_process(
     bench.say(" ".join([f"{bench.experiment}: {label}", *at.values(), f"seed {seed}"]))
     rounds, _ = simulate(settings)
     yield from _accuracies(_row(bench, label, settings, at, evidence="simulated"), rounds)
+
+
+def _recorded(
+    bench: Bench, chosen: Federated, label: str, seed: int, changed: dict[str, Any]
+) -> Iterator[Row]:
+    """What is kept of a mode and seed; a failed row where nothing is, with these settings."""
+    settings = _settings(bench, chosen, chosen.modes[label], seed, **changed)
+    row = _row(bench, label, settings, evidence="recorded")
+    runs = {run["seed"]: run for run in kept(RECORD, label, _setting(settings)).get("runs", [])}
+    if seed not in runs:
+        lost = dict(status="failed", reason=f"not recorded with these settings; {COMMAND} does")
+        yield row("final_accuracy", math.nan, "%", **lost)
+        return
+    *_, final = accuracies = runs[seed]["accuracies"]
+    for number, accuracy in enumerate(accuracies, start=1):
+        yield row("test_accuracy", accuracy, "%", round=number)
+    yield row("final_accuracy", final, "%")
+
+
+def _setting(settings: ControllerSettings) -> dict[str, Any]:
+    """What a run depends on besides its seed."""
+    task = settings.task.model_dump(mode="json", exclude={"seed"})
+    return dict(task=task) | {key: getattr(settings, key) for key in ROUND}
+
+
+def record() -> None:
+    """Run and keep, one on each core, what is not recorded yet of every mode and seed."""
+    from slowlink.workflow import settings
+
+    recipe = settings.load({"scale": "desk"}).recipes["dds"]
+    bench, repeated = Bench("dds", "federated_seeds", recipe, "desk"), recipe.federated_seeds
+    done: dict[str, dict[int, dict[str, Any]]] = {}
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        left = {}
+        for label, seed in itertools.product(repeated.modes, repeated.seeds):
+            mode = recipe.federated.modes[label]
+            its = _settings(bench, recipe.federated, mode, seed, **repeated.changed)
+            known = kept(RECORD, label, _setting(its)).get("runs", [])
+            done[label] = {run["seed"]: run for run in known}
+            if seed not in done[label]:
+                left[pool.submit(_timed, its)] = label, seed, _setting(its)
+        print(f"{len(left)} runs to record", flush=True)
+        for future in as_completed(left):
+            label, seed, setting = left[future]
+            done[label][seed] = dict(seed=seed) | future.result()
+            print(f"{label}, seed {seed}: {done[label][seed]}", flush=True)
+            runs = [done[label][one] for one in sorted(done[label])]
+            versions = {name: metadata.version(name) for name in ("torch", "torchvision")}
+            keep(RECORD, label, setting, COMMAND, versions=versions, runs=runs)
+
+
+def _timed(settings: ControllerSettings) -> dict[str, Any]:
+    """The accuracies of a run in this process, and how long it took."""
+    begun = time.monotonic()
+    rounds, _ = simulate(settings)
+    accuracies = [round(one.accuracy, 4) for one in rounds]
+    return dict(accuracies=accuracies, seconds=round(time.monotonic() - begun))
 
 
 @experiment(minutes=10)

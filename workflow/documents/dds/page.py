@@ -445,8 +445,7 @@ fl_figure4 = Figure(
     title="Federated, Figure 4: accuracy",
     shows="MNIST. Lines and squares are the run on real processes; dots are rounds in one process, "
     + _SEEDS
-    + "Where these name another model, it is a smaller one with as many samples and "
-    "rounds, and they compare with each other only. One process is a loop without clock, network "
+    + "One process is a loop without clock, network "
     "or policy, not the engine on virtual time; its first rounds equal those of the real processes "
     "to the bit, on the document's model and, with feedback, on that of the seeds, which each run "
     "checks. When a round ends is up to the controller's policy (fedavg). EF feeds back what was "
@@ -517,22 +516,16 @@ def _apart(checks: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _alike(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with the modes on alike data as a split of its own."""
-    tried = set(rows.loc[rows["experiment"] == "non_iid", "mode"])
-    return rows[rows["mode"].isin(tried)].fillna({"split": "alike"})
-
-
 non_iid = Figure(
     title="Clients with unlike data",
     shows=_DOTS + "Accuracy after the last round where each client has some labels only, or labels "
-    "in shares drawn from a Dirichlet distribution; alike, they draw from all data, as in "
-    "Figure 4. From model and EF: without and with error feedback.",
+    "in shares drawn from a Dirichlet distribution; alike, they draw from all data. From model and "
+    "EF: without and with error feedback.",
     says="Data of clients is not alike, the document says, and tries none.",
-    of=[federated.non_iid, federated.federated_seeds],
+    of=[federated.non_iid],
     style=STYLE,
     chart=Dots(
-        rows=Rows("final_accuracy", experiment=["non_iid", "federated_seeds"], prepare=_alike),
+        rows=Rows("final_accuracy", experiment="non_iid"),
         y="mode",
         colour="mode",
         panels="split",
