@@ -537,6 +537,8 @@ class Transfers:
         """
         used = [sizes[slot] for slot in self.simulated.slots]
         most = max(used, default=0.0)
+        if most and min(used) == most:  # most are so
+            return self.simulated.seconds((1.0,) * len(used), self.scale * most)
         near = [_beside(nbytes / (most or 1)) for nbytes in used]
         shares = [high for high, _, _ in near]
         total, left = 0.0, 1.0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numba
+import numpy as np
 
 from slowlink.methods.fusion import Costs, Fusion, between, checked
 
 Ends = tuple[int, ...]
+Timed = tuple[float, Ends]
+"""Seconds of an iteration, and where its groups end."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,11 @@ class LayerFusion(Fusion):
         n = len(sizes)
         if not n:
             return []
-        seconds = stopwatch(costs)
         one_more = _one_cut if self.literal else _one_more
-        best = now = before = (seconds((n,)), (n,))
+        search = Search(costs)
+        best = now = before = search((), [n])
         for _ in range(2, n + 1):
-            now = one_more(seconds, before[1])
+            now = one_more(search, before[1])
             best = min(best, now)
             if now[0] > before[0] or before[0] - now[0] < self.epsilon * before[0]:
                 break
@@ -72,88 +77,99 @@ class LayerFusion(Fusion):
         return between(now[1] if self.literal else best[1])
 
 
-def stopwatch(costs: Costs) -> Callable[[Ends], float]:
-    """``iteration_s`` of :func:`methods.fusion.timeline`, fast, of groups that end at ``ends``.
+class Search:
+    """Binary search for where to put one end of a group, by the time of an iteration."""
 
-    Groupings that a search compares begin alike, and are not timed from the beginning again.
-    """
-    gradients = list(itertools.accumulate(costs.backward_s, initial=costs.forward_s))
-    # Of the first groups: seconds of encoding, when the last is sent and when decoded, seconds of
-    # decoding.
-    known = {(): (0.0, 0.0, 0.0, 0.0)}
+    def __init__(self, costs: Costs) -> None:
+        self.costs, n = costs, len(costs.backward_s)
+        self.gradients = np.array(
+            [*itertools.accumulate(costs.backward_s, initial=costs.forward_s)]
+        )
+        self.prices = np.full((3, n + 1, n + 1), np.nan)
+        """Seconds of encoding, sending and decoding a message, by its ends; not a number for those
+        that nobody has asked for."""
 
-    def iteration_s(ends: Ends) -> float:
-        first = len(ends)
-        while ends[:first] not in known:
-            first -= 1
-        encoding, sent, decoded, decoding = known[ends[:first]]
-        begin = ends[first - 1] if first else 0
-        for i in range(first, len(ends)):
-            end = ends[i]
-            encoding += costs.encode(begin, end)
-            sent = max(sent, gradients[end] + encoding) + costs.communicate(begin, end)
-            took = costs.decode(begin, end)
-            # This takes the compute stream as free, which it is once everything is encoded.
-            decoded = max(decoded, sent) + took
-            decoding += took
-            begin = end
-            known[ends[: i + 1]] = encoding, sent, decoded, decoding
-        return max(decoded, gradients[-1] + encoding + decoding)
-
-    return iteration_s
+    def __call__(self, ends: Ends, free: Sequence[int]) -> Timed:
+        """The best of the groupings with one end more than ``ends``, of those that are ``free``,
+        that a search for a valley of time looks at."""
+        others, places = np.array(ends, np.int64), np.array(free, np.int64)
+        while True:
+            seconds, end, begin, stop = _valley(others, places, self.gradients, self.prices)
+            if not stop:
+                return seconds, tuple(sorted((*ends, end)))
+            costs = self.costs.encode, self.costs.communicate, self.costs.decode
+            self.prices[:, begin, stop] = [cost(begin, stop) for cost in costs]
 
 
-def _one_more(seconds: Callable[[Ends], float], ends: Ends) -> tuple[float, Ends]:
+def _one_more(search: Search, ends: Ends) -> Timed:
     """The best grouping found with one group more than ``ends``."""
     found = []
-    for i, (begin, stop) in enumerate(itertools.pairwise((0, *ends))):
+    for begin, stop in itertools.pairwise((0, *ends)):
         if stop - begin > 1:
-            halved = (*ends[:i], (begin + stop) // 2, *ends[i:])
-            found.append(_moved(seconds, _search(seconds, ends[:i], ends[i:])))
-            found.append(_moved(seconds, (seconds(halved), halved)))
+            found.append(_moved(search, search(ends, range(begin + 1, stop))))
+            found.append(_moved(search, search(ends, [(begin + stop) // 2])))
     return min(found)
 
 
-def _one_cut(seconds: Callable[[Ends], float], ends: Ends) -> tuple[float, Ends]:
+def _one_cut(search: Search, ends: Ends) -> Timed:
     """``ends`` and one more, which a single binary search over all other places finds."""
-    free = sorted(set(range(1, ends[-1])) - set(ends))
-
-    def at(index: int) -> tuple[float, Ends]:
-        cut = tuple(sorted((*ends, free[index])))
-        return seconds(cut), cut
-
-    return _valley(at, 0, len(free) - 1)
+    return search(ends, sorted(set(range(1, ends[-1])) - set(ends)))
 
 
-def _moved(seconds: Callable[[Ends], float], found: tuple[float, Ends]) -> tuple[float, Ends]:
+def _moved(search: Search, found: Timed) -> Timed:
     """``found`` with each end in turn where binary search between its neighbours puts it."""
     before = None
     while found != before:
         before = found
         for i in range(len(found[1]) - 1):
-            found = min(found, _search(seconds, found[1][:i], found[1][i + 1 :]))
+            left, right = found[1][:i], found[1][i + 1 :]
+            free = range((left[-1] if left else 0) + 1, right[0])
+            found = min(found, search((*left, *right), free))
     return found
 
 
-def _search(seconds: Callable[[Ends], float], left: Ends, right: Ends) -> tuple[float, Ends]:
-    """The end that binary search puts between ``left`` and ``right``."""
-
-    def at(end: int) -> tuple[float, Ends]:
-        ends = (*left, end, *right)
-        return seconds(ends), ends
-
-    return _valley(at, (left[-1] if left else 0) + 1, right[0] - 1)
-
-
-def _valley(at: Callable[[int], tuple[float, Ends]], low: int, high: int) -> tuple[float, Ends]:
-    """The best that binary search for a valley between two indices looks at."""
-    best = at(low)
-    while low < high:
+@numba.njit(nogil=True, cache=True)
+def _valley(others, free, gradients, prices):
+    """Seconds and place of the best end of those that binary search for a valley looks at; and the
+    message whose price it lacks, which ends at 0 if there is none."""
+    low, high = 0, len(free) - 1
+    best, begin, stop = _timed(others, free[low], gradients, prices)
+    end = free[low]
+    while low < high and not stop:
         middle = (low + high) // 2
-        here, after = at(middle), at(middle + 1)
-        best = min(best, here, after)
-        if here[0] <= after[0]:
+        here, begin, stop = _timed(others, free[middle], gradients, prices)
+        if stop:
+            break
+        after, begin, stop = _timed(others, free[middle + 1], gradients, prices)
+        if here < best or (here == best and free[middle] < end):
+            best, end = here, free[middle]
+        if after < best or (after == best and free[middle + 1] < end):
+            best, end = after, free[middle + 1]
+        if here <= after:
             high = middle
         else:
             low = middle + 1
-    return best
+    return best, end, begin, stop
+
+
+@numba.njit(nogil=True, cache=True)
+def _timed(others, more, gradients, prices):
+    """``iteration_s`` of :func:`methods.fusion.timeline`, of groups that end at ``others`` and at
+    ``more``; and the first message whose price it lacks, which ends at 0 if there is none."""
+    encoding = sent = decoded = decoding = 0.0
+    begin = passed = 0
+    for i in range(len(others) + 1):
+        if i == passed and (i == len(others) or more < others[i]):
+            end = more
+        else:
+            end = others[passed]
+            passed += 1
+        if np.isnan(prices[0, begin, end]):
+            return 0.0, begin, end
+        encoding += prices[0, begin, end]
+        sent = max(sent, gradients[end] + encoding) + prices[1, begin, end]
+        # This takes the compute stream as free, which it is once everything is encoded.
+        decoded = max(decoded, sent) + prices[2, begin, end]
+        decoding += prices[2, begin, end]
+        begin = end
+    return max(decoded, gradients[-1] + encoding + decoding), 0, 0
