@@ -186,6 +186,12 @@ class Child:
             self.returncode = self._fork_server.status(self.pid)
         return self.returncode
 
+    def told(self) -> str:
+        """What it has said on its standard input, by :func:`tell`."""
+        with contextlib.suppress(OSError):
+            return self.stdin.recv(LARGEST, socket.MSG_DONTWAIT).decode(errors="replace")
+        return ""
+
     def send_signal(self, number: int) -> None:
         # The process id stays reserved until somebody has asked for the status.
         if self.returncode is None:
@@ -208,6 +214,13 @@ def attach() -> None:
     """From now on, end when standard input does, as when whoever holds the other end dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts for all
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def tell(what: str) -> None:
+    """Say something to whoever holds the other end of standard input, even where the disk is full;
+    the last thing that a process does."""
+    with contextlib.suppress(OSError):
+        os.write(0, what.encode())
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,7 @@ with status 2 where the settings are refused, 1 where the run fails.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     launch.set_up_logs()
 
     def say(line: str) -> None:
-        print(line, flush=True)
+        with contextlib.suppress(OSError):  # a full disk, and rows are worth more than progress
+            print(line, flush=True)
 
     try:
         if given.attached:
@@ -74,7 +76,10 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
         usual = RuntimeError | ValueError | OSError | ArithmeticError | ModuleNotFoundError
         if not isinstance(error, usual):
             raise
-        print(f"{given.node + ': ' if given.node else ''}{error}", file=sys.stderr)
+        said = f"{given.node + ': ' if given.node else ''}{error}"
+        if given.attached:
+            fork_server.tell(said)
+        print(said, file=sys.stderr)
         return 1
     return 0
 

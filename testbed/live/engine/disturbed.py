@@ -232,6 +232,8 @@ def _names(said: str, what: Disturbance, given: LiveSettings) -> bool:
     the coordinator is disturbed, whoever it missed."""
     if what.how == "step":
         return False  # nothing depends on the time of day
+    if what.how == "fill":
+        return "cannot be written" in said and what.member in (COORDINATOR, *said.split(": "))
     if what.member == COORDINATOR:
         return any(name in said for name in given.members)
     if what.how == "cut":

@@ -231,7 +231,8 @@ class Launched:
         if coordinator.returncode < 0:
             raise Failed(f"{COORDINATOR} died of signal {-coordinator.returncode}")
         if coordinator.returncode:
-            raise Failed(self._last(COORDINATOR).removeprefix(f"{COORDINATOR}: "))
+            told = coordinator.told() or self._last(COORDINATOR)
+            raise Failed(told.removeprefix(f"{COORDINATOR}: "))
 
     def _log(self, name: str) -> Path:
         return self.given.output / f"{name.replace('/', '-')}.log"
