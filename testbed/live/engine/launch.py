@@ -172,7 +172,8 @@ class Launched:
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() is not None:
-                raise Failed(f"{name} ended before the start: {self._last(name)}")
+                why = process.told() or self._last(name)
+                raise Failed(f"{name} ended before the start: {why.removeprefix(f'{name}: ')}")
 
     def _last(self, name: str) -> str:
         return self.said(name).strip().split("\n")[-1]
