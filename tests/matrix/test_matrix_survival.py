@@ -135,6 +135,13 @@ def test_a_clock_that_steps_is_nobodys_fault(given):
     assert not trials._names("site2/worker1: silent for 2 s", step, given)
 
 
+def test_of_a_full_disk_the_file_is_told(given):
+    fill = Disturbance("site2/worker1", "fill", 0.0, 1.0)
+    assert trials._names("site2/worker1: cannot be written: File too large: 'x'", fill, given)
+    assert not trials._names("site2/worker1: silent for 2 s", fill, given)
+    assert not trials._names("site2/worker0: cannot be written: File too large", fill, given)
+
+
 def test_of_a_site_that_is_cut_off_anybody_is_to_blame(given):
     cut = Disturbance("site2/worker0", "cut", 0.0, 1.0)
     assert trials._names("site2/worker1: silent for 2 s", cut, given)

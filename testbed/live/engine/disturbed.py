@@ -235,7 +235,8 @@ def _names(said: str, what: Disturbance, given: LiveSettings) -> bool:
     if what.how == "step":
         return False  # nothing depends on the time of day
     if what.how == "fill":
-        return "cannot be written" in said and what.member in (COORDINATOR, *said.split(": "))
+        found = what.member == COORDINATOR or what.member in said
+        return found and "cannot be written" in said
     if what.member == COORDINATOR:
         return any(name in said for name in given.members)
     if what.how == "cut":
