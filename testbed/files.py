@@ -66,6 +66,8 @@ def _told_of(path: str | Path, what: str, *parts: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename not in (None, str(path), *map(str, parts)):
             raise
+        if error.errno is None:  # a library's own
+            raise OSError(f"{path}: {what}: {error}") from error
         raise OSError(error.errno, f"{what}: {error.strerror}", str(path)) from error
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from slowlink.testbed.training.fetch import fetch
@@ -35,16 +34,6 @@ os.replace = replace
 """
 
 
-@cache
-def with_kernels() -> list[Path]:
-    """The folders with what numba compiles, for some fifteen seconds of processor time: all copies
-    share what one of them compiled, which is kept under what its source file contains."""
-    code = (file for room in ("methods", "testbed") for file in (ROOT / room).rglob("*.py"))
-    return sorted(
-        {file.parent.relative_to(ROOT) for file in code if "numba.njit" in file.read_text()}
-    )
-
-
 class Checkout:
     """The sources without results, with data that is there already."""
 
@@ -54,10 +43,6 @@ class Checkout:
             ".git", ".venv", ".snakemake", "results", "logs", "cache", "*.egg-info"
         )
         shutil.copytree(ROOT, path, ignore=ignore)
-        for folder in with_kernels():
-            shutil.rmtree(path / folder / "__pycache__", ignore_errors=True)
-            (ROOT / folder / "__pycache__").mkdir(exist_ok=True)
-            (path / folder / "__pycache__").symlink_to(ROOT / folder / "__pycache__")
         shutil.rmtree(path / "reports" / "html", ignore_errors=True)
         hooks = path / ".hooks"
         hooks.mkdir()
