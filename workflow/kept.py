@@ -1,4 +1,4 @@
-"""Records of what takes too long for every run: a file a system, with the settings it is of."""
+"""Records of what takes too long for every run: a file each, with the settings it is of."""
 
 from __future__ import annotations
 
