@@ -157,3 +157,9 @@ def waiting(folder) -> Path:
     fifo = folder / "run.json"
     os.mkfifo(fifo)
     return fifo
+
+
+def test_last_words_need_no_file(fork_server):
+    say = f"from {fork_server_module.__name__} import tell; tell('why')"
+    child = fork_server.start("a", "timeit", ["-n1", "-r1", say])
+    assert child.wait(60) == 0 and child.told() == "why" and child.told() == ""
