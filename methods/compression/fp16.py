@@ -26,7 +26,7 @@ class Fp16(Compressor):
     combine: ClassVar[Combine] = "sum"
     elementwise: ClassVar[bool] = True
     encode_work: ClassVar[Work] = Work(passes=0.9, kernels=8)
-    decode_work: ClassVar[Work] = Work(passes=2.1, kernels=7)
+    decode_work: ClassVar[Work] = Work(passes=1, kernels=7)
 
     def compress(self, tensor: torch.Tensor, key: Key, factor: float = 1.0) -> Payload:
         flat = self._unchecked(tensor, key)
