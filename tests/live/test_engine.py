@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from slowlink.methods.synchronization import Sync
+from slowlink.testbed.live import replay
 from slowlink.testbed.live.engine import settings
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import run_all
@@ -227,12 +228,24 @@ POLICIES = {
         "lpsp",
         dict(averaged_over="members", rounds=None, seconds=0.7, uneven=dict(sites=[1.5, 3.0])),
     ),
+    "lpsp computing on": (
+        "parameter_server",
+        "fp16",
+        dict(name="lpsp", computes_on=True),
+        dict(uneven=dict(sites=[1.5, 4.0])),
+    ),
     "gssp": ("parameter_server", "identity", dict(name="gssp", group_size=2), {}),
     "mixed": ("hips", BISPARSE, "mixed", dict(optimizer_at="server")),
     "mll_sgd": (
         "hips",
         "identity",
         dict(name="mll_sgd", local_iterations=2, hub_rounds=2, group_size=None),
+        {},
+    ),
+    "mll_sgd in slots": (
+        "hips",
+        "identity",
+        dict(name="mll_sgd", local_iterations=2, hub_rounds=2, group_size=None, rounds="slots"),
         {},
     ),
     "fedavg with a time-out": (
@@ -258,3 +271,5 @@ def test_any_policy_decides_and_virtual_time_repeats_it(tmp_path, monkeypatch, n
     ended = run_all(given)
     assert replayed(ended.record) == 100
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])
+    met = replay.again(ended.record).meetings
+    assert any(any(m.computing) for m in met) == given.policy().continues_after_upload

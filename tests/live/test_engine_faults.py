@@ -147,10 +147,17 @@ def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "exchange, policy", [("ring", "bsp"), ("parameter_server", "bsp"), ("parameter_server", "asp")]
+    "exchange, policy",
+    [
+        ("ring", "bsp"),
+        ("parameter_server", "bsp"),
+        ("parameter_server", "asp"),
+        pytest.param("parameter_server", dict(name="lpsp", computes_on=True), id="computing on"),
+    ],
 )
 def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, policy):
-    given = parsed(tmp_path, exchange, policy, rounds=16, on_loss="continue")
+    changes = dict(on_loss="continue", iteration_s=[[0.05]] * 3)
+    given = parsed(tmp_path, exchange, policy, rounds=16, **changes)
     said = []
 
     def act(run):

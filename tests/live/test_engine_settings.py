@@ -57,7 +57,7 @@ SERVER = dict(exchange=part("parameter_server"))
         (dict(averaged_over="some"), "averaged_over: Input should be 'members' or 'all'"),
         (dict(rounds=None), "give either rounds or seconds"),
         (dict(accelerator="cuda"), "accelerator: must be cpu"),
-        (SERVER | dict(synchronization=part("lpsp", computes_on=True)), "here they wait"),
+        (dict(synchronization=part("lpsp", computes_on=True)), "to a server, and here is none"),
         (
             SERVER | dict(synchronization=part("asp"), levels=up("power_sgd")),
             "levels: power_sgd needs several rounds, and a server that keeps the model is no party",

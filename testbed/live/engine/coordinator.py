@@ -178,6 +178,8 @@ class Coordinator:
         self.replaced: Counter[str] = Counter()
         self.joins = 0
         self.doing = ["idle"] * len(self.workers)
+        self.expecting: set[int] = set()
+        """Who computes on while it meets."""
         self.begun = [0.0] * len(self.workers)
         self.due: dict[str, float] = {}
         """Until when a worker must have finished its iteration."""
@@ -336,6 +338,8 @@ class Coordinator:
                 self.doing[rank] = "idle"
                 self.times[rank].append(t - self.begun[rank])
                 self.since_met[rank] += 1
+                if self.policy.continues_after_upload:
+                    self._send(name, "step")
                 self._tell(Finished(rank, len(self.times[rank]), t))
             case "applied" if rank is None:
                 self.version = head["version"]
@@ -378,13 +382,15 @@ class Coordinator:
                     self.due[name] = time.monotonic() + self.limits.compute_s
                     self._send(name, "compute")
                 case Sync(members=members):
-                    self._idle(decision, members)
+                    computing = {rank for rank in members if self._computes_on(rank)}
+                    self._idle(decision, [rank for rank in members if rank not in computing])
+                    self.expecting |= computing
                     brings = {}
                     if decision.level == GLOBAL:  # of what inner levels have averaged, too
                         brings = {rank: self.since_met[rank] for rank in decision.bringing}
                         for rank in members:
                             self.since_met[rank] = 0
-                    for rank in members:
+                    for rank in set(members) - computing:
                         self.doing[rank] = "meeting"
                     number = len(self.past)
                     self.past.append((math.nan, math.nan))
@@ -398,6 +404,11 @@ class Coordinator:
                     self.timers.sort()
                 case Wait(worker=rank):
                     self._idle(decision, [rank])
+
+    def _computes_on(self, rank: int) -> bool:
+        """Whether this worker may meet although it computes."""
+        on = self.policy.continues_after_upload and 0 <= rank < len(self.doing)
+        return on and self.doing[rank] == "computing" and rank not in self.expecting
 
     def _idle(self, decision: Decision, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -456,7 +467,11 @@ class Coordinator:
         self.past[meeting.number] = meeting.times
         here = [rank for rank in meeting.sync.members if rank not in meeting.lost]
         for rank in here:
-            self.doing[rank] = "idle"
+            if self.doing[rank] == "meeting":
+                self.doing[rank] = "idle"
+            if self.policy.continues_after_upload:
+                self._send(self.workers[rank], "over", meeting=meeting.number)
+        self.expecting -= set(here)
         if not self.over:
             self._keep()
             self._tell(Synced(tuple(here), t))
@@ -596,6 +611,7 @@ class Coordinator:
         self.wire.forget([name])
         self.due.pop(name, None)
         self.doing[rank] = "away"
+        self.expecting.discard(rank)
         # First the policy hears of it, as in virtual time; what it met for is over later.
         self._tell(Left(rank, self._now()))
         for meeting in list(self.meetings.values()):

@@ -5,6 +5,10 @@ What the members tell each other (``head["kind"]``)::
     node -> coordinator   hello     address, rounds it has snapshots of, samples, run
     coordinator -> node   begin     addresses of all, round to go on from (0: anew)
                           compute   a worker's next iteration
+                          step      by what it has computed, where workers compute on while they
+                                    meet: what comes before is about the model as it was
+                          over      meeting: all members hold the result, which takes effect; told
+                                    only there
                           meet      meeting, attempt, level, members and weights by rank, brings,
                                     and the version of the server's model that was seen so far
                           drop      meeting: that meeting is off, its members hold what they held;
@@ -66,7 +70,7 @@ JUDGED = 2
 MAX_STEPS = 16
 """More rounds of communication than any codec has."""
 
-COMMANDS = ("compute", "meet", "drop", "evaluate", "weigh", "keep", "whom", "moved")
+COMMANDS = ("compute", "step", "meet", "over", "drop", "evaluate", "weigh", "keep", "whom", "moved")
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +126,16 @@ class Node:
             settings.order,
             settings.limits.tensor_bytes,
         )
-        self.changes = settings.policy().travels == "delta"
+        policy = settings.policy()
+        self.changes = policy.travels == "delta"
+        self.computes_on = policy.continues_after_upload
+        """Whether workers compute while they meet; what happens is then in the coordinator's order:
+        an iteration changes the model when it says step, a meeting when it says over."""
+        self.thread = ThreadPoolExecutor(1)
+        """Computes there."""
+        self.iteration: Future | None = None
+        self.came_with: dict[int, list[Tensor]] = {}
+        """The model that this worker had when a meeting was decided, likewise."""
         self.snapshots = None
         if settings.state is not None:
             self.snapshots = Snapshots(settings.state, settings.run, name)
@@ -210,7 +223,9 @@ class Node:
     # What the coordinator says -------------------------------------------------------------------
 
     def _obey(self, kind: str, **fields: Any) -> None:
-        if self.rank is not None and self.held and kind in ("compute", "meet"):
+        begins = any(number < 0 for number in self.held)
+        waits = begins or (self.held and not self.computes_on)
+        if self.rank is not None and waits and kind in ("compute", "meet"):
             self.later.append((kind, fields))
         else:
             getattr(self, f"_{kind}")(**fields)
@@ -232,14 +247,46 @@ class Node:
 
     def _settle(self) -> None:
         """What comes next is said, so the last meeting counts."""
-        if self.commit:
-            _, act, _ = self.commit
-            self.commit = None
-            act()
+        if self.commit and not self.computes_on:
+            self._take_effect()
+
+    def _take_effect(self) -> None:
+        _, act, _ = self.commit
+        self.commit = None
+        act()
+
+    def _over(self, meeting: int) -> None:
+        if self.commit and self.commit[0] == meeting:
+            self._take_effect()
 
     def _compute(self) -> None:
         self._settle()
+        if self.computes_on:
+            self.iteration = self.thread.submit(self._beside)
+            return
         start = time.perf_counter()
+        gradient = self._gradient()
+        if self.changes:
+            self.task.step(gradient)
+        else:
+            self.last = gradient
+        self._finished(start)
+
+    def _beside(self) -> list[Tensor]:
+        try:
+            torch.set_num_threads(self.settings.training.torch_threads)
+            start = time.perf_counter()
+            gradient = self._gradient()
+            self._finished(start)
+            return gradient
+        except Exception as error:
+            self.tell("failed", reason=f"{type(error).__name__}: {error}")
+            raise
+
+    def _step(self) -> None:
+        self.task.step(self.iteration.result())
+
+    def _gradient(self) -> list[Tensor]:
         gradient = self.task.gradient()
         clip = self.settings.training.clip_norm
         if clip and self.settings.own:
@@ -249,10 +296,9 @@ class Node:
         for number, part in enumerate(gradient):
             if not part.isfinite().all():
                 raise ArithmeticError(f"the gradient of tensor {number} is not finite; lower lr")
-        if self.changes:
-            self.task.step(gradient)
-        else:
-            self.last = gradient
+        return gradient
+
+    def _finished(self, start: float) -> None:
         self.computed += 1
         took = time.perf_counter() - start
         time.sleep(self.settings.pause_s(self.rank, self.computed, took))
@@ -295,12 +341,15 @@ class Node:
         if settings.on_loss != "stop":
             held.before = self.task.codec.states()
         travels = held.meeting
+        if self.computes_on and self.rank in members:
+            # Held anew among fewer, it brings the same.
+            self.came_with.setdefault(meeting, [value.clone() for value in self.task.values()])
         for key in range(len(self.place.groups)):
             if self.rank in bringing:
                 weight = 1 / len(bringing)
                 if weights is not None:
                     weight = weights[members.index(self.rank)]
-                held.running["push", key] = travels.bring(self._brings(level), weight, key)
+                held.running["push", key] = travels.bring(self._brings(held), weight, key)
             elif self.centre and bringing:
                 held.running["push", key] = travels.serve(key)
             elif self.rank is None and bringing and self._passes_on(travels.bringing):
@@ -329,11 +378,12 @@ class Node:
         levels = self.settings.exchange.groups(self.settings.topology, list(workers))
         return any(self.number in group for level in levels[1:] for group in level)
 
-    def _brings(self, level: int) -> list[Tensor]:
+    def _brings(self, held: _Held) -> list[Tensor]:
         if not self.changes:
             return self.last
-        before = self.base if level == GLOBAL else self.met
-        return [new - old for new, old in zip(self.task.values(), before, strict=True)]
+        before = self.base if held.level == GLOBAL else self.met
+        now = self.came_with.get(held.number, self.task.values())
+        return [new - old for new, old in zip(now, before, strict=True)]
 
     def _drop(self, meeting: int) -> None:
         held = self.held.get(meeting)
@@ -546,7 +596,7 @@ class Node:
             values = [results["pull", i] for i in range(len(self.place.shapes))]
 
             def act() -> None:
-                self._adopt(values, held.level)
+                self._adopt(values, held)
         else:
             total: list[Any] = [None] * len(self.place.shapes)
             for key, group in enumerate(self.place.groups):
@@ -559,7 +609,7 @@ class Node:
                     self.task.step(total)
                     return
                 scaled = total if held.scale == 1.0 else [part * held.scale for part in total]
-                self._adopt(torch._foreach_add(self.base, scaled), held.level)
+                self._adopt(torch._foreach_add(self.base, scaled), held)
 
         def settle() -> None:
             act()
@@ -568,14 +618,19 @@ class Node:
 
         self.commit = held.number, settle, held.before
         self.tell("synced", meeting=held.number, attempt=held.attempt)
+        if held.number < 0:
+            self._take_effect()
         later, self.later = self.later, []
         for kind, fields in later:
             self._obey(kind, **fields)
 
-    def _adopt(self, values: Sequence[Tensor], level: int) -> None:
-        self.task.adopt(values)
+    def _adopt(self, values: Sequence[Tensor], held: _Held) -> None:
         self.met = [value.clone() for value in values]
-        if level == GLOBAL:
+        if before := self.came_with.pop(held.number, None):
+            since = torch._foreach_sub(self.task.values(), before)
+            values = torch._foreach_add(values, since)
+        self.task.adopt(values)
+        if held.level == GLOBAL:
             self.base = self.met
 
     def _take_mean(self, vector: Tensor) -> None:

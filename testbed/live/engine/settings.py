@@ -344,8 +344,9 @@ def check(settings: LiveSettings) -> None:
         ("exchange", between.overlap, "overlap must be true: phases have no barrier"),
         ("optimizer_at", not (between.whole and recipe.optimizer_at == "server"),
          f"must be worker: {name} has no server"),
-        ("synchronization", not policy.continues_after_upload,
-         f"{sync} lets workers compute while their upload travels; here they wait"),
+        ("synchronization", not policy.continues_after_upload
+         or policy.travels == "delta" and settings.mode == "model",
+         f"{sync} lets workers compute on while changes travel to a server, and here is none"),
         ("synchronization", not policy.asynchronous or policy.travels == "delta"
          or recipe.optimizer_at == "server", f"{sync} needs optimizer_at: server"),
         ("levels", not (between.whole and depth > 1) or passes(up, down),
