@@ -201,8 +201,11 @@ def test_a_worker_that_hangs_is_noticed_and_named(tmp_path, on_loss):
     assert time.monotonic() - begun < 120
 
 
-def test_workers_that_die_and_hang_are_replaced(tmp_path):
-    changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3)
+@pytest.mark.parametrize("network", [None, dict(lan=1e9, wan=50e6)])
+def test_workers_that_die_and_hang_are_replaced(tmp_path, network):
+    if network and (why := emulated.available()):
+        pytest.skip(why)
+    changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3, network=network)
     given = parsed(tmp_path, "parameter_server", "asp", rounds=120, **changes)
     said = []
 
@@ -218,8 +221,9 @@ def test_workers_that_die_and_hang_are_replaced(tmp_path):
     for name, why in (("site1/worker1", "its process is gone"), ("site2/worker0", "silent for")):
         assert any(f"goes on without {name}: {why}" in line for line in said)
         assert f"goes on with {name} again" in said
-    assert ended.digests.keys() == {*given.members} - {"coordinator"}
-    assert replayed(ended.record) == 100
+    if not network:  # there the coordinator keeps no record
+        assert ended.digests.keys() == {*given.members} - {"coordinator"}
+        assert replayed(ended.record) == 100
     read = (tmp_path / "read.log").read_text().splitlines()
     assert read.count("site1/worker1 site1.pt") == read.count("site2/worker0 site2.pt") == 2
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slowlink.testbed import files
 from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed, written
 from slowlink.testbed.live.engine.node import Node
@@ -32,6 +33,8 @@ PORT = 5570
 """The coordinator listens here on shaped links, where its host has all ports to itself."""
 POLL_S = 0.1
 """So often a coordinator in another process is looked at."""
+RESTARTS = "restarts.txt"
+"""In the output folder: the members that such a coordinator wants to be started again, a line each."""
 
 Say = Callable[[str], None]
 
@@ -62,8 +65,13 @@ def run_coordinator(
     settings: LiveSettings, say: Say = print, check: Callable[[], None] = lambda: None
 ) -> Ended:
     """Be the coordinator; raises Failed where the run ends with an error."""
+
+    def restart(name: str) -> None:
+        if settings.network is not None:  # else whoever started it by hand starts another
+            files.append(settings.output / RESTARTS, f"{name}\n")
+
     with contextlib.closing(_wire(settings, COORDINATOR)) as wire:
-        return Coordinator(settings, wire, say, check).run()
+        return Coordinator(settings, wire, say, check, restart).run()
 
 
 class Launched:
@@ -117,6 +125,7 @@ class Launched:
             self.file = output / "run.json"
             hidden = {"training": {"networks"}}
             self.file.write_text(self.settings.model_dump_json(indent=1, exclude=hidden) + "\n")
+            (output / RESTARTS).write_text("")
             for name in self.settings.members:
                 if name != COORDINATOR or self.links is not None:
                     self._log(name).write_text("")
@@ -210,8 +219,7 @@ class Launched:
 
     def _await(self, say: Say) -> None:
         """Wait for the coordinator's process, and pass on what it says."""
-        coordinator, told, alone_s = self.processes[COORDINATOR], 0, 0.0
-        others = [its for name, its in self.processes.items() if name != COORDINATOR]
+        coordinator, told, restarted, alone_s = self.processes[COORDINATOR], 0, 0, 0.0
         over = False
         while not over:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -221,10 +229,15 @@ class Launched:
             for line in lines[told:]:
                 say(line)
             told = len(lines)
+            *names, _ = (self.settings.output / RESTARTS).read_text().split("\n")
+            for name in names[restarted:]:
+                self.restart(name)
+            restarted = len(names)
             if not over and not told:
                 self._check()
             # It ends with the others, which end on their own where it falls silent; but it may
             # still wait for who is gone to hear that it is over.
+            others = (its for name, its in self.processes.items() if name != COORDINATOR)
             if all(its.poll() is not None for its in others):
                 alone_s += POLL_S
             if not over and alone_s > self.given.limits.silence_s + 2 * FLUSH_S:

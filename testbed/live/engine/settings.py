@@ -365,10 +365,8 @@ def check(settings: LiveSettings) -> None:
         raise ValueError(f"training.exchange: {error}") from None
     if settings.iteration_s and (recipe.uneven or len(settings.iteration_s) != workers):
         raise ValueError(f"iteration_s: give those of {workers} workers, and no training.uneven")
-    if settings.on_loss == "replace" and (settings.mode != "model" or settings.network):
-        raise ValueError(
-            "on_loss: replace needs a server that keeps the model, and links as they are"
-        )
+    if settings.on_loss == "replace" and settings.mode != "model":
+        raise ValueError("on_loss: replace needs a server that keeps the model")
     parties = sum(map(len, between.groups(settings.topology)[-1]))
     last = recipe.levels[-1].up
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
