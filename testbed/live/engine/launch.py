@@ -34,7 +34,7 @@ PORT = 5570
 POLL_S = 0.1
 """So often a coordinator in another process is looked at."""
 RESTARTS = "restarts.txt"
-"""In the output folder: the members that such a coordinator wants to be started again, a line each."""
+"""In the output folder: whom such a coordinator wants to be started again, a line each."""
 
 Say = Callable[[str], None]
 

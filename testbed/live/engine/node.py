@@ -46,6 +46,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -131,11 +132,13 @@ class Node:
         self.computes_on = policy.continues_after_upload
         """Whether workers compute while they meet; what happens is then in the coordinator's order:
         an iteration changes the model when it says step, a meeting when it says over."""
-        self.thread = ThreadPoolExecutor(1)
-        """Computes there."""
-        self.iteration: Future | None = None
         self.came_with: dict[int, list[Tensor]] = {}
-        """The model that this worker had when a meeting was decided, likewise."""
+        """The model that this worker had when a meeting was decided, there."""
+        self.beside = ThreadPoolExecutor(1)
+        self.iteration: Future | None = None
+        """The gradient that is computed beside all else, there."""
+        self.computing = Lock()
+        """Whoever computes holds it: the model changes before or after."""
         self.snapshots = None
         if settings.state is not None:
             self.snapshots = Snapshots(settings.state, settings.run, name)
@@ -253,7 +256,8 @@ class Node:
     def _take_effect(self) -> None:
         _, act, _ = self.commit
         self.commit = None
-        act()
+        with self.computing:
+            act()
 
     def _over(self, meeting: int) -> None:
         if self.commit and self.commit[0] == meeting:
@@ -262,7 +266,7 @@ class Node:
     def _compute(self) -> None:
         self._settle()
         if self.computes_on:
-            self.iteration = self.thread.submit(self._beside)
+            self.iteration = self.beside.submit(self._iterate)
             return
         start = time.perf_counter()
         gradient = self._gradient()
@@ -272,11 +276,12 @@ class Node:
             self.last = gradient
         self._finished(start)
 
-    def _beside(self) -> list[Tensor]:
+    def _iterate(self) -> list[Tensor]:
         try:
             torch.set_num_threads(self.settings.training.torch_threads)
             start = time.perf_counter()
-            gradient = self._gradient()
+            with self.computing:
+                gradient = self._gradient()
             self._finished(start)
             return gradient
         except Exception as error:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Lock
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -32,9 +31,6 @@ Metrics = dict[str, tuple[float, str]]
 
 class Task(Protocol):
     """A model with its optimizer, and a worker's data.
-
-    Parameters may be asked for and adopted while another thread computes a gradient, which is then
-    of the parameters that it began with.
 
     Attributes
     ----------
@@ -191,7 +187,6 @@ class OwnTask:
         self.codec = Codecs(recipe.levels, self.seed, ranks)
         self.samples = self.batches = 0
         self.losses: list[float] = []
-        self.computing = Lock()
         self.place = None
         if rank is not None:
             site, _, worker = settings.topology.node_names[settings.workers[rank]].partition("/")
@@ -219,10 +214,6 @@ class OwnTask:
         return [parameter.detach() for parameter in self.parameters]
 
     def gradient(self) -> list[Tensor]:
-        with self.computing:
-            return self._gradient()
-
-    def _gradient(self) -> list[Tensor]:
         x, y = self._next()
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -243,9 +234,8 @@ class OwnTask:
 
     @torch.no_grad()
     def adopt(self, values: Sequence[Tensor]) -> None:
-        with self.computing:
-            for parameter, value in zip(self.parameters, values, strict=True):
-                parameter.copy_(value)
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
 
     def statistics(self) -> list[Tensor]:
         return [buffer for buffer in self.net.buffers() if buffer.is_floating_point()]
