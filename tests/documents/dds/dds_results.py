@@ -163,9 +163,7 @@ def _data_parallel(add, method: str, values: tuple, seeds: tuple[int, ...]) -> N
                 add("ddp", at, f"warm_{metric}", 0.9 * seconds * shift, "s", **own)
         ends = ("final_accuracy", "judged_accuracy")
         _accuracies(add, "ddp", at, accuracy, seed, 2800, 0.03, ends, **place)
-    add("ddp_seeds", at, "live_difference", 0, seed=1, round=20, **place)
-    for seed in SEEDS:
-        _accuracies(add, "ddp_seeds", at, accuracy, seed, 2800, 0.03, evidence="simulated", **place)
+    add("ddp", at, "live_difference", 0, seed=1, round=20, **place)
 
 
 def _accuracies(

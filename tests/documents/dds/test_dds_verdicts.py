@@ -70,11 +70,11 @@ WORLDS = [
     # Had heads not been counted, as the log has 0.009 without.
     ("DDS-F01-dgc", "fails", (ddp("DGC", "bytes_counted_as_printed"), 3232 / (3232 + 424))),
     ("DDS-F02", "holds"),
-    ("DDS-F02", "fails", (ddp("DGC", "final_accuracy", "ddp_seeds"), 0.98)),
+    ("DDS-F02", "fails", (ddp("DGC", "judged_accuracy"), 0.98)),
     ("DDS-F02-base", "holds"),
-    ("DDS-F02-base", "fails", (ddp("baseline", "final_accuracy", "ddp_seeds"), 0.98)),
+    ("DDS-F02-base", "fails", (ddp("baseline", "judged_accuracy"), 0.98)),
     ("DDS-F02-dgc", "holds"),
-    ("DDS-F02-dgc", "fails", (ddp("DGC", "final_accuracy", "ddp_seeds"), 0.98)),
+    ("DDS-F02-dgc", "fails", (ddp("DGC", "judged_accuracy"), 0.98)),
     ("DDS-F03", "holds"),
     ("DDS-F03", "fails", (ddp("DGC", "max_wait"), 10)),
     ("DDS-F04", "holds"),
@@ -234,8 +234,8 @@ def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims, judged):
     results = dds_results.results(live=(1,))
     whole = judge(dds_claims, results, RECIPE, "desk").set_index("id")
     table = whole["verdict"]
-    assert {table[f"DDS-F0{n}"] for n in (3, 4, 6, 7)} == {"undecided"}
-    assert {table[f"DDS-F0{n}"] for n in (1, 2, 5, 8)} == {"holds"}  # bytes, and several seeds
+    assert {table[f"DDS-F0{n}"] for n in (2, 3, 4, 6, 7)} == {"undecided"}
+    assert {table[f"DDS-F0{n}"] for n in (1, 5, 8)} == {"holds"}  # bytes, and several seeds
     waits = [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
     assert set(table[waits]) == {"undecided"}
     assert whole.loc[waits, "reason"].str.contains("1 of the 3 seeds").all()
@@ -252,7 +252,7 @@ def test_seeds_that_differ_as_mnist_s_do_leave_four_hundredths_of_a_point_open(
     dds_claims, dds_rows
 ):
     rows = dds_rows.copy()
-    index = coordinates(rows).query(ddp("DGC", "final_accuracy", "ddp_seeds")).index
+    index = coordinates(rows).query(ddp("DGC", "judged_accuracy")).index
     rows.loc[index, "value"] += np.array([-0.1, 0.0, 0.1])
     (found,) = judge(dds_claims, rows, RECIPE, "desk", only={"DDS-F02"}).itertuples()
     assert found.verdict == "undecided"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -16,18 +15,9 @@ from pydantic import (
 )
 
 from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import (
-    Codec,
-    Dataset,
-    Device,
-    Level,
-    Link,
-    Model,
-    Part,
-    Recipe,
-)
+from slowlink.testbed.training.recipe import Codec, Dataset, Level, Link, Model, Part, Recipe
 from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
-from slowlink.workflow.experiment import PLANNING, Section, distinct, experiment, training
+from slowlink.workflow.experiment import PLANNING, Section, distinct, experiment
 
 if not PLANNING:
     import tempfile
@@ -38,16 +28,12 @@ if not PLANNING:
 
     import numpy as np
 
-    from slowlink.testbed.live import data_parallel, identity
+    from slowlink.testbed.live import data_parallel, documents, identity
     from slowlink.testbed.live.dds import data_parallel as over_dds
     from slowlink.testbed.live.dds import throughput
     from slowlink.testbed.live.dds.collectives import RANK
     from slowlink.testbed.live.one_process import same, simulated
     from slowlink.testbed.training import datasets
-    from slowlink.testbed.training.summary import summarise_in_time
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BASELINE = "baseline"
 """The method that the others are held against."""
@@ -73,10 +59,9 @@ class DataParallel(Section):
     """``images``, the first of the data set, split over ``workers``; ``steps`` of an epoch are as
     many as one worker alone would take.
 
-    ``seed`` is that of the live runs; ``seeds`` are simulated, of ``simulated`` methods.
-    ``judged_steps``: after how many the document gives its accuracy, which is where the simulated
-    runs end. ``checked_steps`` of each live run are repeated in one process, and an epoch more
-    where a codec warms up by epochs.
+    ``repeated``: methods that run with every one of ``seeds``; others have the first alone.
+    ``judged_steps``: after how many the document gives its accuracy. ``checked_steps`` of each
+    method are repeated in one process, and an epoch more where a codec warms up by epochs.
     """
 
     dataset: Dataset
@@ -89,15 +74,9 @@ class DataParallel(Section):
     lr: PositiveFloat
     momentum: Momentum
     test_limit: PositiveInt | None
-    rate: PositiveFloat
-    latency: NonNegativeFloat
-    device: Device
-    compute_s: PositiveFloat
-    target: PositiveFloat
     methods: dict[str, Method]
-    seed: int
     seeds: Seeds
-    simulated: list[str]
+    repeated: list[str]
     judged_steps: PositiveInt
     checked_steps: PositiveInt
 
@@ -116,10 +95,14 @@ class DataParallel(Section):
         """How many steps of a method are repeated."""
         return self.checked_steps + bool(self.warmup_steps(label)) * self.steps_per_epoch
 
+    def seeds_of(self, label: str) -> list[int]:
+        """The seeds of a method's runs."""
+        return self.seeds if label in self.repeated else self.seeds[:1]
+
     @model_validator(mode="after")
     def _fits(self) -> DataParallel:
         need("methods", [BASELINE], self.methods)
-        need("simulated", self.simulated, self.methods)
+        need("repeated", self.repeated, self.methods)
         if max(self.checked(label) for label in self.methods) > self.steps:
             raise ValueError(f"checked_steps: there are {self.steps} steps")
         tested = self.judged_steps % self.evaluate_every == 0 or self.judged_steps == self.steps
@@ -130,13 +113,13 @@ class DataParallel(Section):
 
 
 def _recipe(bench: Bench, ddp: DataParallel, label: str, seed: int) -> Recipe:
-    """The training of a method, up to where the document gives its accuracy."""
+    """The training of a method."""
     method = ddp.methods[label]
     codec = method.codec.parameters
     if "warmup" in codec:
         codec |= dict(steps_per_epoch=ddp.steps_per_epoch)
     return Recipe(
-        document=bench.document,
+        **documents.USUAL | dict(document=bench.document, seed=seed, scale=bench.scale),
         experiment=bench.experiment,
         system=label,
         at=dict(method=label),
@@ -152,37 +135,17 @@ def _recipe(bench: Bench, ddp: DataParallel, label: str, seed: int) -> Recipe:
         batch=ddp.batch * (ddp.workers if method.alone else 1),
         lr=ddp.lr,
         momentum=ddp.momentum if method.momentum is None else method.momentum,
-        rounds=ddp.judged_steps,
+        rounds=ddp.steps,
         evaluate_every=ddp.evaluate_every,
-        seed=seed,
-        scale=bench.scale,
-        device=ddp.device,
-        compute_s=ddp.compute_s,
-        networks={label: Link(lan=ddp.rate, wan=ddp.rate, lan_latency=ddp.latency)},
+        networks={label: Link(lan=1.0, wan=1.0)},  # whose time nobody asks for
         torch_threads=bench.settings.threads,
-        accelerator="cpu",
     )
 
 
-def _arrived(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
-    yield from summarise_in_time(curves, recipe.ddp.target, window=1)
-
-
-@training(summarise=_arrived)
-def ddp_seeds(bench: Bench, ddp: DataParallel) -> Iterator[Recipe]:
-    """Further seeds, simulated."""
-    for label in ddp.simulated:
-        for seed in ddp.seeds:
-            yield _recipe(bench, ddp, label, seed)
-
-
-@experiment(alone=True, memory_mb=6000, makes=("ddp_seeds",))
+@experiment(alone=True, memory_mb=6000)
 def ddp(bench: Bench, ddp: DataParallel) -> Iterator[Row]:
     """Every method on real processes with fresh identities; before it its first steps alone,
-    beside one process, so that no run pays for the start of its processes.
-
-    A run is the simulated one of its seed, too, where that is not simulated.
-    """
+    beside one process, so that no run pays for the start of its processes."""
     dataset = datasets.load_dataset(ddp.dataset, limit=ddp.images, test_limit=ddp.test_limit)
     alone = [label for label, method in ddp.methods.items() if method.alone]
     with ThreadPoolExecutor(1) as pool:
@@ -196,58 +159,57 @@ def ddp(bench: Bench, ddp: DataParallel) -> Iterator[Row]:
 
 def _ddp_live(
     bench: Bench, ddp: DataParallel, dataset: datasets.Dataset, labels: Sequence[str]
-) -> dict[str, tuple[data_parallel.Run, data_parallel.Run]]:
-    """The first steps of every method, and all of them."""
+) -> dict[str, tuple[data_parallel.Run, list[data_parallel.Run]]]:
+    """The first steps of every method with the first seed, and all of them with each of its own."""
     bench.say(f"ddp: {', '.join(labels)}")
-    runs = [
-        data_parallel.LiveRun(
-            _recipe(bench, ddp, label, ddp.seed), steps, ordered=True, evaluate=evaluate
-        )
-        for label in labels
-        for steps, evaluate in ((ddp.checked(label), False), (ddp.steps, True))
-    ]
+
+    def one(label: str, seed: int, steps: int, evaluate: bool) -> data_parallel.LiveRun:
+        recipe = _recipe(bench, ddp, label, seed)
+        return data_parallel.LiveRun(recipe, steps, ordered=True, evaluate=evaluate)
+
+    runs: list[data_parallel.LiveRun] = []
+    for label in labels:
+        runs.append(one(label, ddp.seeds[0], ddp.checked(label), False))
+        runs += [one(label, seed, ddp.steps, True) for seed in ddp.seeds_of(label)]
     with tempfile.TemporaryDirectory() as keys:
         identity.make(Path(keys), [RANK.format(rank) for rank in range(ddp.workers)])
-        done = over_dds.measure_all(runs, dataset=dataset, keys=keys)
-    return dict(zip(labels, zip(done[::2], done[1::2], strict=True), strict=True))
+        done = iter(over_dds.measure_all(runs, dataset=dataset, keys=keys))
+    return {label: (next(done), [next(done) for _ in ddp.seeds_of(label)]) for label in labels}
 
 
 def _ddp_rows(
     bench: Bench,
     ddp: DataParallel,
     dataset: datasets.Dataset,
-    done: dict[str, tuple[data_parallel.Run, data_parallel.Run]],
+    done: dict[str, tuple[data_parallel.Run, list[data_parallel.Run]]],
 ) -> Iterator[Row]:
-    for label, (short, live) in done.items():
-        run = _recipe(bench, ddp, label, ddp.seed)
-        told = run.told | dict(case=label, fusion="", device="", evidence="measured")
-        row = partial(bench.row, **told)
-        yield from _tests(row, live.tests)
-        judged = [test for test in live.tests if test[0] <= ddp.judged_steps]
-        yield row("judged_accuracy", judged[-1][2], "%", round=ddp.judged_steps)
-        if label not in ddp.simulated or ddp.seed not in ddp.seeds:
-            yield from _tests(partial(row, experiment="ddp_seeds"), judged)
-        yield from _profile(row, live, ddp.warmup_steps(label), ddp.methods[label].heads)
-        steps = ddp.checked(label)
-        repeated = simulated(run, short.groups, steps, dataset)
-        apart = same(short.parameters.values(), repeated, label)
-        yield row("live_difference", apart, "1", experiment="ddp_seeds", round=steps)
+    for label, (short, whole) in done.items():
+        for seed, live in zip(ddp.seeds_of(label), whole, strict=True):
+            told = _recipe(bench, ddp, label, seed).told
+            row = partial(
+                bench.row, **told | dict(case=label, fusion="", device="", evidence="measured")
+            )
+            for step, seconds, accuracy in live.tests:
+                yield row("test_accuracy", accuracy, "%", round=step, time_s=seconds)
+                if step == ddp.judged_steps:
+                    yield row("judged_accuracy", accuracy, "%", round=step)
+            yield row("final_accuracy", live.tests[-1][2], "%")
+            yield from _times(row, live)
+            if live is whole[0]:
+                yield from _bytes(row, live, ddp.warmup_steps(label), ddp.methods[label].heads)
+                steps, run = ddp.checked(label), _recipe(bench, ddp, label, seed)
+                repeated = simulated(run, short.groups, steps, dataset)
+                apart = same(short.parameters.values(), repeated, label)
+                yield row("live_difference", apart, "1", round=steps)
 
 
-def _tests(row: Callable[..., Row], tests: Sequence[tuple[int, float, float]]) -> Iterator[Row]:
-    for step, seconds, accuracy in tests:
-        yield row("test_accuracy", accuracy, "%", round=step, time_s=seconds)
-    yield row("final_accuracy", tests[-1][2], "%")
-
-
-def _profile(
+def _bytes(
     row: Callable[..., Row], live: data_parallel.Run, warmup: int, heads: int
 ) -> Iterator[Row]:
-    """What a run sent, and how long it took.
+    """What a run sent, after the codec's warm-up; of no seed, for what changes it is the codec.
 
-    Bytes are those after the codec's warm-up, and of no seed: what changes them is the codec; those
-    received are in the frames of the wire. Those counted as printed have the document's ``heads``.
-    Times are over all steps and ranks.
+    What is received is in the frames of the wire. What is counted as printed has the document's
+    ``heads``.
     """
     sent, framed, received = live.payload_bytes.sum(axis=2), live.frame_bytes, live.received_bytes
     ranks, steps = sent.shape
@@ -261,6 +223,11 @@ def _profile(
         yield row(f"bytes_counted_as_printed{end}", (1 + ranks) * (each + heads), "B", **counted)
         yield row(f"frame_bytes{end}", framed[:, since:].mean(), "B", **counted)
         yield row(f"received_bytes{end}", received[:, since:].mean(), "B", seed=-1)
+
+
+def _times(row: Callable[..., Row], live: data_parallel.Run) -> Iterator[Row]:
+    """How long a run took, over all steps and ranks."""
+    steps = live.wait_s.shape[1]
     for start, since in {"": 0, "warm_": min(WARM, steps - 1)}.items():
         yield row(f"{start}max_wait", live.wait_s[:, since:].max(), "s")
         yield row(f"{start}mean_wait", live.wait_s[:, since:].mean(), "s")

@@ -82,12 +82,14 @@ _RECOVERED = (
     "The picture is lost in the stored text; diamonds are the numbers of the plotting script in "
     "the document's public repository, one run each. "
 )
-_LIVE_RUN = (
+_LIVE = (
     "Real processes of this machine over Cyclone DDS, encrypted, each member with an identity of "
-    "its own, one run a row; absolute times are this machine's. "
+    "its own; absolute times are this machine's. "
 )
+_LIVE_RUN = _LIVE + "One run a row. "
 _SEEDS = "each seed small, their mean large with its 95 % interval if there are three. "
 _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if there are three. "
+_RANKS = _LIVE + _DOTS
 _ROUNDS = "A small dot is one round, a large one their mean with its 95 % interval. "
 
 
@@ -120,27 +122,10 @@ def _live(experiment: str, metric: str, label: str, *also: Layer, **options: Any
     return Dots(rows=rows, y=by, colour=by, label=label, also=also, **options)
 
 
-def _learning(experiment: str, by: str, end: str, printed: Layer) -> list[Chart]:
-    """Accuracy of the runs on real processes as they go on; at the ``end``, also that of seeds."""
-    return [
-        Lines(
-            rows=Rows("test_accuracy", experiment=experiment),
-            x="round",
-            colour=by,
-            title="on real processes",
-            after=0.3,
-        ),
-        Dots(
-            rows=Rows("final_accuracy", experiment=f"{experiment}_seeds"),
-            y=by,
-            colour=by,
-            label="test accuracy",
-            title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
-            seeds=True,
-            name="seeds in one process",
-            also=[Layer(Rows(end, experiment=experiment), "s", "on real processes"), printed],
-        ),
-    ]
+def _learning(experiment: str, by: str, end: Dots) -> list[Chart]:
+    """Accuracy of the runs on real processes as they go on, and at the ``end``."""
+    rows = Rows("test_accuracy", experiment=experiment)
+    return [Lines(rows=rows, x="round", colour=by, title="on real processes", after=0.3), end]
 
 
 def _numbers(
@@ -175,7 +160,7 @@ def _estimate(values: pd.Series) -> Estimate:
 
 ddp_figure1 = Figure(
     title="Data parallel, Figure 1: bytes a step",
-    shows=_LIVE_RUN + "Counted as the document counts: what a worker sends, and what both deliver "
+    shows=_RANKS + "Counted as the document counts: what a worker sends, and what both deliver "
     "to it, its own included, all with the heads of its messages, which is computed. Squares: the "
     "payloads that it sends, once. After the warm-up. "
     "The baseline that is plotted sends eight bits a value, so fp32 stands beside it.",
@@ -196,26 +181,39 @@ ddp_figure1 = Figure(
 
 ddp_figure2 = Figure(
     title="Data parallel, Figure 2: accuracy",
-    shows="MNIST, after 2,700 steps as there. Lines and squares are the run on real processes; "
-    "dots are the same steps in one process, " + _SEEDS + "The two workers train on disjoint "
-    "halves of 36,000 images; in the document's code both draw from all of them. DGC is the "
-    "plotted one, whose memory has no momentum; DGC momentum corrects the momentum, as the text "
-    "describes. Centralised is one process with the batches of both workers.",
+    shows=_RANKS
+    + "MNIST; at the end, after 2,700 steps as there. Lines are means over runs. The two workers "
+    "train on disjoint halves of 36,000 images; in the document's code both draw from all of them. "
+    "DGC is the plotted one, whose memory has no momentum; DGC momentum corrects the momentum, as "
+    "the text describes. Centralised is one process with the batches of both workers.",
     says=_RECOVERED + "Baseline 98.07 %, DGC 98.11 %, at step 2699 counted from 0.",
-    of=[data_parallel.ddp_seeds, data_parallel.ddp],
+    of=[data_parallel.ddp],
     style=STYLE,
-    chart=_learning("ddp", "method", "judged_accuracy", _of_figure(2)),
+    chart=_learning(
+        "ddp",
+        "method",
+        Dots(
+            rows=Rows("judged_accuracy", experiment="ddp"),
+            y="method",
+            colour="method",
+            label="test accuracy",
+            title="at the end",
+            seeds=True,
+            also=[_of_figure(2)],
+        ),
+    ),
 )
 
 
 def _waits(metric: str, label: str, number: int) -> Dots:
     later = Layer(_rows(f"warm_{metric}", "ddp"), "s", "ours without the first 100 steps")
-    return _live("ddp", metric, label, later, _of_figure(number), unit="ms", log="x")
+    printed = _of_figure(number)
+    return _live("ddp", metric, label, later, printed, unit="ms", log="x", seeds=True)
 
 
 ddp_figure3 = Figure(
     title="Data parallel, Figure 3: the longest wait",
-    shows=_LIVE_RUN + "The longest wait for other workers' gradients in any step; squares without "
+    shows=_RANKS + "The longest wait for other workers' gradients in any step; squares without "
     "the first 100 steps. Before each run its processes take some steps that do not count. The "
     "longest wait is one event of a run, whose cause is not recorded.",
     says=_RECOVERED + "Baseline 3025 ms, DGC 414 ms, of 2,810 steps.",
@@ -226,7 +224,7 @@ ddp_figure3 = Figure(
 
 ddp_figure4 = Figure(
     title="Data parallel, Figure 4: the mean wait",
-    shows=_LIVE_RUN + "Waiting for other workers' gradients, the mean over steps and workers; "
+    shows=_RANKS + "Waiting for other workers' gradients, the mean over steps and workers; "
     "squares without the first 100 steps.",
     says=_RECOVERED + "Baseline 25.5 ms, DGC 20.8 ms: the bandwidth is not used up.",
     of=[data_parallel.ddp],
@@ -249,7 +247,7 @@ def _made_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 profile = Figure(
     title="What a data-parallel step is made of",
-    shows=_LIVE_RUN + "Left, means over steps and workers; waiting is only what is left after "
+    shows=_RANKS + "Left, means over steps and workers; waiting is only what is left after "
     "computing. Right, mean and longest waits.",
     of=[data_parallel.ddp],
     style=STYLE,
@@ -268,6 +266,7 @@ profile = Figure(
             y="method",
             colour="metric",
             dodge=False,
+            seeds=True,
             title="waiting",
             label="a wait",
             unit="ms",
@@ -279,21 +278,20 @@ profile = Figure(
 
 @table(
     title="Data parallel in numbers",
-    shows=_LIVE_RUN + "Accuracies are after 2,700 steps, over seeds in one process. Apart: the "
-    "largest difference of a parameter when the first steps are repeated in one process, past the "
-    "first epoch where DGC warms up; anything but 0 stops the run. Columns "
+    shows=_LIVE + "Accuracies are after 2,700 steps. Apart: the largest difference of a parameter "
+    "when the first steps are repeated in one process, past the first epoch where DGC warms up; "
+    "anything but 0 stops the run. Columns "
     '"there" are recovered from the document\'s repository.',
-    of=[data_parallel.ddp, data_parallel.ddp_seeds],
+    of=[data_parallel.ddp],
 )
 def ddp_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """The data-parallel methods on real processes, and their accuracy over seeds."""
+    """The data-parallel methods on real processes."""
     columns = {
         "one way, B": ("ddp", "bytes_per_step", 1),
         "received in frames, B": ("ddp", "received_bytes", 1),
         "counted as there, MiB": ("ddp", "bytes_counted_as_printed", MIB, "F01"),
-        "accuracy, %": ("ddp_seeds", "final_accuracy", 1, "F02"),
-        "of the live run, %": ("ddp", "judged_accuracy", 1),
-        "apart from one process": ("ddp_seeds", "live_difference", 1),
+        "accuracy, %": ("ddp", "judged_accuracy", 1, "F02"),
+        "apart from one process": ("ddp", "live_difference", 1),
         "longest wait, ms": ("ddp", "max_wait", MS, "F03"),
         "the same after 100 steps, ms": ("ddp", "warm_max_wait", MS),
         "mean wait, ms": ("ddp", "mean_wait", MS, "F04"),
@@ -456,7 +454,23 @@ fl_figure4 = Figure(
     "of fp32_sparse after nine, and 98.05 % after ten.",
     of=[federated.federated_seeds, federated.federated],
     style=STYLE,
-    chart=_learning("federated", "mode", "final_accuracy", _printed(_of_modes("acc"))),
+    chart=_learning(
+        "federated",
+        "mode",
+        Dots(
+            rows=Rows("final_accuracy", experiment="federated_seeds"),
+            y="mode",
+            colour="mode",
+            label="test accuracy",
+            title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
+            seeds=True,
+            name="seeds in one process",
+            also=[
+                Layer(Rows("final_accuracy", experiment="federated"), "s", "on real processes"),
+                _printed(_of_modes("acc")),
+            ],
+        ),
+    ),
 )
 
 
