@@ -176,6 +176,21 @@ def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, polic
     assert len(rounds_in(given)) == 5
 
 
+def test_workers_that_computed_on_wait_for_a_server_that_pauses(tmp_path):
+    """Now and then all have come to their limit, and their meetings have not ended."""
+    policy = dict(name="lpsp", computes_on=True)
+    given = parsed(tmp_path, "parameter_server", policy, rounds=16, iteration_s=[[0.05]] * 3)
+
+    def pause(run):
+        server = run.processes["central/server"]
+        server.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        server.send_signal(signal.SIGCONT)
+
+    run_until(given, " of 16", lambda run: threading.Thread(target=pause, args=[run]).start())
+    assert len(rounds_in(given)) == 5
+
+
 def test_a_server_that_is_lost_ends_the_run(tmp_path):
     given = parsed(tmp_path, "parameter_server", rounds=1000, on_loss="continue")
     with pytest.raises(Failed, match="central/server: (its process is gone|silent)"):

@@ -566,7 +566,7 @@ class Coordinator:
         for name in [name for name, until in self.awaited.items() if now > until]:
             del self.awaited[name]
             self.say(f"goes on without {name}: no other came within {self.limits.join_s:g} s")
-        busy = set(self.doing) & {"computing", "meeting"} or self.awaited
+        busy = set(self.doing) & {"computing", "meeting"} or self.meetings or self.awaited
         if not (busy or self.timers or self.over):
             alive = any(doing != "away" for doing in self.doing)
             why = (

@@ -166,11 +166,21 @@ def test_traces_are_recorded_times_in_units_of_the_shortest_iteration():
     drawn = experiments._traces(0.5, 20)(1)
     means = sorted(np.mean(times) for times in drawn.times)
     assert means[0] == pytest.approx(0.5) and means[-1] > 2 * means[0]
-    # 20 workers were recorded; a draw deals them out without giving one twice.
+    # A draw deals the recorded workers out without giving one twice.
     assert len(set(drawn.times)) == 20
     assert drawn.times != experiments._traces(0.5, 20)(2).times
-    with pytest.raises(ValueError, match="20 recorded workers, 21 are needed"):
-        experiments._traces(0.5, 21)
+    with pytest.raises(ValueError, match="28 recorded workers, 29 are needed"):
+        experiments._traces(0.5, 29)
+
+
+def recorded_of(given):
+    """The record of the policy of these settings."""
+    records = map(Record.load, experiments.ROOT.glob(experiments.RECORDED))
+    policy = given.policy()
+    (found,) = (
+        one for one in records if synchronization.load(one.policy, **one.parameters) == policy
+    )
+    return found
 
 
 class Placed:
@@ -180,8 +190,7 @@ class Placed:
 
     def __init__(self, given, ray):
         self.given.append(given)
-        name = given.training.synchronization.name
-        self.record = Record.load(experiments.ROOT / experiments.RECORDED.replace("*", name))
+        self.record = recorded_of(given)
 
     def __enter__(self):
         return self
@@ -209,12 +218,12 @@ def placed(monkeypatch):
 
 def test_real_workers_are_slowed_and_told_when_they_arrive(recipe, placed):
     rows = run(recipe, "ray")
-    for label, given in zip(recipe.ray.methods, placed, strict=True):
+    labels = [*recipe.ray.methods, *recipe.ray.readings]
+    for label, given in zip(labels, placed, strict=True):
         assert given.training.uneven.sites == tuple(recipe.ray.slow) and set(given.groups) == {0}
         assert given.mode == "model" and given.training.averaged_over == recipe.averaged_over
         assert given.policy() == experiments._policy(given.training.synchronization)
-        name = given.training.synchronization.name
-        end = Record.load(experiments.ROOT / experiments.RECORDED.replace("*", name)).end
+        end = recorded_of(given).end
         value = rows[(rows["method"] == label) & (rows["metric"] == "time_to_target")]["value"]
         assert value.item() == pytest.approx(end * recipe.ray.target / 90)
     assert (rows[rows["metric"] == "replayed"]["value"] == 100).all()
@@ -242,7 +251,7 @@ def test_runs_of_real_workers_are_kept_with_their_command(placed, tmp_path, monk
     monkeypatch.setattr(experiments, "ROOT", tmp_path)
     experiments.record("make record-ray")
     made = {path.name: Record.load(path) for path in tmp_path.glob(experiments.RECORDED)}
-    assert made.keys() == kept.keys() and len(made) == 5
+    assert made.keys() == kept.keys() and len(made) == 7
     for name, record in made.items():
         assert record.told == kept[name].told and record.about["command"] == "make record-ray"
 
@@ -359,7 +368,7 @@ def test_what_desk_scale_leaves_out_is_recorded(name):
 
 def test_recorded_runs_are_the_methods_that_they_were(recipe):
     found = run(recipe, "recorded")
-    assert set(found["method"]) == {"BSP", "SSP", "GSSP breaks", "MLL-SGD barrier", "LPSP"}
+    assert set(found["method"]) == {*recipe.ray.methods, *recipe.ray.readings}
 
 
 def test_charts_have_no_gaps(recipe):

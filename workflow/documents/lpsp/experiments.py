@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import Dataset, Model, Part
+from slowlink.testbed.training.recipe import Dataset, Model, Part, slug
 from slowlink.workflow.closure import ROOT
 from slowlink.workflow.documents.lpsp.settings import (
     BSP,
@@ -531,6 +531,7 @@ class Ray(Section):
     accuracy (%)."""
 
     methods: list[str]
+    readings: list[str]
     address: str | None
     group_size: PositiveInt
     model: Model
@@ -558,12 +559,14 @@ def ray(bench: Bench, ray: Ray) -> Iterator[Row]:
 def _live(bench: Bench, ray: Ray) -> Iterator[tuple[str, Ended]]:
     """What every policy came to on real workers, by its label."""
     workers = len(ray.slow)
-    told = ray.model_dump(exclude={"methods", "address", "group_size", "slow", "target"})
+    told = ray.model_dump(
+        exclude={"methods", "readings", "address", "group_size", "slow", "target"}
+    )
     told |= dict(exchange={"name": SERVER}, levels=[{"up": {"name": "identity"}}])
     told |= dict(workers=[1] * workers, uneven={"sites": ray.slow})
     with on_ray.cluster(ray.address, workers) as cluster:
-        for label in ray.methods:
-            part = bench.settings.methods[label]
+        for label in [*ray.methods, *ray.readings]:
+            part = bench.settings.policies[label]
             sized = {"group_size": ray.group_size} if "group_size" in part.parameters else {}
             told |= dict(synchronization=part.model_dump() | sized)
             told |= dict(averaged_over=bench.settings.averaged_over)
@@ -579,7 +582,7 @@ def _arrived(bench: Bench, label: str, ray: Ray, rows: Sequence[Row]) -> Iterato
     """When the server's model reached the target, interpolated between evaluations."""
     curve = [row for row in rows if row.metric == "test_accuracy"]
     times = [row.time_s for row in curve]
-    part = bench.settings.methods[label]
+    part = bench.settings.policies[label]
     fields = dict(at=dict(method=label), part=part, evidence="measured", workers=len(ray.slow))
     yield _row(bench, "target_accuracy", ray.target, "%", **fields)
     value = reached(times, [row.value for row in curve], ray.target, window=1)
@@ -597,7 +600,7 @@ def record(command: str) -> None:
     bench = Bench("lpsp", "ray", recipe, "desk")
     for label, ended in _live(bench, recipe.ray):
         about = ended.record.about | dict(command=command)
-        path = ROOT / RECORDED.replace("*", bench.settings.methods[label].name)
+        path = ROOT / RECORDED.replace("*", slug(label))
         replace(ended.record, about=about).save(path)
 
 
@@ -612,7 +615,7 @@ def recorded(bench: Bench) -> Iterator[Row]:
 def _label(settings: Settings, record: Record) -> str:
     """The method that was recorded: the first with its policy and parameters, but for the size of
     groups, which so few workers do not have."""
-    for label, part in settings.methods.items():
+    for label, part in settings.policies.items():
         policy = synchronization.load(part.name, **part.parameters)
         same = all(
             record.parameters.get(name, getattr(type(policy), name)) == value
@@ -631,7 +634,7 @@ def _run(bench: Bench, label: str, record: Record, evidence: str) -> Iterator[Ro
         _row,
         bench,
         at=dict(method=label),
-        part=bench.settings.methods[label],
+        part=bench.settings.policies[label],
         experiment="ray",
         evidence=evidence,
         workers=len(record.groups),

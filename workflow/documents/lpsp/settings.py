@@ -100,12 +100,19 @@ class Settings(declarations.Settings):
     stragglers: Stragglers
     network: Network
 
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The methods, and LPSP as else it can be read."""
+        return self.methods | self.readings
+
     def check(self, check: Check) -> None:
         for label in (BSP, LPSP):
             check.need("methods", label, self.methods)
         for name in ("mnist", "cifar10", "control", "control_rivals", "control_rate", "ray"):
             for label in getattr(self, name).methods:
                 check.need(f"{name}.methods", label, self.methods)
+        for label in self.ray.readings:
+            check.need("ray.readings", label, self.readings)
         for name in ("mnist", "cifar10"):
             workload = getattr(self, name)
             check.need(f"{name}.dataset", workload.dataset, known("dataset"))
