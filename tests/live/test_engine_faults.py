@@ -156,8 +156,8 @@ def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
     ],
 )
 def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, policy):
-    changes = dict(on_loss="continue", iteration_s=[[0.05]] * 3)
-    given = parsed(tmp_path, exchange, policy, rounds=16, **changes)
+    changes = dict(on_loss="continue", iteration_s=[[0.1]] * 3)
+    given = parsed(tmp_path, exchange, policy, rounds=24, **changes)
     said = []
 
     def act(run):
@@ -167,13 +167,14 @@ def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, polic
 
         def say(line):
             said.append(line)
-            if "round 4" in line:
+            # Of policies that meet as they like, several rounds may end at a time.
+            if " of 24" in line and "round 0" not in line:
                 act(run)
 
         ended = run.run(say)
     assert any("goes on without site1/worker1: its process is gone" in line for line in said)
     assert "site1/worker1" not in ended.digests and "site2/worker0" in ended.digests
-    assert len(rounds_in(given)) == 5
+    assert len(rounds_in(given)) in (6, 7)
 
 
 def test_workers_that_computed_on_wait_for_a_server_that_pauses(tmp_path):

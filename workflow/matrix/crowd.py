@@ -254,7 +254,7 @@ def _watched(alive: Callable[[], bool], done: Callable[[], int], centre: str, cr
             look = time.monotonic(), rounds, own_s, sum(cpu.values())
             if all(map(math.isfinite, look)):  # else some have ended
                 seen.append(look)
-            if rounds >= crowd.rounds // 2 and math.isnan(memory[0]):
+            if rounds >= crowd.rounds // 2 and math.isnan(sum(memory)):
                 used = {name: _bytes(one) for name, one in its.items()}
                 own = used.pop(centre, math.nan)
                 memory = own, sum(used.values()) / max(1, len(used))
