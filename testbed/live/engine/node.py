@@ -266,6 +266,7 @@ class Node:
     def _compute(self) -> None:
         self._settle()
         if self.computes_on:
+            self.computing.acquire()  # here, for what comes next must not be before
             self.iteration = self.beside.submit(self._iterate)
             return
         start = time.perf_counter()
@@ -280,8 +281,10 @@ class Node:
         try:
             torch.set_num_threads(self.settings.training.torch_threads)
             start = time.perf_counter()
-            with self.computing:
+            try:
                 gradient = self._gradient()
+            finally:
+                self.computing.release()
             self._finished(start)
             return gradient
         except Exception as error:
