@@ -174,7 +174,8 @@ def test_a_killed_worker_is_named_and_the_others_go_on(tmp_path, exchange, polic
         ended = run.run(say)
     assert any("goes on without site1/worker1: its process is gone" in line for line in said)
     assert "site1/worker1" not in ended.digests and "site2/worker0" in ended.digests
-    assert len(rounds_in(given)) in (6, 7)
+    # Of those two may end in one meeting, at the end, too.
+    assert len(rounds_in(given)) in ((7,) if isinstance(policy, str) else (6, 7))
 
 
 def test_workers_that_computed_on_wait_for_a_server_that_pauses(tmp_path):
