@@ -122,10 +122,14 @@ def _live(experiment: str, metric: str, label: str, *also: Layer, **options: Any
     return Dots(rows=rows, y=by, colour=by, label=label, also=also, **options)
 
 
-def _learning(experiment: str, by: str, end: Dots) -> list[Chart]:
-    """Accuracy of the runs on real processes as they go on, and at the ``end``."""
+def _learning(experiment: str, by: str, end: Rows, *also: Layer, **options: Any) -> list[Chart]:
+    """Accuracy of the runs on real processes as they go on, and over seeds at the ``end``."""
     rows = Rows("test_accuracy", experiment=experiment)
-    return [Lines(rows=rows, x="round", colour=by, title="on real processes", after=0.3), end]
+    at_end = dict(y=by, colour=by, label="test accuracy", seeds=True, also=also)
+    return [
+        Lines(rows=rows, x="round", colour=by, title="on real processes", after=0.3),
+        Dots(rows=end, **at_end | options),
+    ]
 
 
 def _numbers(
@@ -192,15 +196,9 @@ ddp_figure2 = Figure(
     chart=_learning(
         "ddp",
         "method",
-        Dots(
-            rows=Rows("judged_accuracy", experiment="ddp"),
-            y="method",
-            colour="method",
-            label="test accuracy",
-            title="at the end",
-            seeds=True,
-            also=[_of_figure(2)],
-        ),
+        Rows("judged_accuracy", experiment="ddp"),
+        _of_figure(2),
+        title="at the end",
     ),
 )
 
@@ -457,19 +455,11 @@ fl_figure4 = Figure(
     chart=_learning(
         "federated",
         "mode",
-        Dots(
-            rows=Rows("final_accuracy", experiment="federated_seeds"),
-            y="mode",
-            colour="mode",
-            label="test accuracy",
-            title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
-            seeds=True,
-            name="seeds in one process",
-            also=[
-                Layer(Rows("final_accuracy", experiment="federated"), "s", "on real processes"),
-                _printed(_of_modes("acc")),
-            ],
-        ),
+        Rows("final_accuracy", experiment="federated_seeds"),
+        Layer(Rows("final_accuracy", experiment="federated"), "s", "on real processes"),
+        _printed(_of_modes("acc")),
+        title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
+        name="seeds in one process",
     ),
 )
 
