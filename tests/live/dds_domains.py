@@ -3,7 +3,9 @@
 import itertools
 import random
 
-_DRAWN = itertools.cycle(random.SystemRandom().sample(range(1, 233), 232))
+from slowlink.testbed.live.dds.domain import DRAWN
+
+_DRAWN = itertools.cycle(random.SystemRandom().sample(DRAWN, len(DRAWN)))
 
 
 def fresh() -> int:

@@ -1,5 +1,7 @@
 """Collectives among real processes; each test has a domain of its own."""
 
+import socket
+
 import dds_domains
 import dds_peers
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds import DomainConfig, Group, connect
-from slowlink.testbed.live.dds.domain import configuration
+from slowlink.testbed.live.dds.domain import DRAWN, configuration, draw
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.live.processes import run_ranks
 
@@ -175,6 +177,20 @@ def test_peers_without_multicast(domain):
         environment=lambda rank: {"SLOWLINK_PEERS": "127.0.0.1"},
     )
     check_gathered(results, lengths)
+
+
+def test_no_process_comes_by_a_port_of_the_domains_that_are_drawn_by_chance():
+    """RTPS 2.5 §9.6.1.1: 250 ports a domain from 7400; Linux gives from 32768 on."""
+    assert 7400 + 250 * (max(DRAWN) + 1) <= 32768 < 7400 + 250 * (max(DRAWN) + 2)
+    assert draw() in DRAWN
+
+
+def test_a_domain_whose_port_another_socket_has_is_named(domain):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("", 7400 + 250 * domain))
+        with pytest.raises(ConnectionError, match=f"domain {domain}: .* the domain's ports"):
+            connect(domain, DomainConfig())
+    connect(domain, DomainConfig())
 
 
 def test_what_cannot_be_is_refused(domain):

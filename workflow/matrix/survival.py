@@ -29,6 +29,7 @@ if not PLANNING:
     from dataclasses import fields
     from importlib import metadata
 
+    from slowlink.testbed.live.dds.domain import DRAWN
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.disturbed import (
         FAULTS,
@@ -244,7 +245,7 @@ def _settings(survival: Survival, system: Disturbed, folder: Path, number: int) 
     if system.wire == "shaped":
         given["network"] = survival.links.model_dump()
     if system.wire == "dds":
-        given["dds"] = dict(domain=1 + number % 232)
+        given["dds"] = dict(domain=DRAWN[number % len(DRAWN)])
     if system.on_loss == "stop":
         state = str(folder / f"state{number}")
         given |= dict(state=state, snapshot_every=survival.snapshot_every)

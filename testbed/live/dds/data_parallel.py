@@ -19,7 +19,7 @@ from slowlink.methods.compression import Combine, Compressor, Key, Payload
 from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.data_parallel import LiveRun, Run
 from slowlink.testbed.live.dds.collectives import Group
-from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig
+from slowlink.testbed.live.dds.domain import DomainConfig, draw
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Recipe
@@ -124,7 +124,7 @@ def measure_all(
     if any(case.ddp for case in cases):
         raise ValueError("ddp: torch's DistributedDataParallel runs over gloo, not over DDS")
     if domain is None:
-        domain = secrets.randbelow(LAST_DOMAIN + 1)
+        domain = draw()
     entrance = partial(join, secrets.token_hex(), domain, keys, network, timeout_s)
     return data_parallel.measure_all(
         cases, dataset=dataset, join=entrance, timeout_s=timeout_s, progress=progress

@@ -7,6 +7,7 @@ reference. What the DDS document leaves to the defaults of its middleware is exp
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ from slowlink.testbed.live.dds.segments import CUT, HEADS
 
 LAST_DOMAIN = 232
 """Ports of higher domains would lie above 65535."""
+
+DRAWN = range(1, 101)
+"""Domains to draw from: the ports of higher ones (7400 + 250 for each) lie above 32768, where Linux
+gives ports to whoever asks for any, and a domain cannot start while another process has its own."""
 
 LOOPBACK = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "127.0.0.1")
 """The loopback interface: ``lo`` on Linux, ``lo0`` on BSD and macOS; elsewhere by address."""
@@ -121,11 +126,17 @@ def connect(domain: int, network: DomainConfig) -> DomainParticipant:
     except DDSException as error:
         raise ConnectionError(
             f"domain {domain}: cannot start on interface {network.interface!r} with peers "
-            f"{list(network.peers)}; is the interface up, and does this process enter the domain "
-            f"only once? ({error.msg})"
+            f"{list(network.peers)}; is the interface up, has no other process the domain's ports "
+            f"(a risk above domain {DRAWN[-1]}), and does this process enter it only once? "
+            f"({error.msg})"
         ) from error
     participant.entered = entered  # the domain ends with the object
     return participant
+
+
+def draw() -> int:
+    """A domain at random, for a run that nobody else has to find."""
+    return random.SystemRandom().choice(DRAWN)
 
 
 def qos(user_data: bytes) -> Qos:

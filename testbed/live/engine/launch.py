@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import secrets
 import socket
 import subprocess
@@ -190,11 +189,10 @@ class Launched:
     def _placed(self) -> LiveSettings:
         """The settings with a place to meet at, where they leave it open."""
         if (dds := self.given.dds) is not None:
-            from slowlink.testbed.live.dds.domain import LAST_DOMAIN
+            from slowlink.testbed.live.dds.domain import draw
 
-            drawn = dict(domain=dds.domain, run=dds.run or secrets.token_hex())
-            if dds.domain is None:
-                drawn["domain"] = random.SystemRandom().randint(1, LAST_DOMAIN)
+            domain = draw() if dds.domain is None else dds.domain
+            drawn = dict(domain=domain, run=dds.run or secrets.token_hex())
             return self.given.model_copy(update=dict(dds=dds.model_copy(update=drawn)))
         if self.links is not None:
             return self._at(f"tcp://{self.links.address(self._host(COORDINATOR))}:{PORT}")

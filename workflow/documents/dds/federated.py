@@ -15,7 +15,6 @@ from slowlink.workflow.experiment import PLANNING, Section, experiment
 if not PLANNING:
     import itertools
     import math
-    import random
     import secrets
     import tempfile
     import time
@@ -31,7 +30,7 @@ if not PLANNING:
     from torch import Tensor
 
     from slowlink.testbed.live import identity
-    from slowlink.testbed.live.dds.domain import LAST_DOMAIN
+    from slowlink.testbed.live.dds.domain import draw
     from slowlink.testbed.live.dds.federated import (
         ControllerSettings,
         Data,
@@ -227,7 +226,7 @@ def _settings(
     )
     return ControllerSettings(
         task=task,
-        domain=random.SystemRandom().randint(1, LAST_DOMAIN),
+        domain=draw(),
         run=secrets.token_hex(),
         rounds=own["rounds"],
         subset=own["subset"],
