@@ -89,7 +89,7 @@ class Estimate:
             return math.nan
         if self.by_seed is None or other.by_seed is None:
             return 0.0
-        difference = (other.by_seed - self.by_seed).dropna().to_numpy()
+        difference = self._up_to(other)
         if len(difference) < MIN_SEEDS:
             return math.nan
         if np.ptp(difference) <= ROUNDING * abs(difference[0]):
@@ -118,7 +118,12 @@ class Estimate:
         """How far ``other`` lies above this, seed by seed, in words; empty without seeds."""
         if self.by_seed is None or other.by_seed is None or self.never or other.never:
             return ""
-        return f", larger by {Estimate.of((other.by_seed - self.by_seed).dropna())}"
+        return f", larger by {Estimate.of(pd.Series(self._up_to(other)))}"
+
+    def _up_to(self, other: Estimate) -> np.ndarray:
+        """How far ``other`` lies above this, by the seeds of both."""
+        (ours, theirs), _ = _paired([self.by_seed, other.by_seed])
+        return theirs - ours
 
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
@@ -213,6 +218,35 @@ class Found:
 _PREFERENCE = ["computed", "measured", "simulated", "emulated", "packet", "recorded"]
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What the rows of a lookup say: see :class:`Found`; values and their means by kind."""
+
+    failures: list[str]
+    late: list[str]
+    models: set[str]
+    by_kind: dict[str, float | pd.Series]
+    mean: dict[str, float]
+
+    @classmethod
+    def of(cls, lookup: Lookup, rows: Sequence[Mapping[str, Any]], late: bool) -> _Answer:
+        """With ``late``, runs that never reached their target are there, as infinite."""
+        arrived = {"ok", "late"} if late else {"ok"}
+        good = [row for row in rows if row["status"] in arrived]
+        told = [(row["status"], f"{row['case']}: {row['reason']}") for row in rows]
+        by_kind = {
+            kind: _by_seed(lookup, [row for row in good if row["evidence"] == kind])
+            for kind in sorted({row["evidence"] for row in good}, key=_PREFERENCE.index)
+        }
+        return cls(
+            failures=[text for status, text in told if status not in {"ok"} | arrived],
+            late=[text for status, text in told if status in arrived - {"ok"}],
+            models={row["model"] for row in rows},
+            by_kind=by_kind,
+            mean={kind: float(np.mean(values)) for kind, values in by_kind.items()},
+        )
+
+
 class Evidence:
     """The claims and results of one document, ready to be asked for values."""
 
@@ -221,7 +255,7 @@ class Evidence:
         self._groups = results.groupby(["document", "experiment", "metric"], sort=False)
         self._rows: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         self._indices: dict[tuple, dict[tuple, list[Mapping[str, Any]]]] = {}
-        self._values: dict[tuple[str, Lookup, bool], dict[str, float | pd.Series]] = {}
+        self._answers: dict[tuple[str, Lookup, bool], _Answer | None] = {}
         self._changed: Mapping[Lookup, tuple[Lookup, float]] = {}
         self.fits: dict[str, Any] = {}
 
@@ -257,28 +291,18 @@ class Evidence:
         With ``late`` runs that never reached their target are there, too, as infinite.
         """
         lookup, factor = self._changed.get(lookup, (lookup, 1.0))
-        rows = self.select(document, lookup)
-        if not rows:
+        answer = self._answer(document, lookup, late)
+        if answer is None:
             found.missing.append(lookup)
             return None
-        arrived = {"ok", "late"} if late else {"ok"}
-        for row in rows:
-            if row["status"] != "ok":
-                told = found.late if row["status"] in arrived else found.failures
-                told.append(f"{row['case']}: {row['reason']}")
-        found.models |= {row["model"] for row in rows}
-        if (document, lookup, late) not in self._values:
-            good = [row for row in rows if row["status"] in arrived]
-            self._values[document, lookup, late] = {
-                kind: _by_seed(lookup, [row for row in good if row["evidence"] == kind])
-                for kind in sorted({row["evidence"] for row in good}, key=_PREFERENCE.index)
-            }
-        by_kind = self._values[document, lookup, late]
+        found.failures += answer.failures
+        found.late += answer.late
+        found.models |= answer.models
+        by_kind, mean = answer.by_kind, answer.mean
         if not by_kind:
             return None
         first, *others = by_kind
         found.evidence.add(first)
-        mean = {kind: float(np.mean(values)) for kind, values in by_kind.items()}
         apart = set()
         for kind in others:
             told = f"{_place(lookup)}: {kind} is {number(mean[kind] / mean[first])}"
@@ -290,7 +314,15 @@ class Evidence:
                 apart.add(_independent(kind, by_kind))
         kinds = {_independent(kind, by_kind) for kind in by_kind} - apart
         found.kinds = min(found.kinds, len(kinds | {_independent(first, by_kind)}))
-        return by_kind[first] * factor
+        return by_kind[first] if factor == 1.0 else by_kind[first] * factor
+
+    def _answer(self, document: str, lookup: Lookup, late: bool) -> _Answer | None:
+        """What the rows of a lookup say; None without any."""
+        if (document, lookup, late) not in self._answers:
+            rows = self.select(document, lookup)
+            answer = _Answer.of(lookup, rows, late) if rows else None
+            self._answers[document, lookup, late] = answer
+        return self._answers[document, lookup, late]
 
     def lookup(self, claim: Claim, name: str) -> Lookup:
         """The rows that a name in one of a claim's expressions stands for."""
@@ -318,24 +350,19 @@ class Evidence:
             values[name] = self.value(claim.document, lookup, found, late)
         if any(value is None for value in values.values()):
             return None
-        seeds = [value.index for value in values.values() if isinstance(value, pd.Series)]
-        if seeds:
-            shared = functools.reduce(pd.Index.intersection, seeds)
-            if shared.empty:
-                found.undefined.append("its terms share no seed")
-                return None
-            values = {
-                name: value.loc[shared] if isinstance(value, pd.Series) else value
-                for name, value in values.items()
-            }
+        paired, seeds = _paired(values.values())
+        if seeds is not None and seeds.empty:
+            found.undefined.append("its terms share no seed")
+            return None
         try:
-            result = expressions.evaluate(text, values)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                result = expressions.evaluate(text, dict(zip(values, paired, strict=True)))
         except ZeroDivisionError:
             result = math.nan
         if np.isnan(result).any() or (not late and np.isinf(result).any()):
             found.undefined.append("it is not defined for every seed, as a division by zero is not")
             return None
-        return result
+        return pd.Series(result, seeds) if isinstance(result, np.ndarray) else result
 
     def terms(
         self, claim: Claim, reading: Coordinate | None = None
@@ -458,6 +485,21 @@ def in_words(key: str, value: Coordinate) -> str:
     if key == "bandwidth":
         return f"{value / 1e9:g} Gbit/s" if value >= 1e9 else f"{value / 1e6:g} Mbit/s"
     return f"{key} {number(value)}"
+
+
+def _paired(
+    values: Iterable[float | pd.Series],
+) -> tuple[list[float | np.ndarray], pd.Index | None]:
+    """Values by the seeds that all of them have, and these seeds; None where none has any."""
+    values = list(values)
+    every = [value.index for value in values if isinstance(value, pd.Series)]
+    if not every:
+        return values, None
+    seeds, *others = every
+    if not all(seeds.equals(other) for other in others):
+        seeds = functools.reduce(pd.Index.intersection, others, seeds)
+        values = [one.loc[seeds] if isinstance(one, pd.Series) else one for one in values]
+    return [one.to_numpy() if isinstance(one, pd.Series) else one for one in values], seeds
 
 
 def _by_seed(lookup: Lookup, rows: Sequence[Mapping[str, Any]]) -> float | pd.Series:

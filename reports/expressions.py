@@ -23,7 +23,6 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 _NAME = re.compile(r"\{([^{}]*)\}")
 _ALTERNATIVES = re.compile(r"\(([^()|]+(?:\|[^()|]+)+)\)")
@@ -172,7 +171,8 @@ def _alternatives(text: str) -> list[str]:
 
 
 def evaluate(text: str, values: Mapping[str, Any]) -> Any:
-    """Value of an expression; ``values`` maps its names to floats, Series by seed, or Intervals."""
+    """Value of an expression; ``values`` maps its names to floats, to arrays of equal length (by
+    seed), or to Intervals."""
     tree, known = _parse(text)
     return _walk(tree, {symbol: values[name] for symbol, name in known.items()})
 
@@ -211,13 +211,10 @@ def _walk(node: ast.expr, values: Mapping[str, Any], dry: bool = False) -> Any:
 
 
 def _pick(pick: Callable[..., Any], values: list[Any]) -> Any:
-    """One of several values, or the middle of two: of intervals end by end, of series by seed."""
+    """One of several values, or the middle of two: of intervals end by end, of arrays by seed."""
     if any(isinstance(value, Interval) for value in values):
         spans = [Interval.of(value) for value in values]
         return Interval(pick([span.low for span in spans]), pick([span.high for span in spans]))
-    series = [value for value in values if isinstance(value, pd.Series)]
-    if series:
-        shared = functools.reduce(pd.Index.union, [one.index for one in series])
-        table = pd.DataFrame(dict(enumerate(values)), index=shared)
-        return pd.Series(pick(table.to_numpy(), axis=1), index=shared)
+    if any(isinstance(value, np.ndarray) for value in values):
+        return pick(np.broadcast_arrays(*values), axis=0)
     return float(pick(values))

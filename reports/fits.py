@@ -13,6 +13,7 @@ the table holds.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,15 +36,27 @@ class Fit:
     ----------
     terms: names of the rates. rates: θ over all cells, by term.
     others: by cell, θ over the other cells.
-    p: the share of random deals of the printed numbers that fit at least as well.
     correlation: Spearman's, of printed numbers with the predicted ones.
+    ours, said: what was fitted: our terms, cells × rates, and the printed numbers, as times.
+    error: the sum of squared relative errors over all cells.
     """
 
     terms: tuple[str, ...]
     rates: Mapping[str, float]
     others: Mapping[str, np.ndarray]
-    p: float
     correlation: float
+    ours: np.ndarray
+    said: np.ndarray
+    error: float
+
+    @functools.cached_property
+    def p(self) -> float:
+        """The share of random deals of the printed numbers that fit at least as well."""
+        deal = np.random.default_rng(0)
+        deals = (_solved(self.ours, deal.permutation(self.said))[1] for _ in range(DEALS))
+        # The order of summing makes errors that are equal differ in their last bits.
+        same = self.error * (1 + ROUNDING) + ROUNDING**2
+        return (1 + sum(error <= same for error in deals)) / (1 + DEALS)
 
     @property
     def lucky(self) -> bool:
@@ -84,17 +97,15 @@ def fit(
         rest = np.arange(len(cells)) != index
         others[cell] = _solved(ours[rest], said[rest])[0]
         predicted.append(ours[index] @ others[cell])
-    deal = np.random.default_rng(0)
-    # The order of summing makes errors that are equal differ in their last bits.
-    same = error * (1 + ROUNDING) + ROUNDING**2
-    as_good = sum(_solved(ours, deal.permutation(said))[1] <= same for _ in range(DEALS))
     alike = np.ptp(said) == 0 or np.ptp(predicted) == 0
     return Fit(
         terms=tuple(names),
         rates=dict(zip(names, rates, strict=True)),
         others=others,
-        p=(1 + as_good) / (1 + DEALS),
         correlation=math.nan if alike else float(stats.spearmanr(predicted, said)[0]),
+        ours=ours,
+        said=said,
+        error=error,
     )
 
 

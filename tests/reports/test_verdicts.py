@@ -902,6 +902,18 @@ def test_runs_that_end_after_as_many_rounds_say_nothing_of_their_times():
     assert "no run gave a number" in one(claim, late)["reason"]
 
 
+def test_seeds_are_paired_by_their_number_and_those_of_one_term_drop_out():
+    claim = demo("derived", printed="10", value="{t/a/size} / {t/b/size}", quantity="ratio")
+    a = rows([10.0, 20, 30, 1], case="a", seeds=[1, 2, 3, 5])
+    b = rows([3.0, 9, 1, 2], case="b", seeds=[3, 4, 1, 2])
+    assert one(claim, a + b)["ours"] == "10"
+    order = demo("ordering", order=["{t/b/size}", "{t/a/size}"])
+    assert one(order, a + b)["verdict"] == "undecided"
+    # By seed 8, 9 and 10 apart: t = 9 / (1 / √3) with two degrees of freedom.
+    b = rows([20.0, 2, 11], case="b", seeds=[3, 1, 2])
+    assert one(order, a + b)["p"] == pytest.approx(stats.t.sf(9 * 3**0.5, 2))
+
+
 def test_a_division_by_zero_is_undecided_and_no_missing_result():
     claim = demo("derived", printed="2", value="{t/a/size} / {t/b/size}", quantity="ratio")
     seeds = [1, 2, 3]
