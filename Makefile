@@ -86,7 +86,7 @@ test: lint $(VENV)/.installed-dev-ray-browser-docs $(if $(COMPILES),ns3)  ## che
 	$(BIN)/python -m pytest -m alone
 
 test-fast: $(VENV)/.installed-dev  ## the tests that start nothing and take no time, for the inner loop
-	$(BESIDE) -m "not alone and not slow"
+	$(BESIDE) -n $(CORES) -m "not alone and not slow"
 
 docs: $(VENV)/.installed-docs  ## the site of README, docs and docstrings, in .cache/site
 	$(BIN)/python -m sphinx -q -W --keep-going -d .cache/doctrees -c docs . .cache/site

@@ -60,6 +60,7 @@ def test_every_locked_file_is_checked():
     assert "://" not in LOCK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_the_lock_has_what_an_extra_needs_and_no_more(extra):
     """Beside `make env`'s, by what installed packages say that they need; those not installed are

@@ -49,6 +49,7 @@ def test_every_codec_can_be_timed(name):
     assert (times.further_s > 0) == (not compression.load(name).one_shot)
 
 
+@pytest.mark.slow
 def test_references_do_what_they_are_named_after():
     tensors = [torch.randn(30, 20), torch.randn(7)]
     assert measuring.copy_s(tensors[0], 2) > 0

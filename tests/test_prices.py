@@ -383,6 +383,7 @@ def run(made, **fields):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["layer", "group"])
 @pytest.mark.parametrize("how, name", list(carried()))
 def test_clock_matrix_advice_and_search_give_one_number(how, name, scope, digits):
@@ -443,6 +444,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how, name, policy", [*SERVED, *WHOLE, ("ring", "identity", "fedavg")])
 def test_clock_and_matrix_give_one_number_of_local_steps(how, name, policy, digits):
     made = matrix.Method(

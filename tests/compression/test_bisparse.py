@@ -292,6 +292,7 @@ def test_too_many_parties_for_the_padded_answer():
         codec.merge([payload] * 3)
 
 
+@pytest.mark.slow
 def test_padded_refuses_what_float_indices_cannot_say():
     codec = load("bisparse", lower_bound=0, ratio=1e-6)
     with pytest.raises(ValueError, match="use format='tight'"):

@@ -284,6 +284,7 @@ def test_bad_parameters_are_refused(parameters, message):
         load("count_sketch", **parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_error_feedback_converges_where_one_pass_does_not(selection):
     """½‖x - x*‖² where k values of each gradient are noise that hides the others.

@@ -67,6 +67,7 @@ def made(title: str) -> tuple:
     return load(title.split()[0], **parameters), formula
 
 
+@pytest.mark.slow
 @every_formula
 def test_the_published_formula_at_every_size(title):
     codec, formula = made(title)

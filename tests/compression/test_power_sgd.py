@@ -36,6 +36,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.slow
 def test_equals_torchs_hook_step_by_step():
     """From the same Q, with warm start and error feedback; biases and tiny matrices go dense."""
     shapes = [(16, 3, 3, 3), (16,), (40, 30), (40,), (2, 2)]

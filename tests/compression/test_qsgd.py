@@ -45,6 +45,7 @@ def test_bytes_follow_the_formula(bits, bucket):
         assert codec.compress(normal(n), n).nbytes == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["l2", "max"])
 @pytest.mark.parametrize("bits", [2, 4, 7])
 def test_is_unbiased_with_the_exact_variance_within_the_bound(bits, norm):

@@ -69,6 +69,7 @@ def test_who_did_not_draw_can_decode():
     assert not other.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(50, 7), (50, 20), (64, 8)])
 def test_every_value_has_the_same_chance(n, k):
     """Also where k does not divide n. Within a draw, chances of two values are not independent."""
@@ -125,6 +126,7 @@ def descend(name: str, **parameters) -> float:
     return float((x - optimum).norm() / optimum.norm())
 
 
+@pytest.mark.slow
 def test_error_feedback_converges_where_the_bare_method_stalls():
     uncompressed = descend("identity")
     assert uncompressed < 0.05

@@ -94,6 +94,7 @@ def subgradient(x: torch.Tensor) -> torch.Tensor:
     return torch.tensor([0.5 * along + across, 0.5 * along - across])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "feedback", "converges"),
     [("ef_sign_sgd", True, True), ("ef_sign_sgd", False, False), ("sign_sgd", False, False)],

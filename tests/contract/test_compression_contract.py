@@ -316,6 +316,7 @@ def test_payloads_of_another_codec_or_form_are_refused(name, parameters):
             codec.decompress(Payload(**{**vars(good), "shape": shape}))
 
 
+@pytest.mark.slow
 @every_case
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

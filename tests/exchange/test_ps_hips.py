@@ -33,6 +33,7 @@ def total_is_exact(plan, seed=0):
     assert all(np.array_equal(arrays[node], copies[node]) for node in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), EXCHANGES)
 @pytest.mark.parametrize("sites", range(1, 6))
 def test_exact_sums_for_any_sites_and_workers(name, options, sites):

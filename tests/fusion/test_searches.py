@@ -224,6 +224,7 @@ def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, b
 STAGES = [2_000_000] + [c for n in (3, 6, 4, 3) for c in [2048 * n, 500_000 // n, 256] * (6 * n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", [(2e-4, 1e-10), (1e-3, 1e-9)])
 @pytest.mark.parametrize("sending", [(1e-4, 1e-9), (2e-4, 8e-9), (2e-3, 2e-9)])
 @pytest.mark.parametrize("backward_s", [0.02, 0.2])

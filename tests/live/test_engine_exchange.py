@@ -172,6 +172,7 @@ def compare(given, learn, order, weights=None):
                 assert torch.equal(results[node, key].flatten(), flat), (node, key, number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", [*WHOLE, *SERVED])
 def test_any_plan_with_any_codec_in_the_order_of_ranks_is_the_trainer(learn, name, codec):
@@ -190,6 +191,7 @@ def test_sums_of_two_are_the_trainers_in_the_order_of_the_plan(learn, name, code
     compare(recipe(name, codec, (2,)), learn, "plan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["identity", "fp16", "power_sgd", "count_sketch", "random_k"])
 @pytest.mark.parametrize("workers", [(2, 2), (3, 2)])
 @pytest.mark.parametrize("name", ["rat", "hips"])

@@ -88,6 +88,7 @@ def final(given):
     return torch.load(given.output / "model.pt", weights_only=True)["weight"].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["members", "all"])
 @pytest.mark.parametrize(
     "policy",

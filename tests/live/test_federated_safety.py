@@ -377,6 +377,7 @@ def test_rules_need_clients_enough(make):
     make(task=dict(clients=5), min_clients=5, aggregation={"name": "krum"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [dict(name="median"), dict(name="trimmed_mean", trim=0.3), dict(name="norm_bound")]
     + [dict(name="krum", byzantine=2), dict(name="krum", byzantine=2, keep=5)]

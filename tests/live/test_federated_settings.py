@@ -217,6 +217,7 @@ def _says(config, settings):
     return all(key in settings and _says(value, settings[key]) for key, value in config.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_mutated_configurations(kind):
     """5,000 of each kind: refused with a reason, or exactly what the text says."""

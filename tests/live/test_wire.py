@@ -277,6 +277,7 @@ def test_who_watches_sees_at_once_that_a_process_is_gone(plain):
     assert receive(a, 1) == [Received("b", dict(kind="left", reason="its process is gone"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts, why",
     [

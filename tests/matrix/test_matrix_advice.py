@@ -193,6 +193,7 @@ def ask(capsys, *arguments):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_ranks_every_method_or_says_why_not(capsys):
     said = ask(capsys, "--all", "--lan", "100M")
     labels = advice.recipe().found()
@@ -204,6 +205,7 @@ def test_the_command_ranks_every_method_or_says_why_not(capsys):
     assert "2 sites of 2, 1 Gbit/s inside, 50 Mbit/s between" in with_sites
 
 
+@pytest.mark.slow
 def test_break_evens_are_looked_for_of_the_best_of_each_kind_even_of_all(capsys):
     asked = ["--only", "codec=fp16|sign_sgd,fusion=whole_model", "--lan", "1G", "--json"]
     few, every = (json.loads(ask(capsys, *asked, *more))["methods"] for more in ([], ["--all"]))

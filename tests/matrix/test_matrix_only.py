@@ -149,6 +149,7 @@ def test_a_file_from_the_template_is_ranked_beside_the_others(tmp_path):
     assert "'methods/compression-block_mean.html'" in told.stdout, told.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_timing_a_round_does_not_depend_on_how_training_is_done():
     jobs = Jobs(load({"scale": "smoke"}), wings()).all
     trainer = "testbed/training/trainer.py"

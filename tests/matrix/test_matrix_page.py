@@ -87,6 +87,7 @@ def nobody():
     return condensed(reach=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_and_the_same_each_time(name, tmp_path, short):
     paths = [tmp_path / f"{i}.svg" for i in range(2)]
@@ -116,6 +117,7 @@ def test_figures_and_tables_show_a_second_trained_model(tmp_path):
     assert any(one.startswith("ResNet-50, ") for one in panels)
 
 
+@pytest.mark.slow
 def test_all_is_made_without_anyone_at_the_target(nobody):
     for table in TABLES.values():
         assert len(table.make(nobody, None))

@@ -204,6 +204,7 @@ def counted(made, layers, cluster, batch, groups):
     return now
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("codec", SPACE)
 def test_the_fastest_is_that_of_all_simulated_one_by_one(codec, place):

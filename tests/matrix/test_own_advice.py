@@ -54,6 +54,7 @@ def ask(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -220,6 +221,7 @@ def test_what_always_or_never_wins_has_no_crossing():
     assert crossing(lambda rate: 1.0, 1e9) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cluster",
     [
@@ -283,6 +285,7 @@ def test_errors_are_one_line_with_the_option(capsys, arguments, says):
     assert stopped.value.code == 2 and says in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_measured_spreads_are_told(capsys, files):
     (files / "spread.yaml").write_text(
         "sites: [{workers: 4, card: {low: 40M, median: 50M, high: 60M}}]\n"

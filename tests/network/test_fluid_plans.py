@@ -82,6 +82,7 @@ def messages(topology, flows, faults=None):
     return [result.completion_s for result in results], expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_messages_that_come_and_go_agree_with_exact_arithmetic(seed):
     rng = np.random.default_rng(seed)

@@ -313,6 +313,7 @@ def test_failed_runs_and_missing_experiments_are_shown(rat, tmp_path):
     check_links(folder)
 
 
+@pytest.mark.slow
 def test_a_report_replaces_the_old_one_whole(rat, tmp_path, monkeypatch):
     judged, few, chapter = rat
     folder = tmp_path / "report"
@@ -334,12 +335,14 @@ def test_a_report_replaces_the_old_one_whole(rat, tmp_path, monkeypatch):
     assert (folder / "index.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_verdicts_without_details_are_refused(rat, tmp_path):
     judged, few, chapter = rat
     with pytest.raises(ValueError, match="verdicts lack .*bound"):
         report_site.write(tmp_path / "r", [report_site.part(chapter, few, judged[COLUMNS])])
 
 
+@pytest.mark.slow
 def test_a_report_of_a_run_that_goes_on_says_what_it_waits_for(rat, tmp_path):
     judged, few, chapter = rat
     waits = html.Waits(["GeoMX", "Matrix"], "12 min")
@@ -353,6 +356,7 @@ def test_a_report_of_a_run_that_goes_on_says_what_it_waits_for(rat, tmp_path):
     check_links(nothing)
 
 
+@pytest.mark.slow
 def test_a_document_without_figures_or_tables_keeps_its_claims(rat, tmp_path):
     judged, few, chapter = rat
     bare = html.Chapter("rat", {}, tmp_path, chapter.claims)

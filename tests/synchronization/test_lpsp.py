@@ -136,6 +136,7 @@ def test_who_comes_to_its_limit_during_a_meeting_is_forced_into_the_next():
     assert policy.on(Synced((0, 1), 4.0)) == [Continue(0), Continue(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c", [0.0, 0.01, 0.3])
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.5, 0.7, 1.0])
 @pytest.mark.parametrize(

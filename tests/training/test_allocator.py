@@ -35,6 +35,7 @@ def faults(how: str) -> int:
     return int(made.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
 def test_steps_take_no_new_pages_from_the_system():
     # At least the words' scores and their gradient are freed and made anew in every step. How much

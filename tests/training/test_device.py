@@ -83,6 +83,7 @@ def resnet50_s(coding):
     return RESNET50_TENSORS * fixed + coding(4 * RESNET50_VALUES) - fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v100_document", "v100_flops", "v100_matrix"])
 def test_the_documents_gpu_is_what_its_tables_imply(name):
     profile = device.profile(name)

@@ -33,6 +33,7 @@ def test_printed_parameter_counts(name):
     assert round(count / 1e6, 2) == PRINTED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "blocks"), [("resnet50_v1", (3, 4, 6, 3)), ("resnet101_v1", (3, 4, 23, 3))]
 )
@@ -70,6 +71,7 @@ def test_same_seed_same_weights_and_the_global_generator_untouched():
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
 
 
+@pytest.mark.slow
 def test_threads_that_build_at_once_get_the_weights_of_their_seeds(monkeypatch):
     met = Barrier(2)
 
@@ -174,6 +176,7 @@ def test_the_residual_network_of_cifar_has_the_published_size():
     assert torch.equal(y[:, 2:6], x[:, :, ::2, ::2]) and not y[:, :2].any() and not y[:, 6:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "vgg16", "resnet50", "lstm"])
 def test_operations_by_module_sum_to_torchs_own_count(name):
     from torch.utils.flop_counter import FlopCounterMode

@@ -93,6 +93,7 @@ def test_what_importing_loads_is_among_the_inputs(jobs):
         assert not missing, f"{name} loads {sorted(missing)}"
 
 
+@pytest.mark.slow
 def test_of_files_of_its_own_folder_a_function_uses_definitions_and_no_whole_file(jobs):
     """Workflow files are no inputs, so that a whole one would be in no digest, either."""
     for wing in jobs.wings.values():

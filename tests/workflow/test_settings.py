@@ -111,6 +111,7 @@ def test_wrong_value_names_file_key_and_what_is_allowed(changed, wing, keys, val
     assert said in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wing", "keys", "value", "said"),
     [

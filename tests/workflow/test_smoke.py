@@ -109,6 +109,7 @@ def wings_of(jobs):
     return {job.partition(":")[0] for job in jobs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_jobs_that_use_a_method_are_those_of_documents_that_name_it(users, method):
     jobs, some = users[method], METHODS[method]

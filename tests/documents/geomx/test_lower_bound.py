@@ -21,6 +21,7 @@ def megabytes(bound: int, value: int) -> tuple[float, float]:
     return (whole + pairs) / 1e6, (whole + SITES * pairs) / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [147_457, 200_000, 262_144, 147_456, 262_145])
 def test_which_bounds_give_the_printed_megabytes(bound):
     found = [tuple(round(one, 2) for one in megabytes(bound, value)) for value in (4, 2)]

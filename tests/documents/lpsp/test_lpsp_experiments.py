@@ -111,6 +111,7 @@ def test_every_policy_under_every_circumstance(recipe, waiting):
     assert set(seconds) == {recipe.waiting.constant}
 
 
+@pytest.mark.slow
 def test_bsp_waits_for_the_slowest(waiting, recipe):
     """Without communication the share of waiting is 1 - mean(t) / max(t), and at each meeting a
     worker waits for H (max(t) - t)."""
@@ -147,6 +148,7 @@ def test_asp_has_all_there_is_to_gain_and_ssp_nearly_nothing(recipe):
         assert ssp == pytest.approx(1, abs=3 * error)
 
 
+@pytest.mark.slow
 def test_a_late_decision_is_waited_for_and_an_early_one_is_not(waiting):
     """To the letter, all wait for the next candidate; decided on arrival, hardly anyone does."""
     for draw in range(1, DRAWS + 1):
@@ -216,6 +218,7 @@ def placed(monkeypatch):
     return Placed.given
 
 
+@pytest.mark.slow
 def test_real_workers_are_slowed_and_told_when_they_arrive(recipe, placed):
     rows = run(recipe, "ray")
     labels = [*recipe.ray.methods, *recipe.ray.readings]
@@ -229,6 +232,7 @@ def test_real_workers_are_slowed_and_told_when_they_arrive(recipe, placed):
     assert (rows[rows["metric"] == "replayed"]["value"] == 100).all()
 
 
+@pytest.mark.slow
 def test_a_target_that_is_not_reached_is_late(recipe, placed):
     ray = recipe.ray.model_copy(update=dict(target=95.0))
     rows = run(recipe.model_copy(update=dict(ray=ray)), "ray")
@@ -236,6 +240,7 @@ def test_a_target_that_is_not_reached_is_late(recipe, placed):
     assert len(times) and set(times["status"]) == {"late"} and times["value"].isna().all()
 
 
+@pytest.mark.slow
 def test_runs_of_real_workers_are_kept_with_their_command(placed, tmp_path, monkeypatch):
     paths = experiments.ROOT.glob(experiments.RECORDED)
     kept = {path.name: Record.load(path) for path in paths}
@@ -334,6 +339,7 @@ def by_reading(recipe):
     return run(documents.load("lpsp").schema(**data), "by_reading", part=str(WORKERS))
 
 
+@pytest.mark.slow
 def test_every_reading_meets_every_model_of_speed(recipe, by_reading):
     table = by_reading[by_reading["metric"] == "over_bsp"]
     read = ["LPSP", *recipe.readings]

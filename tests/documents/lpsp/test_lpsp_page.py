@@ -59,6 +59,7 @@ def numbers(column: pd.Series) -> list[float]:
     return [float(text.split()[0]) for text in column]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_results_fill_the_page(name, drawn, made):
     if SHOWN[name].kind == "figure":

@@ -284,6 +284,7 @@ def test_missing_results_that_are_not_listed_stop_the_run(lpsp_claims, lpsp_rows
         judge(lpsp_claims, few, RECIPE, "paper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["bound", "control"])
 def test_what_only_stands_beside_need_not_be_there(experiment, lpsp_claims, lpsp_rows, judged):
     few = lpsp_rows[lpsp_rows["experiment"] != experiment]

@@ -44,6 +44,7 @@ def levels(fig):
     return sorted(values[0] for values in flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_drawn_from_what_its_experiments_make(name, rows, printed):
     fig = draw(SHOWN[name], rows, printed)

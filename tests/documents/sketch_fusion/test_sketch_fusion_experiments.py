@@ -63,6 +63,7 @@ def scaled(wing, smoke):
     return rows.set_index(place)["value"].sort_index()
 
 
+@pytest.mark.slow
 def test_a_shared_batch_is_a_sixteenth_a_gpu(scaled):
     """What is sent and coded stays, so that the same milliseconds are more of an iteration."""
     place = ("resnet50", "Baseline", "layer_wise")
@@ -82,6 +83,7 @@ def test_a_shared_batch_is_a_sixteenth_a_gpu(scaled):
     assert half["layer_fusion", 16] == pytest.approx(0.41, abs=0.005)
 
 
+@pytest.mark.slow
 def test_the_baseline_is_fused_or_not_as_it_is_read(scaled):
     for model in ("resnet20", "lstm"):
         place = "scaling", "iteration_time", "flat", model, "Baseline"
@@ -109,6 +111,7 @@ def test_a_sketch_costs_one_thing_on_one_gpu():
     assert len({one.encode_s(sketch, 1e6) + one.decode_s(sketch, 1e6) for one in every}) == 1
 
 
+@pytest.mark.slow
 def test_the_lead_ends_at_the_crossover(wing, smoke):
     rows = run(wing, smoke, "sketch_cost")
     swept = rows[rows["metric"] == "lead"].set_index(["model", "variant", "sketch_cost"])["value"]

@@ -270,6 +270,7 @@ def test_the_document_contradicts_itself_in_these(judged):
     assert set(found) == CONSISTENT.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONSISTENT)
 def test_other_printed_numbers_would_not_contradict(name, skf_claims, skf_rows):
     numbers, words = CONSISTENT[name], IN_WORDS.get(name, {})
