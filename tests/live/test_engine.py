@@ -217,6 +217,8 @@ def test_changes_of_several_iterations(tmp_path, monkeypatch, exchange):
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])
 
 
+LONG = dict(iteration_s=[[0.2], [0.3], [0.7]])
+"""Beside any delay of a busy machine: who computes on does so when the others meet."""
 POLICIES = {
     "asp": ("parameter_server", "identity", "asp", {}),
     "ssp": ("parameter_server", dict(name="top_k", ratio=0.05), dict(name="ssp", staleness=1), {}),
@@ -232,7 +234,8 @@ POLICIES = {
         "parameter_server",
         "fp16",
         dict(name="lpsp", computes_on=True),
-        dict(uneven=dict(sites=[1.5, 4.0])),
+        dict(rounds=8),
+        LONG,
     ),
     "gssp": ("parameter_server", "identity", dict(name="gssp", group_size=2), {}),
     "mixed": ("hips", BISPARSE, "mixed", dict(optimizer_at="server")),
@@ -247,6 +250,7 @@ POLICIES = {
         "identity",
         dict(name="mll_sgd", local_iterations=2, hub_rounds=2, group_size=None, rounds="slots"),
         {},
+        LONG,
     ),
     "fedavg with a time-out": (
         "parameter_server",
@@ -266,8 +270,9 @@ POLICIES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_policy_decides_and_virtual_time_repeats_it(tmp_path, monkeypatch, name):
     """The virtual-time engine repeats every event, and the trainer comes to the same model."""
-    exchange, codec, policy, training = POLICIES[name]
-    given = settings.parse(document(tmp_path, exchange, codec, policy, training=training))
+    exchange, codec, policy, training, *more = POLICIES[name]
+    told = document(tmp_path, exchange, codec, policy, training=training)
+    given = settings.parse(told | dict(*more))
     ended = run_all(given)
     assert replayed(ended.record) == 100
     assert same(final(given), in_virtual_time(given, monkeypatch, ended.record)[0])
