@@ -30,6 +30,7 @@ code counts as communication, for it keeps the message from its receiver.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import math
 import pickle
@@ -73,6 +74,9 @@ that halves and quarters of values make are simulated as they are, since time ma
 RATE = 1e9
 """bit/s of the fastest links with which networks are simulated: if all links are so many times as
 fast, time is that of so many times fewer bytes."""
+
+REMEMBERED = 64
+"""Tables of what the tensors of a model send that are kept for other networks."""
 
 DENSE = Part(name="identity")
 
@@ -340,19 +344,54 @@ class System:
         first number up to the second, that one left out."""
         if codec_scope == "group":
             return lambda begin, end: self.sizes(layers.shape(sum(layers.sizes[begin:end])))
-        slots = self.plan.slots
-        sizes = cache(self.sizes)  # many tensors have one shape
-        tensors = [sizes(tensor.shape) for tensor in layers.tensors]
-        table = np.zeros((len(tensors) + 1, max(map(len, tensors), default=0), len(slots)))
-        for number, rounds in enumerate(tensors, start=1):
-            table[number, : len(rounds)] = [[sizes[slot] for slot in slots] for sizes in rounds]
-        before = table.cumsum(axis=0)
+        slots, before = self.plan.slots, self._before(layers)
 
         def message(begin: int, end: int) -> list[Sizes]:
             sent = before[end] - before[begin]
             return [dict(zip(slots, sizes, strict=True)) for sizes in sent.tolist()]
 
         return message
+
+    def _before(self, layers: Layers) -> np.ndarray:
+        """Bytes of all tensors before each, and of all: a row a number of tensors, a column a round
+        of communication, by slot. Kept for other systems that send the same, on other links."""
+        sends = repr((self.up, self.down, self.parties, self.plan.slots))
+        if (known := _bytes_before.get((sends, layers))) is not None:
+            return known
+        sizes = cache(self.sizes)  # many tensors have one shape
+        tensors = [sizes(tensor.shape) for tensor in layers.tensors]
+        rounds = max(map(len, tensors), default=0)
+        table = np.zeros((len(tensors) + 1, rounds, len(self.plan.slots)))
+        for number, sent in enumerate(tensors, start=1):
+            table[number, : len(sent)] = [[one[slot] for slot in self.plan.slots] for one in sent]
+        if len(_bytes_before) >= REMEMBERED:
+            _bytes_before.pop(next(iter(_bytes_before)), None)
+        return _bytes_before.setdefault((sends, layers), table.cumsum(axis=0))
+
+    def _sending(self, layers: Layers, codec_scope: CodecScope) -> Cost:
+        """Seconds of all rounds of communication of a message, by its first tensor and the one
+        after its last."""
+        message = self.messages(layers, codec_scope)
+
+        def told(begin: int, end: int) -> float:
+            return sum(map(self.communicate_s, message(begin, end)))
+
+        if codec_scope == "group" or not self.transfers.simulated.slots:
+            return told
+        before = self._before(layers)
+        moving = [self.plan.slots.index(slot) for slot in self.transfers.simulated.slots]
+        if (before != before[:, :, moving[:1]])[:, :, moving].any():
+            return told
+        # Most often all slots of a message are as large, and one number says it all.
+        alike = before[:, :, moving[0]].tolist()
+
+        def sent(begin: int, end: int) -> float:
+            rounds = [after - first for first, after in zip(alike[begin], alike[end], strict=True)]
+            if not all(rounds):
+                return told(begin, end)
+            return sum(map(self.alike_s, rounds))
+
+        return sent
 
     # Coding --------------------------------------------------------------------------------------
 
@@ -405,6 +444,10 @@ class System:
         """Seconds of one round of communication on a network that is otherwise idle."""
         return self.transfers.seconds(sizes) + self.overhead_s if any(sizes.values()) else 0.0
 
+    def alike_s(self, nbytes: float) -> float:
+        """:meth:`communicate_s` of so many bytes, not none, in every slot."""
+        return self.transfers.alike(nbytes) + self.overhead_s
+
     def costs(
         self,
         device: Device,
@@ -424,7 +467,7 @@ class System:
             nothing = by_values(layers.sizes, _nothing)
             return Costs(backward_s, nothing, inside, nothing, forward_s)
         encoded, *on_the_way, decoded = self.gradient()
-        message = self.messages(layers, codec_scope)
+        sent = self._sending(layers, codec_scope)
 
         def coded(*steps: Step) -> Cost:
             if codec_scope == "group":
@@ -438,8 +481,7 @@ class System:
         on_the_way = coded(*on_the_way)
 
         def communicate(begin: int, end: int) -> float:
-            sent = sum(map(self.communicate_s, message(begin, end)))
-            return inside(begin, end) + sent + on_the_way(begin, end)
+            return inside(begin, end) + sent(begin, end) + on_the_way(begin, end)
 
         return Costs(
             backward_s,
@@ -478,27 +520,45 @@ class _Simulated:
         self.slots = [plan.slots[slot] for slot in moving]
         self.name = _digest(plan, topology, efficiency, _simulator())
         self._at, self._straight = cache(self._simulate), cache(self._is_straight)
+        self.straight = cache(self._made_straight)
 
     def seconds(self, shares: tuple[float, ...], nbytes: float) -> float:
         """How long messages of ``shares`` of so many bytes take, slot by slot."""
+        return self.straight(shares)(nbytes)
+
+    def _made_straight(self, shares: tuple[float, ...]) -> Callable[[float], float]:
+        """:meth:`seconds` of these shares, by bytes: along lines, each looked for once."""
+        lines: list[tuple[float, float, float, float]] = []
+
+        def seconds(nbytes: float) -> float:
+            found = bisect.bisect_right(lines, (nbytes, math.inf)) - 1
+            if found < 0 or nbytes >= lines[found][1]:
+                low, high = self._ends(shares, nbytes)
+                line = low, high, self._at(shares, low), self._at(shares, high)
+                bisect.insort(lines, line)
+            else:
+                line = lines[found]
+            low, high, begin, end = line
+            return begin + (end - begin) * (nbytes - low) / (high - low)
+
+        return seconds
+
+    def _ends(self, shares: tuple[float, ...], nbytes: float) -> tuple[float, float]:
+        """Bytes around ``nbytes`` between which time is a line."""
         if nbytes < 1:
-            return self._line(shares, 0.0, 1.0, nbytes)
+            return 0.0, 1.0
         low, high = _around(nbytes, WIDE)
         if not self._straight(shares, low, high, EVEN):
             low, high = _around(nbytes, STEP)
         while not self._straight(shares, low, high, BENT):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if nbytes < middle else (middle, high)
-        return self._line(shares, low, high, nbytes)
+        return low, high
 
     def _is_straight(self, shares: tuple[float, ...], low: float, high: float, off: float) -> bool:
-        middle = math.sqrt(low * high)
-        found, guess = self._at(shares, middle), self._line(shares, low, high, middle)
-        return math.isclose(found, guess, rel_tol=off)
-
-    def _line(self, shares: tuple[float, ...], low: float, high: float, nbytes: float) -> float:
-        begin, end = self._at(shares, low), self._at(shares, high)
-        return begin + (end - begin) * (nbytes - low) / (high - low)
+        middle, begin, end = math.sqrt(low * high), self._at(shares, low), self._at(shares, high)
+        guess = begin + (end - begin) * (middle - low) / (high - low)
+        return math.isclose(self._at(shares, middle), guess, rel_tol=off)
 
     def _simulate(self, shares: tuple[float, ...], nbytes: float) -> float:
         sizes = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}
@@ -528,6 +588,14 @@ class Transfers:
     def plan(self) -> Plan:
         return self.simulated.plan
 
+    def alike(self, nbytes: float) -> float:
+        """How long messages of so many bytes in every slot take."""
+        return self._alike(self.scale * nbytes)
+
+    @cached_property
+    def _alike(self) -> Callable[[float], float]:
+        return self.simulated.straight((1.0,) * len(self.simulated.slots))
+
     def seconds(self, sizes: Sizes) -> float:
         """How long messages of these bytes by slot take.
 
@@ -538,7 +606,7 @@ class Transfers:
         used = [sizes[slot] for slot in self.simulated.slots]
         most = max(used, default=0.0)
         if most and min(used) == most:  # most are so
-            return self.simulated.seconds((1.0,) * len(used), self.scale * most)
+            return self.alike(most)
         near = [_beside(nbytes / (most or 1)) for nbytes in used]
         shares = [high for high, _, _ in near]
         total, left = 0.0, 1.0
@@ -568,6 +636,7 @@ def _beside(share: float) -> tuple[float, float, float]:
 
 
 _known: dict[str, _Simulated] = {}
+_bytes_before: dict[tuple[str, Layers], np.ndarray] = {}
 
 
 def transfers(

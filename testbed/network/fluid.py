@@ -359,7 +359,7 @@ class _Pool:
             return self._free[size].pop()
         offset = self._used
         self._used += size
-        if self._used > np.iinfo(np.int32).max:
+        if self._used >= 2**31:
             raise ValueError(
                 f"plans that run at once need {self._used} entries, more than 2^31 - 1"
             )
