@@ -123,7 +123,8 @@ class Estimate:
     def _up_to(self, other: Estimate) -> np.ndarray:
         """How far ``other`` lies above this, by the seeds of both."""
         (ours, theirs), _ = _paired([self.by_seed, other.by_seed])
-        return theirs - ours
+        apart = theirs - ours
+        return apart[~np.isnan(apart)]
 
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
