@@ -520,14 +520,11 @@ class _Simulated:
         self.slots = [plan.slots[slot] for slot in moving]
         self.name = _digest(plan, topology, efficiency, _simulator())
         self._at, self._straight = cache(self._simulate), cache(self._is_straight)
-        self.straight = cache(self._made_straight)
+        self.of = cache(self._of)
 
-    def seconds(self, shares: tuple[float, ...], nbytes: float) -> float:
-        """How long messages of ``shares`` of so many bytes take, slot by slot."""
-        return self.straight(shares)(nbytes)
-
-    def _made_straight(self, shares: tuple[float, ...]) -> Callable[[float], float]:
-        """:meth:`seconds` of these shares, by bytes: along lines, each looked for once."""
+    def _of(self, shares: tuple[float, ...]) -> Callable[[float], float]:
+        """How long messages take, by the bytes of the largest, of which each slot has its share:
+        along lines, each looked for once."""
         lines: list[tuple[float, float, float, float]] = []
 
         def seconds(nbytes: float) -> float:
@@ -594,7 +591,7 @@ class Transfers:
 
     @cached_property
     def _alike(self) -> Callable[[float], float]:
-        return self.simulated.straight((1.0,) * len(self.simulated.slots))
+        return self.simulated.of((1.0,) * len(self.simulated.slots))
 
     def seconds(self, sizes: Sizes) -> float:
         """How long messages of these bytes by slot take.
@@ -612,11 +609,11 @@ class Transfers:
         total, left = 0.0, 1.0
         for part, slot in sorted(((part, i) for i, (_, _, part) in enumerate(near)), reverse=True):
             if part < left:
-                seconds = self.simulated.seconds(tuple(shares), self.scale * most)
+                seconds = self.simulated.of(tuple(shares))(self.scale * most)
                 total, left = total + (left - part) * seconds, part
             shares[slot] = near[slot][1]
         if left:
-            total += left * self.simulated.seconds(tuple(shares), self.scale * most)
+            total += left * self.simulated.of(tuple(shares))(self.scale * most)
         return total
 
 
