@@ -7,6 +7,7 @@ import pandas as pd
 
 from slowlink.testbed.results import Row, frame
 from slowlink.workflow import settings
+from slowlink.workflow.documents.geomx.experiments import CONVERGED
 
 LAN = 1e9 / 8
 RATES = {"1G": LAN, "155M": 155e6 / 8, "100M": 100e6 / 8, "50M": 50e6 / 8, "10M": 10e6 / 8}
@@ -102,6 +103,14 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
             _curve(add, experiment, case, workers, model, seeds, "bsp")
     for case in ("GeoMX-155M", "GeoMX-155M FP16", "GeoMX-155M BiSparse+FP16"):
         _curve(add, "residual", case, 8, "resnet8", seeds, "bsp")
+    for system in ("GeoMX, momentum", "GeoMX BiSparse"):
+        _curve(add, "residual", "GeoMX-155M", 8, "resnet8", seeds, "bsp", at={"system": system})
+    # The nearest network to the document's that was trained: here the one of Figure 6.
+    rows += [
+        row.model_copy(update=dict(experiment="convergence"))
+        for row in rows
+        if row.experiment == "figure6" and row.metric in CONVERGED
+    ]
     for slowest in (1.0, 3.0):
         at = {"slowest": slowest}
         _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp", at=at)

@@ -607,7 +607,7 @@ def test_a_claim_is_as_good_as_its_worst_part():
 
 
 def without(results: pd.DataFrame, metric: str) -> pd.DataFrame:
-    return results[(results["experiment"] != "figure6") | (results["metric"] != metric)]
+    return results[(results["experiment"] != "convergence") | (results["metric"] != metric)]
 
 
 def test_missing_results_stop_the_run_and_name_ids(geomx_claims, paper_results, recipe):
