@@ -86,7 +86,7 @@ def answers():
         ("coding twice as dear", "dense", 1.5),
         ("latency", "sparse", 1.0),
     ):
-        told = dict(method="sparse", change=change, first=first, **here)
+        told = dict(method="sparse", by="round", change=change, first=first, **here)
         more = dict(experiment="robust", metric="times_the_best", unit="1", case=change)
         yield Row(**fields, **more, at=told, value=times)
 

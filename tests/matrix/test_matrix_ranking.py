@@ -53,7 +53,7 @@ def test_condensing_loses_no_round_time_and_says_what_cannot_run(whole, short, t
     runs = ranking.info(short)["value"]
     assert runs.to_dict() == {label: 24 - 12 * (label == "sites only") for label in METHODS}
     assert len(short) < len(whole)
-    beside = [*experiments.answers.makes, "effort"]
+    beside = [*experiments.answers.makes, "robust", "effort"]
     mine = short[~short["experiment"].isin(beside)]
     assert set(mine["experiment"]) == set(experiments.condensed.makes)
     results.write(ranking.condense(whole, *PLACES), tmp_path / "rows.parquet")

@@ -71,6 +71,7 @@ if not PLANNING:
         condense,
         said_network,
     )
+    from slowlink.workflow.matrix.robust import asked
     from slowlink.workflow.matrix.rounds import clusters, methods_of, said
     from slowlink.workflow.matrix.worth import answered
 
@@ -238,10 +239,11 @@ class Matrix(declarations.Settings):
         part: str | None,
         sections: dict[str, Section],
     ) -> dict[str, Any]:
-        """One method of those that there are; without a part those that the experiment names, or
-        all, as they were found."""
+        """The method that a part is, of those that there are; else those that the experiment names,
+        or all, as they were found."""
         found = self.found()
-        chosen = found if part is None else {part: found[part]}
+        alone = part in found
+        chosen = {part: found[part]} if alone else found
         if experiment.methods is not None:
             chosen = {label: found[label] for label in experiment.methods}
         if experiment.name == "residual":
@@ -254,7 +256,7 @@ class Matrix(declarations.Settings):
                 for label, one in chosen.items()
             }
         spelt = dict(systems={}, combinations={}, baselines=[], labels=None)
-        if part is not None:
+        if alone:
             spelt |= dict(options={}, exchanges={}, carriers={})
         only = {label: one.model_dump(mode="json") for label, one in chosen.items()}
         return plain | spelt | {"only": only}
@@ -679,11 +681,17 @@ def condensed(
     )
 
 
-@experiment(after=[condensed], makes=("worth", "beyond", "robust"), minutes=4, memory_mb=3000)
+@experiment(after=[condensed], makes=("worth", "beyond"), minutes=4, memory_mb=3000)
 def answers(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
-    """What each answer of the fastest method is worth, and whether it stays the fastest if prices
-    are off; in the cells that are shown from near, with even speeds."""
+    """What each answer of the fastest method is worth, in the cells that are shown from near, with
+    even speeds."""
     yield from answered(bench, rows)
+
+
+@experiment(parts=lambda recipe: recipe.models, after=[condensed], minutes=4, memory_mb=3000)
+def robust(bench: Bench, rows: pd.DataFrame, part: str) -> Iterator[Row]:
+    """Whether the first in a cell of one model stays first if prices are off, with even speeds."""
+    yield from asked(bench, rows, part)
 
 
 @experiment(alone=True, minutes=3, memory_mb=3000)

@@ -19,7 +19,7 @@ from slowlink.reports.charts import (
     table,
 )
 from slowlink.workflow.experiment import PLANNING
-from slowlink.workflow.matrix.experiments import answers, condensed, effort
+from slowlink.workflow.matrix.experiments import answers, condensed, effort, robust
 from slowlink.workflow.matrix.pictures import (
     BEHIND,
     ON_FRONT,
@@ -106,7 +106,9 @@ _QUALIFIED = (
 )
 _TILES = (
     "A cell names the first. Where several tie, the two fastest are named, and the corner has the "
-    "second's colour; + marks further ones, – a cell without any. "
+    "second's colour; + marks further ones, – a cell without any. A pale tile with a question "
+    "mark: another is first if coding or latency takes twice or half as long, or bandwidth is 20 % "
+    "higher or lower, one at a time; it is asked with even speeds. "
 )
 _FOOTING = (
     "One device profile computes and compresses for all, a V100 as Sketch-Fusion's numbers imply "
@@ -157,11 +159,11 @@ winners_target = Figure(
     "that network. "
     + _TILES
     + "Methods tie whose difference, seed by seed, may be zero, or is below 2 %; with fewer than "
-    "three seeds, no difference is sure, and the tile, pale, asks whether it is those. Rounds were "
+    "three seeds, no difference is sure, and the tile is pale, too. Rounds were "
     "counted with the number of workers that was trained; with fewer or more they are taken to be "
     "the same, which is a guess. Uneven: the slowest worker takes twice as long as the fastest, "
     "others in between. " + _TRAINED,
-    of=[condensed],
+    of=[condensed, robust],
     style=STYLE,
     chart=_map(first_there, 2.9),
 )
@@ -249,7 +251,7 @@ winners = Figure(
     + _TILES
     + "Rounds within 2 % tie. What a round teaches still differs; time to the target, above, "
     "counts that too. " + _FOOTING,
-    of=[condensed],
+    of=[condensed, robust],
     style=STYLE,
     chart=_map(first_close, 2.9),
 )
@@ -258,7 +260,7 @@ winners_models = Figure(
     title="Who has the shortest round, by model",
     shows="As above with even speeds. " + _QUALIFIED + "No method can run where a round has fewer "
     "samples than there are workers.",
-    of=[condensed],
+    of=[condensed, robust],
     style=STYLE,
     chart=_map(first_rounds, 2.4, speeds="even"),
 )
@@ -401,26 +403,35 @@ def _worth(found: pd.DataFrame, leader: str) -> pd.DataFrame:
 
 
 @table(
-    title="Does the fastest stay the fastest?",
-    shows="If one price is off at a time: who has the shortest round then, and how many times as "
-    "long the one takes that has it at our prices; in the cells that are shown from near. "
-    + _QUALIFIED,
-    of=[answers],
+    title="Does the first stay first?",
+    shows="All cells with even speeds: in how many the one with the shortest round, and of trained "
+    "models the first at the target, stays so (or ties) whichever price is off, and in how many "
+    "another is first if one is: the most frequent one, and how many times as long the former "
+    "first then takes, at most. " + _QUALIFIED,
+    of=[robust],
 )
-def robust(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
-    """A row a cell, a column a price that is off."""
+def steadiness(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a model, network and question; a column a price that is off."""
     found = of(rows, "robust")
-    made = []
     if found.empty:
         raise Missing("no price of the matrix was changed")
-    for key, some in found.groupby(CELL, sort=False):
-        line = {
-            "cell": _cell(*key),
-            "fastest": some["method"].iloc[0],
+    moved = found["first"] != found["method"]
+    made = []
+    for (model, network, by), some in found.groupby(["model", "network", "by"], sort=False):
+        cells, shaken = some.groupby(CELL), moved[some.index]
+        line: dict[str, object] = {
+            "model": model_name(model),
+            "network": network,
+            "first in": "time to the target" if by == "target" else "round time",
+            "cells": cells.ngroups,
+            "stays": cells.ngroups - int(shaken.groupby([some[name] for name in CELL]).any().sum()),
         }
-        for one in some.itertuples():
-            stays = one.first == one.method or one.value <= 1 + TIE
-            line[one.change] = "stays" if stays else f"{one.first} ({one.value:.3g} times)"
+        for change, of_it in some.groupby("change", sort=False):
+            other = of_it[shaken[of_it.index]]
+            line[change] = ""
+            if len(other):
+                most = other["first"].value_counts().index[0]
+                line[change] = f"{len(other)}: {most} ({other['value'].max():.3g} times)"
         made.append(line)
     return pd.DataFrame(made)
 

@@ -42,6 +42,7 @@ if not PLANNING or TYPE_CHECKING:
         qualified,
         said_network,
         score,
+        shaky,
         times_to_target,
         trained_models,
         trainings,
@@ -71,14 +72,16 @@ def _place(model: str, network: str, speeds: str) -> str:
 
 
 def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Who has the shortest round: a row a cell and method, by panel."""
+    """Who has the shortest round: a row a cell and method, by panel. The value is 0 where it is
+    another if a price is off."""
     times = metric(rows, "round_time")[qualified(rows)]
     models = [*MODELS, *sorted(set(times.index.get_level_values("model")))]
     cells: list[Cell] = []
-    alike = classes(rows)
+    alike, doubtful = classes(rows), shaky(rows, "round")
     for cell, won in best(times).iterrows():
         at = dict(zip(times.index.names, cell, strict=True))
         at["panel"] = _place(at["model"], at["network"], at["speeds"])
+        at["value"] = 0.0 if cell in doubtful else 1.0
         cells.append((at, _once(times.loc[cell][won].to_dict(), alike)))
     cells.sort(key=lambda one: (models.index(one[0]["model"]), one[0]["panel"]))
     nobody = dict(method="", status="failed", reason="no method can run there")
@@ -118,17 +121,19 @@ def first_close(rows: pd.DataFrame) -> pd.DataFrame:
 
 def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     """Who reaches the target accuracy first: a row a cell of a trained model and method. Its value
-    is 0 where those who reach it have too few seeds for any difference to be sure."""
+    is 0 where those who reach it have too few seeds for any difference to be sure, or it is another
+    if a price is off."""
     found: list[Cell] = []
     places(rows)
-    cells = of(rows, "round_times")
+    cells, doubted = of(rows, "round_times"), shaky(rows, "target")
     for model in trained_models(rows):
         doubtful, alike = holds_not(rows, model), classes(rows, model)
         for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
             for (*where, bandwidth), times in times_to_target(rows, workers, model).items():
                 at = dict(panel=_place(model, *where), workers=workers, bandwidth=bandwidth)
                 few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
-                at["value"] = 0.0 if few else 1.0
+                shaken = (model, *where, workers, bandwidth) in doubted
+                at["value"] = 0.0 if few or shaken else 1.0
                 ahead = first(times, doubtful)
                 found.append((at, _once({label: times[label].mean for label in ahead}, alike)))
     nobody = dict(method="", status="late", reason="no method reached and held the target")

@@ -553,6 +553,16 @@ def strongholds(results: pd.DataFrame) -> dict[str, str]:
     return made
 
 
+def shaky(results: pd.DataFrame, by: str) -> set[tuple]:
+    """The cells whose first is another if some price is off: of ``round`` times, or of those to the
+    ``target``. It is asked with even speeds alone."""
+    rows = of(results, "robust")
+    if rows.empty:
+        return set()
+    other = rows[(rows["by"] == by) & (rows["first"] != rows["method"])]
+    return set(other[CELL].itertuples(index=False, name=None))
+
+
 def dense(results: pd.DataFrame) -> list[str]:
     """Methods that send everything, uncompressed, in every round."""
     return list(of(results, "methods", "dense")["method"])

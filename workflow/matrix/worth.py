@@ -1,5 +1,4 @@
-"""What each answer of a system is worth: the same system with one of the four changed at a time;
-and whether the fastest stays so if prices are off."""
+"""What each answer of a system is worth: the same system with one of the four changed at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from slowlink.methods.compression import Compressor
-from slowlink.testbed.matrix import Cluster, Method, best_round, time_round
+from slowlink.testbed.matrix import Method, best_round, time_round
 from slowlink.testbed.results import Row, coordinates
 from slowlink.testbed.training import device
-from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import layers
 from slowlink.testbed.training.recipe import Level, Part
 from slowlink.workflow.experiment import Bench
@@ -45,21 +42,6 @@ if TYPE_CHECKING:
 EVERY = "every round"
 PLAIN = {"exchange": "ring", "codec": DENSE.name, "fusion": "layer_wise", "meetings": EVERY}
 """What people have who chose nothing."""
-
-OFF = 2.0
-"""By so many times what coding and latency cost may be off."""
-
-
-class Dearer(Device):
-    """A device on which coding costs so many ``times`` as much."""
-
-    times: float
-
-    def encode_s(self, codec: Compressor, nbytes: float) -> float:
-        return self.times * super().encode_s(codec, nbytes)
-
-    def decode_s(self, codec: Compressor, nbytes: float) -> float:
-        return self.times * super().decode_s(codec, nbytes)
 
 
 @dataclass(frozen=True)
@@ -165,9 +147,8 @@ def _every(meeting: Part) -> str:
 
 def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     """The rounds of the fastest method, of those that reach the target, with each answer changed,
-    and of a trained model the time to the target of who is first there (``worth``); how near to
-    the fastest comes what is no row of the matrix (``beyond``); and who is the fastest if a price
-    is off (``robust``).
+    and of a trained model the time to the target of who is first there (``worth``); and how near
+    to the fastest comes what is no row of the matrix (``beyond``).
 
     Parameters
     ----------
@@ -224,20 +205,6 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                 )
                 times_it = ahead_of.round_s / made.round_s
                 yield row("times_the_best", times_it, "1", experiment="beyond", case=group, at=at)
-            # A price that is off by a factor changes no round by more than that.
-            rivals = list(ahead.index[ahead <= OFF * ahead.iloc[0]])
-            for change, (there, machine_there) in _changes(cluster, machine).items():
-                rounds = {
-                    rival: best_round(
-                        methods_of(rival, found[rival]), given[0], there, machine_there, batch
-                    )[1].round_s
-                    for rival in rivals
-                    if found[rival].trained
-                }
-                fastest = min(rounds, key=rounds.__getitem__)
-                at = dict(method=label, change=change, first=fastest, **here)
-                stays = rounds[label] / rounds[fastest]
-                yield row("times_the_best", stays, "1", experiment="robust", case=change, at=at)
 
 
 def _worth(
@@ -288,26 +255,3 @@ def _sizes(rows: pd.DataFrame, model: str) -> list[int]:
     if model in trained_models(rows):
         return [int(trainings(rows, model)["workers"].iloc[0])]
     return [close_workers(of(rows, "round_times"))]
-
-
-def _changes(cluster: Cluster, machine: Device) -> dict[str, tuple[Cluster, Device]]:
-    """The cluster and the device with one price off, by what is."""
-
-    def slower(times: float) -> Cluster:
-        latency, wan = times * cluster.latency, times * cluster.wan_latency
-        return replace(cluster, latency=latency, wan_latency=wan)
-
-    def dearer(times: float) -> Device:
-        return Dearer(**machine.model_dump(), times=times)
-
-    def faster(times: float) -> Cluster:
-        return replace(cluster, bandwidth=times * cluster.bandwidth)
-
-    return {
-        "coding twice as dear": (cluster, dearer(OFF)),
-        "coding half as dear": (cluster, dearer(1 / OFF)),
-        "latency twice as long": (slower(OFF), machine),
-        "latency half as long": (slower(1 / OFF), machine),
-        "bandwidth 20 % higher": (faster(1.2), machine),
-        "bandwidth 20 % lower": (faster(0.8), machine),
-    }
