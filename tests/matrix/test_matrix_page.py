@@ -33,6 +33,15 @@ def told(rows):
     return results.coordinates(rows)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def made_up_hook():
+    """Two of the made-up methods as torch's hook and as what it is in its first rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "HOOK", "sparse")
+        patch.setattr(page, "PLAIN_DDP", "dense")
+        yield
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """The pages of a report of RAT and the matrix, by path."""
@@ -361,6 +370,26 @@ def test_what_answers_are_worth_and_who_stays_first(short):
     tiles = pictures.first_rounds(short).query("status == 'ok'")
     (pale,) = set(tiles.loc[tiles["value"] == 0, CELL].itertuples(index=False, name=None))
     assert pale == ("resnet50", "flat", "even", 16, 1e9)
+
+
+def test_what_the_default_of_torchs_hook_leaves(short, nobody, monkeypatch):
+    """At 1 Gbit/s, plain values need 10 to 12 rounds of 9 s."""
+
+    def default(rows):
+        found = page.warm_up.make(rows, None)
+        assert set(found["model"]) == {"LeNet-5"} and len(found) == 2 * 3
+        here = found[(found["network"] == "flat") & (found["bandwidth"] == "1 Gbit/s")]
+        return here[["dense", "hook, by default"]].values.tolist()
+
+    ((plain, least),) = default(short)
+    assert plain == least and plain.startswith("99")  # 11 rounds of 9 s
+    monkeypatch.setattr(page, "WARM_UP", 10)
+    assert [least for _, least in default(short)] == ["at least 90"]
+    # Whoever never reaches the target with plain values does not before the hook begins.
+    assert default(nobody) == [["3 of 3 seeds never", "at least 90"]]
+    monkeypatch.setattr(page, "HOOK", "nobody's")
+    with pytest.raises(Missing, match="dense and nobody's are not among"):
+        page.warm_up.make(short, None)
 
 
 def test_tiles_name_the_fastest_first_and_of_equals_whoever_is_first_most_often():

@@ -121,8 +121,11 @@ _FOOTING = (
     "travel in one message. Codecs see one layer at a time, in training too; only Sketch-Fusion's "
     "sees a whole group as one vector, as its document has it. The global batch is the same on "
     "every cluster. torch's PowerSGD hook sends plain values for 1,000 rounds first unless told "
-    "otherwise; it is trained and priced as if it began at once. "
+    "otherwise; it is trained and priced as if it began at once, and a table of its own has what "
+    "its default leaves. "
 )
+HOOK, PLAIN_DDP, WARM_UP = "torch DDP + PowerSGD", "torch DDP", 1000
+"""torch's hook, what it is in its first rounds, and how many (``start_powerSGD_iter``)."""
 _POLICIES = (
     "Policies that look at the clock send whole models, grouped by no fusion, and a round of "
     "theirs is as many iterations as there are workers; of local steps, it is one iteration with "
@@ -206,6 +209,40 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                 "seconds of all": "; ".join(f"{name}: {_told(times[name])}" for name in ordered),
             }
         )
+    return pd.DataFrame(lines)
+
+
+@table(
+    title="torch's PowerSGD hook as it comes",
+    shows=f"By default it sends plain values for {WARM_UP:,} rounds, and only then factors of rank "
+    "1. Seconds to the target accuracy with even speeds, on as many workers as were trained: of "
+    "torch DDP, of the hook if it is told to begin at once, and of its default. A target that "
+    f"plain values reach within {WARM_UP:,} rounds is reached as soon by the default; where they "
+    "need more, it is not trained here, and cannot be there before those rounds are over.",
+    of=[condensed],
+)
+def warm_up(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
+    """A row a network and model."""
+    lines, round_s = [], metric(rows, "round_time")
+    for (model, network, speeds, bandwidth), times in places(rows).items():
+        if speeds != EVEN or not {HOOK, PLAIN_DDP} <= times.keys():
+            continue
+        workers = trainings(rows, model)["workers"].iloc[0]
+        one = round_s.loc[(model, network, speeds, workers, bandwidth), PLAIN_DDP]
+        needed = arrived(rows, "rounds_to_target", model)[PLAIN_DDP].by_seed
+        least = Estimate.of(needed.clip(upper=WARM_UP) * one)
+        lines.append(
+            {
+                "model": model_name(model),
+                "network": network,
+                "bandwidth": said_rate(bandwidth),
+                PLAIN_DDP: _told(times[PLAIN_DDP]),
+                "hook, at once": _told(times[HOOK]),
+                "hook, by default": "at least " * bool((needed > WARM_UP).any()) + _told(least),
+            }
+        )
+    if not lines:
+        raise Missing(f"{PLAIN_DDP} and {HOOK} are not among the methods that were trained")
     return pd.DataFrame(lines)
 
 
