@@ -202,6 +202,9 @@ class Data:
         return table.merge(other.drop_duplicates(place), on=place, how="left")
 
     def _unknown(self, table: pd.DataFrame, name: str) -> ValueError:
+        """Why no row of ``table`` has a coordinate; runs that all failed may lack any."""
+        if (table["status"] == "failed").all():
+            return Missing(f"all failed: {'; '.join(dict.fromkeys(table['reason']))}")
         known = sorted(set(table.columns[table.notna().any()]) - {"value", "reason", "status"})
         return self.fail(f"its rows have no coordinate {name!r}; they have {', '.join(known)}")
 

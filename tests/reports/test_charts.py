@@ -313,6 +313,15 @@ def test_an_unknown_coordinate_is_named_with_the_figure():
             drawn(chart, SPEEDS)
 
 
+def test_runs_that_all_failed_lack_whatever_would_tell_their_place():
+    rows = [row(method=m, status="failed", reason=f"{m} is not recorded") for m in ("A", "B")]
+    with pytest.raises(Missing, match="all failed: A is not recorded; B is not recorded"):
+        drawn(Lines("time", x="time_s", colour="method"), rows)
+    # One that did not fail shows that the coordinate is wrong.
+    with pytest.raises(ValueError, match="no coordinate 'time_s'"):
+        drawn(Lines("time", x="time_s", colour="method"), [*rows, row(method="C")])
+
+
 def test_values_that_would_be_mixed_are_an_error():
     with pytest.raises(ValueError, match="A race: several values of metric 'time' at k 1.*method"):
         drawn(Lines("time", x="k"), SPEEDS)

@@ -11,7 +11,9 @@ from slowlink.testbed.results import frame
 from slowlink.testbed.training import trainer
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
-from slowlink.workflow import recorded
+from slowlink.workflow import recorded, settings
+from slowlink.workflow.closure import ROOT as CHECKOUT
+from slowlink.workflow.jobs import recorded_in
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +146,15 @@ def test_only_what_is_declared_as_recorded_is(monkeypatch):
     assert [one.model_copy(update={"scale": "desk"}) for one in smoke] == runs
     with pytest.raises(SystemExit, match="not a training that is recorded"):
         recorded.runs_of("geomx", "figure6", {"scale": "desk"})
+
+
+@pytest.mark.slow
+def test_everything_recorded_is_read(monkeypatch):
+    # Which runs there are follows from how some ended.
+    monkeypatch.setattr(recorded, "ROOT", CHECKOUT)
+    for name, wing in settings.wings().items():
+        for one in wing.trainings.values():
+            if one.recorded:
+                runs = {run.id for run in recorded.runs_of(name, one.name, {"scale": "desk"})}
+                folder = CHECKOUT / recorded_in(name, one.name)
+                assert {file.stem for file in folder.glob("*.*")} <= runs, folder

@@ -212,6 +212,8 @@ def _training():
     """Curves that rise to a final accuracy, and what the summaries make of them."""
     for experiment, model, methods in (
         ("figure6", "resnet8", list(ROUNDS)),
+        ("figure6_recorded", "resnet20", list(ROUNDS)),
+        ("convergence", "resnet8", list(ROUNDS)),  # of the first, if the second is not whole
         ("lstm", "lstm", list(ROUNDS)[:3]),
     ):
         for method, seed in product(methods, (1, 2, 3)):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
+import sketch_fusion_results
 import torch
 from sketch_fusion_results import RECIPE, ROUNDS, SETTINGS, iteration
 
@@ -215,6 +218,46 @@ def test_runs_train_small_models_in_the_time_of_the_documents(wing):
         kept = run.levels[0].up.parameters.get("momentum", 0.0)
         in_codec = run.at["method"] not in ("Baseline", "Sketch-Fusion no EF")
         assert (kept, run.momentum) == ((0.9, 0.0) if in_codec else (0.0, 0.9))
+
+
+def test_what_is_recorded_is_the_documents_training_with_smaller_batches(wing):
+    recipe = settings.load({"scale": "desk"}).recipes["sketch_fusion"]
+    one = wing.experiments["figure6_recorded"]
+    sections = {key: getattr(recipe, key) for key in one.sections}
+    runs = list(one.runs(Bench("sketch_fusion", one.name, recipe, "desk"), sections).values())
+    printed = ("model", "dataset", "workers", "lr", "lr_steps", "momentum", "rounds", "limit")
+    assert {k: RECIPE["figure6"][k] for k in printed} == {
+        k: RECIPE[one.name][k] for k in printed
+    }  # fmt: skip
+    assert {(run.batch, run.timed_batch, run.augment) for run in runs} == {(16, 128, True)}
+    order = list(itertools.product((1, 2, 3), ROUNDS))
+    assert [(run.seed, run.at["method"]) for run in runs] == order
+
+
+@pytest.mark.parametrize(
+    ("missing", "own", "counts"),
+    [(None, False, "figure6_recorded"), (("DGC", 2), False, "figure6"), (None, True, "figure6")],
+)
+def test_the_nearest_training_to_the_documents_counts(wing, missing, own, counts):
+    """The recorded one once all of it is there, and never before the document's own."""
+    recipe = settings.load({"scale": "paper" if own else "desk"}).recipes["sketch_fusion"]
+    rows = sketch_fusion_results.results().query("experiment in ['figure6', 'figure6_recorded']")
+    if missing is not None:
+        there = coordinates(rows)
+        lost = (there["method"] == missing[0]) & (there["seed"] == missing[1])
+        lost &= there["experiment"] == "figure6_recorded"
+        never = dict(metric="test_accuracy", status="failed", reason="not there", value=math.nan)
+        first = rows[lost].iloc[:1].assign(**never, round=-1)
+        rows = pd.concat([rows[~lost], first], ignore_index=True)
+    one = wing.experiments["convergence"]
+    bench = Bench("sketch_fusion", one.name, recipe, "desk")
+    found = results.frame(one(bench, rows=rows, figure6=recipe.figure6))
+    expected = rows[(rows["experiment"] == counts) & (rows["round"] == -1)]
+    assert set(found["experiment"]) == {"convergence"} and len(found) == len(expected)
+    assert set(found["model"]) == set(expected["model"])
+    pd.testing.assert_series_equal(
+        found["value"], expected["value"].reset_index(drop=True), check_names=False
+    )
 
 
 def test_paper_scale_trains_what_the_document_trained():

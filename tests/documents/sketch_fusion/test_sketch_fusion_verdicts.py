@@ -94,7 +94,7 @@ def gain(model: str, over: str = "", method: str = "SignSGD") -> str:
     )
 
 
-TIME = "experiment == 'figure6' and metric == 'rounds_to_target' and method == 'Sketch-Fusion'"
+TIME = "experiment == 'convergence' and metric == 'rounds_to_target' and method == 'Sketch-Fusion'"
 DGC_TIME = TIME.replace("Sketch-Fusion", "DGC")
 FINAL = TIME.replace("rounds_to_target", "final_accuracy")
 KEPT = ROUNDS["Sketch-Fusion"] * iteration("Sketch-Fusion", "resnet20", True, 16)
