@@ -29,8 +29,8 @@ def cluster(bandwidth, workers=8):
     )  # fmt: skip
 
 
-def timed(there, seconds=None):
-    """Every trained method that meets in every round or two, with rounds as they take."""
+def timed(there):
+    """Every trained method that meets in every round or few, with what a round takes."""
     found, methods = {}, {}
     for label, system in MATRIX.found().items():
         if not system.trained or system.synchronization.name != "bsp":
@@ -41,9 +41,7 @@ def timed(there, seconds=None):
         except ValueError:
             continue
         methods[label] = able
-    seconds = seconds or (lambda label: Estimate.of(found[label]))
-    known = {label: seconds(label) for label in found}
-    return robust.Timed(methods, LAYERS, MATRIX.models[MODEL], found, known)
+    return methods, found
 
 
 def test_a_codec_on_a_dearer_device_takes_so_many_times_as_long():
@@ -58,22 +56,28 @@ def test_a_codec_on_a_dearer_device_takes_so_many_times_as_long():
     assert same == MACHINE
 
 
+def rounds(methods, there, machine):
+    return robust.Rounds(methods, (LAYERS, there, machine, MATRIX.models[MODEL]))
+
+
 @pytest.mark.parametrize("bandwidth", [10e6, 155e6, 1e9])
 def test_who_is_first_then_is_who_is_first_among_all(bandwidth):
     """Nobody is left out who could be first: the same as timing every method anew."""
     here = cluster(bandwidth)
-    one = timed(here)
-    (leader, *_), moved = first(one.seconds), []
+    methods, found = timed(here)
+    seconds = {label: Estimate.of(one) for label, one in found.items()}
+    (leader, *_), moved = first(seconds), []
     for change, (there, machine) in robust.changes(here, MACHINE).items():
-        every = {
-            label: Estimate.of(best_round(able, LAYERS, there, machine, one.batch)[1].round_s)
-            for label, able in one.methods.items()
-        }
-        ahead = first(every)
-        stays = leader in ahead
-        expected = leader if stays else ahead[0]
-        longer = 1.0 if stays else every[leader].mean / every[expected].mean
-        assert one.ahead(leader, there, machine) == (expected, pytest.approx(longer)), change
+        every = rounds(methods, there, machine)
+        then = {label: Estimate.of(every.seconds(label)) for label in methods}
+        faster = first(then)
+        stays = leader in faster
+        expected = leader if stays else faster[0]
+        longer = 1.0 if stays else then[leader].mean / then[expected].mean
+        few = rounds(methods, there, machine)
+        told = robust.ahead(leader, seconds, found, few)
+        assert told == (expected, pytest.approx(longer)), change
+        assert len(few.timed) < len(methods)
         moved += [] if stays else [change]
     # With LeNet-5 on eight workers the price of coding decides at 155 Mbit/s alone.
     assert moved == (["coding twice as dear"] if bandwidth == 155e6 else [])
@@ -82,14 +86,15 @@ def test_who_is_first_then_is_who_is_first_among_all(bandwidth):
 def test_a_lead_that_seeds_do_not_tell_apart_is_not_lost():
     """Twice the rounds of one seed and half those of another: no price makes that sure."""
     here = cluster(155e6)
-    by_round = timed(here)
-    (leader, *_), other = first(by_round.seconds), "identity every 8"
-    there, machine = robust.changes(here, MACHINE)["coding twice as dear"]
-    assert by_round.ahead(leader, there, machine)[0] == other
+    methods, found = timed(here)
+    alone = {label: Estimate.of(one) for label, one in found.items()}
+    (leader, *_), other = first(alone), "identity every 8"
+    there = rounds(methods, *robust.changes(here, MACHINE)["coding twice as dear"])
+    assert robust.ahead(leader, alone, found, there)[0] == other
 
     def apart(label):
-        rounds = [100.0, 100.0, 100.0] if label == leader else [50.0, 200.0, 100.0]
-        return Estimate.of(by_round.seconds[label].mean * pd.Series(rounds, [1, 2, 3]))
+        needed = [100.0, 100.0, 100.0] if label == leader else [50.0, 200.0, 100.0]
+        return Estimate.of(found[label] * pd.Series(needed, [1, 2, 3]))
 
-    one = timed(here, apart)
-    assert one.ahead(leader, there, machine) == (leader, 1.0)
+    by_seed = {label: apart(label) for label in methods}
+    assert robust.ahead(leader, by_seed, found, there) == (leader, 1.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -74,48 +74,57 @@ def changes(cluster: Cluster, machine: Device) -> dict[str, tuple[Cluster, Devic
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Methods that are compared in a cell: on what, and their seconds there, of a round and to
-    where they are compared."""
+class Rounds:
+    """Rounds of methods somewhere, each timed once: on each exchange that may carry it."""
 
     methods: Mapping[str, list[Method]]
-    layers: Layers
-    batch: int
-    round_s: Mapping[str, float]
-    seconds: Mapping[str, Estimate]
+    where: tuple[Layers, Cluster, Device, int]
+    timed: dict[str, float] = field(default_factory=dict)
 
-    def ahead(self, leader: str, cluster: Cluster, machine: Device) -> tuple[str, float]:
-        """Who is first on another cluster or device, and how many times as long as they the
-        ``leader`` then takes; the leader itself and 1 where none is surely faster."""
-        where = self.layers, cluster, machine, self.batch
+    def seconds(self, label: str) -> float:
+        if label not in self.timed:
+            self.timed[label] = best_round(self.methods[label], *self.where)[1].round_s
+        return self.timed[label]
 
-        def then(label: str, round_s: float) -> Estimate:
-            one, times = self.seconds[label], round_s / self.round_s[label]
-            return Estimate.of(times * (one.mean if one.by_seed is None else one.by_seed))
-
-        def made(label: str) -> Estimate:
-            return then(label, best_round(self.methods[label], *where)[1].round_s)
-
-        found = {leader: made(leader)}
-        for label in self.seconds:
-            # No price that is off by a factor changes a round by more than that.
-            near = self.seconds[label].mean <= OFF * self.seconds[leader].mean
-            if label == leader or not near:
-                continue
-            if then(label, self._least_s(label, *where)).mean < found[leader].mean:
-                found[label] = made(label)
-        ahead = first(found)
-        if leader in ahead:
-            return leader, 1.0
-        return ahead[0], found[leader].mean / found[ahead[0]].mean
-
-    def _least_s(self, label: str, *where: Any) -> float:
-        """What a round takes at least, by any of the exchanges that can carry it."""
+    def least_s(self, label: str) -> float:
+        """What a round takes at least, without timing it anew."""
+        if label in self.timed:
+            return self.timed[label]
         found = []
         for method in self.methods[label]:
             with suppress(ValueError):
-                found.append(least_s(method, *where))
+                found.append(least_s(method, *self.where))
         return min(found)
+
+
+def ahead(
+    leader: str, seconds: Mapping[str, Estimate], round_s: Mapping[str, float], there: Rounds
+) -> tuple[str, float]:
+    """Who is first elsewhere, and how many times as long as they the ``leader`` then takes; the
+    leader itself and 1 where none is surely faster.
+
+    Parameters
+    ----------
+    seconds: by method, what is compared here: of a round, or of all to the target. round_s: of a
+        round.
+    there: where prices are off by :data:`OFF` at most.
+    """
+
+    def then(label: str, anew_s: float) -> Estimate:
+        one, times = seconds[label], anew_s / round_s[label]
+        return Estimate.of(times * (one.mean if one.by_seed is None else one.by_seed))
+
+    found = {leader: then(leader, there.seconds(leader))}
+    for label, one in seconds.items():
+        # No price that is off by a factor changes a round by more than that.
+        if label == leader or one.mean > OFF * seconds[leader].mean:
+            continue
+        if then(label, there.least_s(label)).mean < found[leader].mean:
+            found[label] = then(label, there.seconds(label))
+    faster = first(found)
+    if leader in faster:
+        return leader, 1.0
+    return faster[0], found[leader].mean / found[faster[0]].mean
 
 
 def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]:
@@ -128,7 +137,7 @@ def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]
     """
     settings, rows = bench.settings, coordinates(rows)
     machine, found = device.profile(settings.device), settings.found()
-    given = layers(Part(name=model)), settings.models[model]
+    sizes = layers(Part(name=model))
     times, known = metric(rows, "round_time"), qualified(rows)
     doubtful = holds_not(rows, model) if model in trained_models(rows) else set()
     for speeds, cluster in clusters(settings):
@@ -139,18 +148,16 @@ def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]
         round_s = times.loc[key].dropna().sort_values(kind="stable").to_dict()
         compared = {ROUND: {k: Estimate.of(s) for k, s in round_s.items() if k in known}}
         if model in trained_models(rows):
-            there = times_to_target(rows, cluster.workers, model).get(place, {})
-            compared[TARGET] = {k: one for k, one in there.items() if k not in doubtful}
+            known_there = times_to_target(rows, cluster.workers, model).get(place, {})
+            compared[TARGET] = {k: s for k, s in known_there.items() if k not in doubtful}
         bench.say(f"{model}, {cluster.workers} workers, {cluster.kind}: prices off by a factor")
-        for by, seconds in compared.items():
-            leader, *_ = first(seconds) or [None]
-            if leader is None:
-                continue
-            methods = {label: methods_of(label, found[label]) for label in seconds}
-            timed = Timed(methods, *given, round_s, seconds)
-            for change, (there, machine_there) in changes(cluster, machine).items():
-                ahead, longer = timed.ahead(leader, there, machine_there)
-                at = dict(method=leader, by=by, change=change, first=ahead)
+        leaders = {by: first(seconds)[:1] for by, seconds in compared.items()}
+        methods = {label: methods_of(label, found[label]) for label in round_s}
+        for change, (other, device_there) in changes(cluster, machine).items():
+            there = Rounds(methods, (sizes, other, device_there, settings.models[model]))
+            for by, leader in ((by, label) for by, labels in leaders.items() for label in labels):
+                faster, longer = ahead(leader, compared[by], round_s, there)
+                at = dict(method=leader, by=by, change=change, first=faster)
                 yield bench.row(
                     "times_the_best",
                     longer,
