@@ -411,9 +411,6 @@ def at_residual_target(curves: pd.DataFrame, recipe: Settings) -> Iterator[Row]:
     return summarise(curves, recipe.residual.below_dense)
 
 
-CONVERGED = {"final_accuracy", "target_accuracy", "rounds_to_target", "time_to_target"}
-
-
 @training(summarise=at_residual_target, recorded=True)
 def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
     """Table 2's systems on a residual network with BatchNorm, as many rounds as the document's
@@ -442,6 +439,10 @@ def residual(bench: Bench, residual: Residual) -> Iterator[Recipe]:
                 seed=seed,
                 **shared,
             ).model_copy(update=dict(system=label))
+
+
+CONVERGED = {"final_accuracy", "target_accuracy", "rounds_to_target", "time_to_target"}
+"""What of a training's summary Table 2 prints, and the target it is measured by."""
 
 
 @experiment(after=[table2, figure6, residual])

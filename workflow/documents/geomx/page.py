@@ -159,7 +159,7 @@ def _race(
     trained = Rows("time_to_target", experiment=experiment, relative_to=reference)
     also = [Layer(printed, "D", f"printed ({printed.place})")]
     if nearest:
-        also.append(Layer(trained, "x", "small network, left"))
+        also.append(Layer(trained, "x", "trained as left"))
     return [
         Lines(
             rows=Rows("test_accuracy", experiment=experiment),
@@ -209,8 +209,9 @@ figure6 = Figure(
     title="Figure 6: compression and bandwidth",
     shows="Left, test accuracy over simulated time (mean of five evaluations), below paper scale of"
     " a small network. Right, time to the target accuracy relative to GeoMX at 1 Gbit/s: dots are "
-    "of the recorded residual network, crosses of the small one; diamonds are the printed "
-    "convergence times in the same proportion.",
+    "of the nearest network to the document's (below paper scale the recorded residual one), "
+    "crosses of that on the left; diamonds are the printed convergence times in the same "
+    "proportion.",
     says="Sparsification and half precision each shorten training, sparsification more; both "
     "together take another 40 % off.",
     of=[experiments.figure6, experiments.convergence],
