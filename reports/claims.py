@@ -275,7 +275,7 @@ class Claim(_Data):
     otherwise: what other variants of the same rows are to this claim, which are told with its
         verdict; ``{shape: in other shapes}`` if another coordinate varies, empty if nothing does.
     readings: those of them that are readings of the document which its text leaves open. Where
-        they lead to different verdicts, the claim is undecided.
+        they lead to different verdicts, the claim depends on the reading.
     headline: the claim in plain words, where it is one of the document's main ones.
     calibrates: what of our set-up was chosen from this number, which therefore proves nothing.
     tie: the share by which simulated values of an order must differ to count as ordered.

@@ -38,7 +38,8 @@ MEANING = {
     "holds": "our result agrees",
     "off by ×": "our number is another, by the factor given",
     "direction only": "the direction is right, the size is not",
-    "undecided": "our runs spread too much to tell, or the text has several readings",
+    "undecided": "our runs spread too much to tell",
+    "depends on the reading": "the text can be read in several ways, and they lead apart",
     "fails": "our result disagrees",
     "impossible as printed": "physics rules it out",
     "contradicts itself": "the document's own numbers disagree",
@@ -56,7 +57,7 @@ SCORE = {
     "off": ("off by ×", "direction only"),
     "fails": ("fails", "contradicts itself"),
     "impossible": ("impossible as printed",),
-    "open": ("undecided", "not comparable", "not run here"),
+    "open": ("undecided", "depends on the reading", "not comparable", "not run here"),
 }
 """The verdicts of claims that can hold or fail, as the front page counts them."""
 OUTCOME_MEANING = {
@@ -64,7 +65,7 @@ OUTCOME_MEANING = {
     "off": "the size is another; the factor or the direction is given",
     "fails": "we, or the document's own numbers, disagree",
     "impossible": "physics rules it out",
-    "open": "our runs cannot tell",
+    "open": "our runs, or the text, cannot tell",
 }
 _ABSTRACTS = {
     "matrix.html": "all methods on the same networks, ranked",

@@ -11,9 +11,10 @@ A number is judged in this order, and the first rule that applies decides:
 5. *holds*, *off by ×*, *direction only*, *undecided*, *fails* by the one table ``RULES``. What
    depends on machines that we do not have is judged within its table (``reports.fits``).
 
-Where the text leaves several readings open and their verdicts differ, the claim is *undecided*.
-Claims that rest on seeds and hold are tests, of which a document has many: those that a false
-discovery rate of 5 % does not let through are *undecided*.
+Where the text leaves several readings open and their verdicts differ, the claim *depends on the
+reading*; where only what our runs leave open keeps them apart, it is *undecided*. Claims that rest
+on seeds and hold are tests, of which a document has many: those that a false discovery rate of 5 %
+does not let through are *undecided*.
 
 Of a claim with several statements the worst decides. Where some of them were not run, the others
 are judged, and the claim is at best *undecided*; so is one about the largest of several sizes that
@@ -93,6 +94,7 @@ VERDICTS = [
     "off by ×",
     "direction only",
     "undecided",
+    "depends on the reading",
     "fails",
     "impossible as printed",
     "contradicts itself",
@@ -110,6 +112,7 @@ WORST_FIRST = [
     "not run here",
     "fails",
     "undecided",
+    "depends on the reading",
     "off by ×",
     "direction only",
     "not comparable",
@@ -613,7 +616,7 @@ def _judge_statement(claim: Claim, part: Part, evidence: Evidence, found: Found)
 
 
 def _leave_open(claim: Claim, judgement: Judgement) -> None:
-    """What readings of the document lead to; if not all to the same, nothing is decided."""
+    """What readings of the document lead to; if not all to the same, they decide."""
     if not judgement.readings or judgement.verdict in ("contradicts itself", "not run here"):
         return
     if set(judgement.readings.values()) == {judgement.verdict}:
@@ -621,15 +624,17 @@ def _leave_open(claim: Claim, judgement: Judgement) -> None:
         return
     named = [f"{name}: {verdict}" for name, verdict in judgement.readings.items()]
     judgement.reason = (
-        f"depends on the reading, which the text leaves open: as here {judgement.verdict}, "
+        f"several readings, which the text leaves open: as here {judgement.verdict}, "
         f"{', '.join(named)}; {judgement.reason}"
     )
-    judgement.verdict = "undecided"
+    decided = {judgement.verdict, *judgement.readings.values()} - {"undecided"}
+    judgement.verdict = "depends on the reading" if len(decided) > 1 else "undecided"
 
 
 def _weaken(judgement: Judgement, found: Found) -> None:
     """Where runs failed, those that did not settle nothing."""
-    if found.failures and judgement.verdict in ("holds", "direction only", "fails"):
+    open_ = ("holds", "direction only", "depends on the reading", "fails")
+    if found.failures and judgement.verdict in open_:
         judgement.verdict = "undecided"
 
 

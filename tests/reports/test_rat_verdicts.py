@@ -87,7 +87,7 @@ WORLDS = [
     ("RAT-O6", "fails", (table1("ParameterHub", "egress_rack"), 4)),
     ("RAT-O7", "holds"),
     ("RAT-O7", "fails", (table1("PLink", "egress_pod"), 1.5 / 6)),
-    ("RAT-F6a", "undecided"),  # the readings differ
+    ("RAT-F6a", "depends on the reading"),  # the readings differ
     ("RAT-F6a", "holds", (gains("all settings"), 25 / 9.2)),
     ("RAT-F6a", "fails", ("experiment == 'gains'", 0.01)),
     ("RAT-F6b", "fails"),
@@ -97,7 +97,7 @@ WORLDS = [
     ("RAT-F6c", "fails", (figure6("Ring"), 0.95)),
     ("RAT-F6c", "fails", (figure6("PS"), 0.5)),
     ("RAT-F7a", "direction only"),
-    ("RAT-F7a", "undecided", (joint("ring_over", "PS", "worst"), 12 / 6.94)),
+    ("RAT-F7a", "depends on the reading", (joint("ring_over", "PS", "worst"), 12 / 6.94)),
     ("RAT-F7a", "holds", *WORST_12),
     ("RAT-F7a", "fails", ("experiment == 'joint' and metric == 'ring_over'", 1e-3)),
     ("RAT-F7b", "undecided"),
@@ -132,10 +132,10 @@ def test_25_times_on_average_holds_only_where_all_readings_of_it_do(met, rat_cla
         (index,) = known.query(gains(over)).index
         results.loc[index, "value"] = 25.0 if over in met else 5.0
     table = judge(rat_claims, results, RECIPE, "desk", only={"RAT-F6a"})
-    verdict = {0: "direction only", len(READINGS): "holds"}.get(len(met), "undecided")
+    verdict = {0: "direction only", len(READINGS): "holds"}.get(len(met), "depends on the reading")
     assert table.iloc[0]["verdict"] == verdict
-    if verdict == "undecided":
-        assert "depends on the reading, which the text leaves open" in table.iloc[0]["reason"]
+    if verdict == "depends on the reading":
+        assert "several readings, which the text leaves open" in table.iloc[0]["reason"]
 
 
 def test_no_verdict_rests_on_the_cell_that_is_nearest_to_the_printed_numbers(rat_claims, rat_rows):
