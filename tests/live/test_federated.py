@@ -21,6 +21,7 @@ import pytest
 import torch
 from federated_peers import process
 
+from slowlink.methods import compression
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds import Delivery, connect, domain
 from slowlink.testbed.live.dds.federated import (
@@ -87,9 +88,9 @@ def client_settings(settings, client, **values):
     return ClientSettings(client=client, **shared, **values)
 
 
-def identities(folder):
-    """A folder of keys for a controller and two clients."""
-    identity.make(folder, ["controller", "client-0", "client-1"])
+def identities(folder, clients=2):
+    """A folder of keys for a controller and its clients."""
+    identity.make(folder, messages.members(clients))
     return str(folder)
 
 
@@ -182,9 +183,9 @@ def test_printed_bytes_of_the_documents_model(make):
     }
     for nbytes, codec in modes.items():
         task = make(task={"model": {"name": "mnist_cnn"}, "codec": codec}).task
-        contribution = training.Contribution(task, 60)
+        contribution = training.Contribution(task, 0, 60)
         values = torch.sin(torch.arange(task.values, dtype=torch.float32))
-        frame = training.Frame(task.make_codec().compress(values, "model"))
+        frame = training.Frame(task.make_codec(0).compress(values, "model"))
         head = training.Update(0, 0, 1, 0, True, 60, 0.0, 0.0)
         asked = training.Command(1, 0, 60, 1, 0.1, 0, zero=False, end=False)
         contribution.add(head, frame.to_bytes(), asked, 0.0)
@@ -257,7 +258,7 @@ def test_weighted_by_samples(make):
     task = make().task
     brought = {}
     for client, (samples, value) in enumerate([(10, 1.0), (30, 5.0)]):
-        brought[client] = training.Contribution(task, 240)
+        brought[client] = training.Contribution(task, 0, 240)
         brought[client].values.fill_(value)
         brought[client].sent = training.Sent(samples, 0, 0, 0, 0)
     start = torch.full((task.values,), 2.0)
@@ -269,12 +270,12 @@ def test_weighted_by_samples(make):
 def test_nobody_trained_on_more_samples_than_there_are(make, subset, most):
     task = make().task
     asked = training.Command(1, 0, subset, 1, 0.1, 0, zero=False, end=False)
-    frame = training.Frame(task.make_codec().compress(torch.ones(task.values), "model")).to_bytes()
+    frame = training.Frame(task.make_codec(0).compress(torch.ones(task.values), "model")).to_bytes()
     for samples in (most + 1, 2**32 - 1):
         head = training.Update(0, 0, 1, 0, True, samples, 0.0, 0.0)
         with pytest.raises(ValueError, match=f"{samples} samples, of at most {most}"):
-            training.Contribution(task, 240).add(head, frame, asked, 0.0)
-    honest = training.Contribution(task, 240)
+            training.Contribution(task, 0, 240).add(head, frame, asked, 0.0)
+    honest = training.Contribution(task, 0, 240)
     honest.add(training.Update(0, 0, 1, 0, True, most, 0.0, 0.0), frame, asked, 0.0)
     assert honest.complete and honest.sent.samples == most
 
@@ -298,7 +299,7 @@ def test_who_has_no_samples_has_no_weight(make, monkeypatch):
         moved = torch.zeros_like(expected)
         for participant in participants:
             for _, frame in participant.updates(asked, expected):
-                moved += settings.task.make_codec().decompress(frame.payload) / 2
+                moved += settings.task.make_codec(0).decompress(frame.payload) / 2
         expected = expected + moved
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
     empty.update((0, 2))
@@ -682,6 +683,46 @@ def test_live_is_what_is_simulated(make, tmp_path):
         for sent in done.sent.values():
             assert 0 < sent.communication_s < done.round_s
             assert 0 < sent.train_s < done.round_s
+
+
+FORMATS = {
+    0: {"name": "identity"},
+    1: {"name": "int8_blocks", "chunk": 64},
+    2: {"name": "sparse_fp32", "ratio": 0.1},
+    3: {"name": "sparse_int8", "ratio": 0.1, "chunk": 64},
+}
+
+
+def test_a_round_has_packets_of_several_formats(make, tmp_path):
+    codec, *others = FORMATS.values()
+    mixed = {"clients": 4, "codec": codec, "codecs": dict(enumerate(others, 1))}
+    settings = make(task=mixed, min_clients=4, rounds=2, keys=identities(tmp_path / "keys", 4))
+    rounds, weights = run_live(settings, WAIT_S)
+    expected, simulated = simulate(settings)
+    assert torch.equal(weights, simulated) and same_bytes(rounds, expected)
+    for client, codec in FORMATS.items():
+        (alone, _), _ = simulate(make(task={"clients": 4, "codec": codec}, rounds=2))
+        sent, same = rounds[0].sent[client], alone.sent[client]
+        assert sent.payload_bytes == same.payload_bytes  # what its own format takes
+    assert len({sent.payload_bytes for sent in rounds[0].sent.values()}) == 4
+
+
+def test_the_new_model_is_the_mean_of_what_each_format_says(make):
+    codec, *others = FORMATS.values()
+    mixed = {"clients": 4, "codec": codec, "codecs": dict(enumerate(others, 1))}
+    settings = make(task=mixed, rounds=1)
+    asked, start = training.command(settings, 1), training.initial(settings)
+    data, moved = settings.task.data.load(), torch.zeros(settings.task.values)
+    for client, one in FORMATS.items():
+        alone = make(task={"clients": 4, "codec": one}).task
+        ((head, frame),) = training.Participant(alone, client, data).updates(asked, start)
+        part = alone.codec
+        moved += compression.load(part.name, **part.parameters).decompress(frame.payload) / 4
+        # Another client's format is refused, and says whose.
+        other = training.Contribution(settings.task, (client + 1) % 4, 240)
+        with pytest.raises(ValueError, match=f"^{part.name} of shape"):
+            other.add(head, frame.to_bytes(), asked, 0.0)
+    torch.testing.assert_close(simulate(settings)[1], start + moved, rtol=1e-5, atol=1e-6)
 
 
 def serve_until_closed(client):

@@ -107,7 +107,7 @@ class Driven(controller._Controller):
         asked = self.asked[client]
         values = torch.zeros(self.task.values) if values is None else values
         samples = self.shares[client] if samples is None else samples
-        frame = Frame(self.task.make_codec().compress(values, "model")).to_bytes()
+        frame = Frame(self.task.make_codec(0).compress(values, "model")).to_bytes()
         head = messages.Update(client, asked.hello, asked.round, 0, True, samples, 0.0, 0.0)
         for name, value in change.items():
             setattr(head, name, value)

@@ -28,6 +28,7 @@ TASK = dict(
     batch=16,
     momentum=0.5,
     codec={"name": "sparse_int8", "ratio": 0.1, "error_feedback": True},
+    codecs={"1": {"name": "identity"}},
     sends="delta",
     first_baseline="zero",
     packets=2,
@@ -102,6 +103,12 @@ WRONG = [
     ("task.codec", {"name": "power_sgd"}, "power_sgd needs several exchanges"),
     ("task.codec", {"name": "sign_sgd"}, "sign_sgd gives a vote, not a sum"),
     ("task.split.alpha", 0.0, "task.split: dirichlet: alpha must be a finite number above 0"),
+    ("task.codecs", {"3": {"name": "fp16"}}, "c.json: task: codecs: 3, the last client is 2"),
+    (
+        "task.codecs",
+        {"0": {"name": "signsgd"}},
+        "c.json: task.codecs: no compression method 'signsgd'",
+    ),
     ("task.split.beta", 1, "task.split: dirichlet: unknown parameter 'beta'; it takes: alpha"),
     ("task.split", {"name": "anew", "alpha": 1}, "task.split: anew takes no parameters, not alpha"),
     ("task.model.hidden", [0, 1], "none may be empty"),
@@ -240,7 +247,7 @@ def test_mutated_configurations(kind):
         assert again.task.fingerprint == settings.task.fingerprint
         task = settings.task
         assert 1 <= task.clients <= 1024 and task.batch >= 1 and 0 <= task.momentum < 1
-        assert 0 < task.values < 2**31 and task.make_codec().one_shot
+        assert 0 < task.values < 2**31 and task.make_codec(0).one_shot
         assert 0 <= settings.domain <= 232 and 0 < settings.lease_s < math.inf
         if kind is ControllerSettings:
             assert 1 <= settings.min_clients <= task.clients

@@ -21,9 +21,10 @@ last round that it completed.
 What differs from the DDS document: unless its time-out is 0, a round waits for all who were asked
 until then, and not for the first ``min_clients``, without whom it never ends. Each client has a
 topic of its own, on which it also gets the model, so that this goes out once a client and not once
-for all. A task has one codec: updates of another are refused, where the document's controller takes
-packets of four formats together. What a client's update was under way is told by one clock, and
-means nothing between machines; the document subtracts the clocks of two.
+for all. Which format a client sends is said before, by the task for all or for this client: updates
+in another are refused, where the document's controller takes what it gets. What a client's update
+was under way is told by one clock, and means nothing between machines; the document subtracts the
+clocks of two.
 """
 
 from slowlink.testbed.live.dds.federated.live import Failed, run_live

@@ -61,7 +61,7 @@ class Client:
             self.round, self.weights = checkpoint.load(settings.init_path, self.task)
         keys = settings.identity(messages.CLIENT_NAME.format(settings.client))
         topic = TOPIC.format(settings.client)
-        most = self.task.make_codec().payload_bytes((self.task.values,))
+        most = self.task.make_codec(settings.client).payload_bytes((self.task.values,))
         self.channel = Channel(
             entered,
             topic,

@@ -137,13 +137,12 @@ class _Controller:
         settings, task = self.settings, self.task
         keys = settings.identity(messages.CONTROLLER_NAME)
         participant = connect(settings.domain, settings.network)
-        most = task.make_codec().payload_bytes((task.values,))
-        limit = messages.longest(task.values, *most)
         self.channels: dict[int, Channel] = {}
         self.senders: dict[int, ThreadPoolExecutor] = {}
         self.latest: dict[int, Future] = {}
         for client in range(task.clients):
             topic = TOPIC.format(client)
+            most = task.make_codec(client).payload_bytes((task.values,))
             self.channels[client] = Channel(
                 participant,
                 topic,
@@ -154,7 +153,7 @@ class _Controller:
                     self._put(self._leave, client) if member == client + 1 else None
                 ),
                 lambda error: self._put(_raise, error),
-                limit=limit,
+                limit=messages.longest(task.values, *most),
             )
             self.senders[client] = ThreadPoolExecutor(1, f"sender {client}")
             self._announce(client)
@@ -362,7 +361,7 @@ class _Controller:
             command = training.command(self.settings, self.done + 1, self.present[client])
             self.asked[client], self.since[client] = command, time.monotonic()
             own, largest = self.shares[client], self.settings.largest
-            self.brought[client] = Contribution(self.task, own, largest)
+            self.brought[client] = Contribution(self.task, client, own, largest)
             self._send(client, command)
         for decision in decisions:
             if isinstance(decision, Sync):

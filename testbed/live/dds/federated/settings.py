@@ -123,6 +123,7 @@ class Task(_Settings):
     batch, momentum: of the clients' SGD, which starts afresh each round. Of an epoch's last,
         smaller batch nothing is left out.
     codec: what an update is compressed with: a method of :mod:`methods.compression`, as one vector.
+    codecs: by their number, clients with another one, such as those with a slower link.
     sends: a client's ``weights``, as DDS's dense modes, or their change in the round (``delta``),
         as its sparse ones. Without loss the two are the same; what rounding loses is smaller where
         values are, so deltas are what to choose.
@@ -140,6 +141,7 @@ class Task(_Settings):
     batch: PositiveInt
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     codec: Part = Part(name="identity")
+    codecs: dict[int, Part] = {}
     sends: Literal["weights", "delta"] = "delta"
     first_baseline: Literal["model", "zero"] = "model"
     packets: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -160,6 +162,11 @@ class Task(_Settings):
             raise ValueError(f"{part.name} {why}: a client sends its update once")
         return part
 
+    @field_validator("codecs")
+    @classmethod
+    def _all_can_compress(cls, codecs: dict[int, Part]) -> dict[int, Part]:
+        return {client: cls._can_compress(part) for client, part in codecs.items()}
+
     @field_validator("split")
     @classmethod
     def _can_be_split(cls, split: Part) -> Part:
@@ -173,6 +180,8 @@ class Task(_Settings):
     def _fits(self) -> Self:
         if self.sends == "weights" and self.packets > 1:
             raise ValueError("packets: packets of a round are added up, which weights cannot be")
+        if unknown := set(self.codecs) - set(range(self.clients)):
+            raise ValueError(f"codecs: {min(unknown)}, the last client is {self.clients - 1}")
         if self.sends == "weights" and self.first_baseline == "zero":
             raise ValueError("first_baseline: weights are not changes, leave it at 'model'")
         return self
@@ -188,8 +197,12 @@ class Task(_Settings):
         text = self.model_dump_json(exclude={"data": {"directory"}, "torch_threads": True})
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def make_codec(self) -> Compressor:
-        return compression.load(self.codec.name, **self.codec.parameters)
+    def codec_of(self, client: int) -> Part:
+        return self.codecs.get(client, self.codec)
+
+    def make_codec(self, client: int) -> Compressor:
+        part = self.codec_of(client)
+        return compression.load(part.name, **part.parameters)
 
     def make_model(self) -> torch.nn.Module:
         """The model with its initial weights."""

@@ -182,13 +182,13 @@ class Participant:
     def __init__(self, task: Task, client: int, data: Dataset, script: Callable = sgd) -> None:
         torch.set_num_threads(task.torch_threads)
         self.task, self.client, self.data, self.script = task, client, data, script
-        self._model, self._codec = task.make_model(), task.make_codec()
+        self._model, self._codec = task.make_model(), task.make_codec(client)
         self._round, self._before = 0, {}
         # The first step and the first encoding are slow and belong to no round.
         some, draw = torch.arange(min(task.batch, len(data.train_y))), Generator()
         how = dict(epochs=1, lr=1e-3, momentum=0.0, batch=task.batch, generator=draw)
         next(sgd(self._model, data, some, **how))
-        self.task.make_codec().compress(torch.linspace(0, 1, task.values), "model")
+        self.task.make_codec(client).compress(torch.linspace(0, 1, task.values), "model")
 
     def updates(self, asked: Command, start: Tensor) -> Iterator[tuple[Update, Frame]]:
         """Train from the (n,) weights ``start``; the packets to send, each when it is due."""
@@ -262,6 +262,7 @@ class Contribution:
 
     Parameters
     ----------
+    client: whose codec is expected.
     samples: of the client's own share; it cannot have trained on more.
     largest: of the values, by magnitude, that are taken.
 
@@ -271,9 +272,9 @@ class Contribution:
         From :meth:`add`: a packet out of order, or one that does not fit the task.
     """
 
-    def __init__(self, task: Task, samples: int, largest: float = math.inf) -> None:
-        self._task, self._codec, self._samples = task, task.make_codec(), samples
-        self._largest = largest
+    def __init__(self, task: Task, client: int, samples: int, largest: float = math.inf) -> None:
+        self._task, self._codec, self._samples = task, task.make_codec(client), samples
+        self._named, self._largest = task.codec_of(client).name, largest
         self.values = torch.zeros(task.values)
         self.packets, self.complete = 0, False
         self.sent = Sent(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -289,9 +290,9 @@ class Contribution:
             raise ValueError(f"times of {head.train_s} and {head.published} s")
         got = Frame.from_bytes(frame, limit=messages.longest(self._task.values, len(frame)))
         payload = got.payload
-        if payload.codec != self._task.codec.name or payload.shape != (self._task.values,):
+        if payload.codec != self._named or payload.shape != (self._task.values,):
             raise ValueError(
-                f"{payload.codec} of shape {payload.shape}, needs {self._task.codec.name} of "
+                f"{payload.codec} of shape {payload.shape}, needs {self._named} of "
                 f"{self._task.values} values"
             )
         values = self.values + self._codec.decompress(payload)
@@ -401,7 +402,7 @@ def simulate(
     rounds, owned = [], shares(task, data.train_y)
     for number in range(1, settings.rounds + 1):
         asked = command(settings, number)
-        brought = {client: Contribution(task, own) for client, own in enumerate(owned)}
+        brought = {client: Contribution(task, client, own) for client, own in enumerate(owned)}
         for client in clients:
             for head, frame in participants[client].updates(asked, weights):
                 # Both times are 0, because no clock runs here.
