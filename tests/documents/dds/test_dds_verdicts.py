@@ -197,7 +197,7 @@ def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, jud
         ("DDS-P12", ["CUT is 1048576 here, printed is 4194304", "waits for all segments"]),
         ("DDS-P13", ["BARRIER is barrier here, printed is 1113674322"]),
         ("DDS-P14", ["TOPIC is slowlink_client_{} here, printed is [train/train_cmd"]),
-        ("DDS-A1", ["DGCSGD", "is not here"]),
+        ("DDS-A1", ["is slowlink.torch.DGCSGD", "forget the momentum"]),
         ("DDS-A2", ["strided_sample=False", "fp16_values"]),
         ("DDS-A3", ["packets of another are refused"]),
         ("DDS-A4", ["time-out of 0 here"]),
