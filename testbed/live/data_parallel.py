@@ -11,7 +11,6 @@ gradients is there, while backward goes on.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -148,13 +147,11 @@ def measure_all(
     dataset: Dataset | None = None,
     join: Join | None = None,
     timeout_s: float = 120.0,
-    progress: bool = False,
 ) -> list[Run]:
     """Runs one after the other on the same processes, which take seconds to start.
 
-    ``dataset`` stands in for the recipes' own; ``join`` for gloo; with ``progress``, rank 0 prints
-    a line at every evaluation. Raises as :func:`measure`, and ValueError for cases of different
-    numbers of workers.
+    ``dataset`` stands in for the recipes' own; ``join`` for gloo. Raises as :func:`measure`, and
+    ValueError for cases of different numbers of workers.
     """
     sizes = sorted({sum(case.recipe.workers) for case in cases})
     if len(sizes) != 1:
@@ -169,7 +166,7 @@ def measure_all(
         join = partial(_join_gloo, store.port, timeout_s)
     # A rank that waits in vain names the one it waits for, so it comes first.
     options = dict(timeout_s=timeout_s + GRACE_S, environment=lambda rank: LOOPBACK)
-    reports = run_ranks(_rank, ranks, jobs, join, ranks, progress, **options)
+    reports = run_ranks(_rank, ranks, jobs, join, ranks, **options)
     by_job = zip(*reports, strict=True)
     return [run_of(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
 
@@ -222,31 +219,18 @@ def _join_gloo(port: int, timeout_s: float, rank: int, ranks: int) -> Iterator[P
     yield ProcessGroup(timeout=patience)
 
 
-def _rank(
-    jobs: Sequence[Job], join: Join, ranks: int, progress: bool, rank: int, tell: Tell
-) -> list[dict]:
+def _rank(jobs: Sequence[Job], join: Join, ranks: int, rank: int, tell: Tell) -> list[dict]:
     tell("joining")
-    say = show if progress and rank == 0 else ignore
     with join(rank, ranks) as wire:
-        return [train(job, wire, tell, say) for job in jobs]
+        return [train(job, wire, tell) for job in jobs]
 
 
-def show(line: str) -> None:
-    """Print what a rank says."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def ignore(line: str) -> None:
-    """Drop what a rank says."""
-
-
-def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict:
+def train(job: Job, wire: Wire, tell: Tell) -> dict:
     """This rank's part of a run.
 
     Parameters
     ----------
     tell: hears what the rank does now.
-    say: hears of each evaluation, with averages over the steps since the one before.
 
     Returns
     -------
@@ -313,7 +297,6 @@ def train(job: Job, wire: Wire, tell: Tell = ignore, say: Tell = ignore) -> dict
             tell(f"testing after step {step} of {up.name}")
             accuracy = evaluate(wire, learner, learner.replicas[rank])
             tests.append((done, sum(times["step_s"]), accuracy))
-            say(_window(done, case.steps, accuracy, recipe.evaluate_every, times, sent, received))
     messenger.close()
     final = learner.replicas[rank].parameters
     return dict(
@@ -350,27 +333,6 @@ def evaluate(wire: Wire, learner: Learner, replica: Replica) -> float:
     (arrived,), _ = wire.begin([payload], [how], ["tests"], exact=True).wait()
     correct, total = codec.decompress(combine(arrived, how, codec)).tolist()
     return 100 * correct / total
-
-
-def _window(
-    done: int,
-    steps: int,
-    accuracy: float,
-    window: int,
-    times: dict[str, list[float]],
-    sent: Sequence[Sequence[Sequence[int]]],
-    received: Sequence[int],
-) -> str:
-    """Averages over the steps since the last evaluation."""
-    recent = sent[-window:]
-    nbytes = sum(sum(map(sum, step)) for step in recent) / len(recent)
-    ms = {name: 1e3 * float(np.mean(times[name][-window:])) for name in TIMES}
-    return (
-        f"step {done}/{steps}: test accuracy {accuracy:.2f} %; a step sends {nbytes:.0f} B of "
-        f"payload, receives {np.mean(received[-window:]):.0f} B of frames, takes "
-        f"{ms['step_s']:.1f} ms: computes {ms['compute_s']:.1f}, compresses "
-        f"{ms['compress_s']:.1f}, waits {ms['wait_s']:.1f}"
-    )
 
 
 def _model(recipe: Recipe, dataset: Dataset) -> nn.Module:

@@ -1,26 +1,19 @@
 """Training over DDS: the virtual-time trainer's parameters, on real processes that may die."""
 
-import copy
 import dataclasses
-import json
-import os
-import random
-import subprocess
-import sys
 
-import dds_domains
-import launch_peers
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from slowlink.methods import compression
-from slowlink.testbed.live import data_parallel, identity
+from slowlink.testbed.live import data_parallel, documents, identity
 from slowlink.testbed.live.data_parallel import LiveRun
-from slowlink.testbed.live.dds import DomainConfig, launch
+from slowlink.testbed.live.dds import DomainConfig
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
+from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Recipe
 from slowlink.torch.messenger import Aggregation
 
 pytestmark = pytest.mark.slow
@@ -34,7 +27,12 @@ CODECS = {
 }
 """A sum, a gather, a merge, and several rounds."""
 
-TRAINING = {
+TRAINING = documents.USUAL | {
+    "experiment": "test",
+    "system": "dds",
+    "exchange": {"name": "allgather"},
+    "synchronization": {"name": "bsp"},
+    "networks": {"this": {"lan": 1.0, "wan": 1.0}},
     "model": {"name": "strided_cnn", "hidden": 20},
     "dataset": "noise",
     "levels": [{"up": {"name": "dgc", **CODECS["dgc"]}}],
@@ -44,19 +42,27 @@ TRAINING = {
     "rounds": STEPS,
     "evaluate_every": 2,
 }
-RUN, PATHS = "import launch_peers; launch_peers.main()", os.pathsep.join(sys.path)
-SETTINGS = {"run": "test", "domain": 1, "training": TRAINING}
 
 
 def case(codec, ranks, **changes) -> LiveRun:
     levels = [{"up": {"name": codec, **CODECS[codec]}}]
-    training = TRAINING | {"levels": levels} | changes
-    return launch.Settings(run="test", domain=1, training=training).case(ranks)
+    recipe = Recipe(**TRAINING | {"levels": levels, "workers": [ranks]} | changes)
+    return LiveRun(recipe, STEPS, ordered=True, evaluate=True)
+
+
+def noise() -> Dataset:
+    """What is learned from it does not matter here."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (240, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(240) % 10
+    moments = (torch.tensor([0.5]), torch.tensor([0.25]))
+    test = (images[:23], labels[:23])
+    return Dataset("noise", images, labels, *test, 10, (1, 28, 28), *moments)
 
 
 def simulated(spec: LiveRun):
     """The trainer's learner, all workers in this process: parameters, and accuracies by step."""
-    recipe, data = spec.recipe, launch_peers.noise()
+    recipe, data = spec.recipe, noise()
     torch.set_num_threads(recipe.torch_threads)
     workers = data_parallel.make_learner(recipe, data)
     ranks = range(len(workers.nodes))
@@ -84,7 +90,7 @@ def expected():
 def runs(expected, tmp_path_factory):
     found, keys = {}, tmp_path_factory.mktemp("keys")
     identity.make(keys, [f"rank-{rank}" for rank in range(4)])
-    options = dict(dataset=launch_peers.noise(), network=DomainConfig(), keys=keys)
+    options = dict(dataset=noise(), network=DomainConfig(), keys=keys)
     for named in (TWO, FOUR):
         found |= zip(named, measure_all(list(named.values()), **options), strict=True)
     return found
@@ -158,163 +164,6 @@ def test_torch_ddp_does_not_run_over_dds():
 
 def test_a_rank_without_test_samples_is_refused():
     spec = case("identity", 2)
-    one = dataclasses.replace(launch_peers.noise(), test_y=torch.zeros(1, dtype=torch.int64))
+    one = dataclasses.replace(noise(), test_y=torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="noise: 1 test samples for 2 ranks"):
         measure_all([spec], dataset=one)
-
-
-# Commands -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def config(tmp_path):
-    def write(**changes):
-        domain = dds_domains.fresh()
-        path = tmp_path / "config.json"
-        settings = SETTINGS | {"domain": domain, "output": str(tmp_path / "out")} | changes
-        path.write_text(json.dumps(settings))
-        return path
-
-    return write
-
-
-def command(config, *more, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", RUN, "--config", str(config), *more],
-        env={**os.environ, "SLOWLINK_LEASE_S": "3", "PYTHONPATH": PATHS, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_ranks_by_the_environment(config, expected, tmp_path):
-    wanted, tests = expected["dgc"]
-    path = config()
-    both = [command(path, WORLD="2", RANK=str(rank)) for rank in range(2)]
-    (quiet, said), codes = [p.communicate()[1] for p in both[::-1]], [p.returncode for p in both]
-    assert (codes, quiet) == ([0, 0], "")
-    assert [line.split(":")[0] for line in said.splitlines()] == ["step 2/4", "step 4/4"]
-    model = torch.load(tmp_path / "out" / "model.pt")
-    assert all(torch.equal(a, b) for a, b in zip(model.values(), wanted, strict=True))
-    profile = json.loads((tmp_path / "out" / "rank-1.json").read_text())
-    assert [step for step, _, _ in profile["tests"]] == list(tests)
-    assert {len(seconds) for seconds in profile["times"].values()} == {STEPS}
-
-
-def test_the_launcher_trains_in_one_process_too(config, tmp_path):
-    spec = case("identity", 1)
-    levels = [level.model_dump() for level in spec.recipe.levels]
-    with command(config(training=TRAINING | {"levels": levels}), "--workers", "1") as process:
-        said = process.communicate()[1]
-    assert process.returncode == 0, said
-    model = torch.load(tmp_path / "out" / "model.pt")
-    wanted, _ = simulated(spec)
-    assert all(torch.equal(a, b) for a, b in zip(model.values(), wanted, strict=True))
-
-
-def test_the_others_stop_and_name_the_rank_that_is_gone(config):
-    path = config(training=TRAINING | {"rounds": 10**6, "evaluate_every": 5})
-    ranks = [command(path, WORLD="3", RANK=str(rank)) for rank in range(3)]
-    try:
-        assert "step 5/" in ranks[0].stderr.readline()
-        ranks[2].kill()
-        for process in ranks[:2]:
-            last = process.communicate(timeout=60)[1].splitlines()[-1]
-            assert process.returncode == 1
-            assert "rank 2: died or left, needed for all-gather" in last
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({}, "RANK: '' in the environment, needs a whole number; or give --workers"),
-        ({"RANK": "0"}, "WORLD: ''"),
-        ({"RANK": "-1", "WORLD": "2"}, "RANK: '-1'"),
-        ({"RANK": "2", "WORLD": "2"}, "RANK: 2 with a WORLD of 2, must be from 0 to 1"),
-        ({"RANK": "0", "WORLD": "0"}, "RANK: 0 with a WORLD of 0"),
-    ],
-)
-def test_a_place_that_cannot_be(environment, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        launch.place(environment)
-
-
-def test_a_place():
-    assert launch.place({"RANK": "1", "WORLD": "2"}) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "neither JSON nor YAML"),
-        ("[]", "valid dictionary"),
-        ('{"run": "a", "run": "b"}', "key 'run' is given twice"),
-        ('{"run": NaN}', "NaN is not a finite number"),
-        ('{"run": 1e999}', "1e999 is not a finite number"),
-        ('{"run": "a"}', "domain: Field required"),
-        ('{"run": "", "domain": 1, "training": {}}', "run: String should have at least 1"),
-        ('{"run": "a", "domain": 233, "training": {}}', "domain: .* less than or equal to 232"),
-        (
-            '{"run": "a", "domain": 1, "training": {}, "key": "0123"}',
-            "key: no such key; there are: run",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be(tmp_path, text, message):
-    path = tmp_path / "config.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^{path}: .*{message}"):
-        launch.load_settings(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"workers": [2]}, "training.workers: comes from WORLD"),
-        ({"batch": 0}, "training.batch: .* greater than 0"),
-        ({"bach": 1}, "training.bach: no such key; there are: document"),
-        ({"rounds": None, "seconds": 1.0}, "training.rounds: needs the number of steps"),
-        ({"levels": [{"up": {"name": "dcg"}}]}, "training: no compression method 'dcg'"),
-        ({"levels": [{"up": {"name": "dgc", "ratio": 2}}]}, r"training: dgc: ratio .* \(0, 1\]"),
-        ({"model": {"name": "mpl"}}, "training: no model 'mpl'"),
-        ({"model": {"name": "mlp", "hiden": 1}}, "training: .*hiden"),
-        ({"model": {"name": "mlp", "hidden": -1}}, "training: "),
-        ({"synchronization": {"name": "asp"}}, "training: synchronization: .*'bsp'"),
-        ({"clip_norm": 1.0}, "training: clip_norm"),
-    ],
-)
-def test_training_that_cannot_be(changes, message):
-    settings = launch.Settings(**(SETTINGS | {"training": TRAINING | changes}))
-    with pytest.raises(ValueError, match=f"^{message}"):
-        settings.case(2)
-
-
-def test_mutated_files_are_refused_or_mean_something(tmp_path, times=500):
-    """Every value and every byte of a file may be another."""
-    pick = random.Random(0)
-    path, text = tmp_path / "config.json", json.dumps(SETTINGS)
-    values = [None, True, -1, 0, 3, 2.5, "", "x", [], {}, [{}], {"name": "mlp"}, 10**30]
-    taken = 0
-    for number in range(times):
-        document = copy.deepcopy(SETTINGS)
-        place = pick.choice([document, document["training"], document["training"]["levels"][0]])
-        place[pick.choice([*place, "other"])] = pick.choice(values)
-        mutated = json.dumps(document)
-        if number % 2:
-            at = pick.randrange(len(text))
-            mutated = text[:at] + pick.choice('0:,"{}x') + text[at + pick.randrange(2) :]
-        path.write_text(mutated)
-        try:
-            settings = launch.load_settings(path)
-            spec = settings.case(2)
-        except ValueError as error:
-            assert str(error)
-            continue
-        taken += 1
-        assert settings == launch.Settings(**yaml.safe_load(mutated))
-        assert spec.steps >= 1 and spec.recipe.workers == (2,)
-    assert 0 < taken < times / 2

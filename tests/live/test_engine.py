@@ -136,11 +136,12 @@ COMBINED = {
     "halving_doubling": ("halving_doubling", "fp16", {}),
     "parameter_server": ("parameter_server", dict(name="power_sgd", rank=2), {}),
     "allgather": ("allgather", dict(name="top_k", ratio=0.05), {}),
+    "allgather, DGC": ("allgather", dict(name="dgc", ratio=0.05, lower_bound=100), {}),
     "double_tree": ("double_tree", "count_sketch", {}),
 }
 
 
-ON_DDS = ("hips", "allgather", "parameter_server")
+ON_DDS = ("hips", "allgather, DGC", "parameter_server")
 
 
 @pytest.mark.parametrize(

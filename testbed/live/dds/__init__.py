@@ -19,8 +19,7 @@ From the bottom:
         total = group.all_reduce(values)  # a handle too; the sum in the order of ranks
         group.barrier(timeout_s=30)
 
-- :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group;
-- :mod:`~testbed.live.dds.launch`: the same as a command with a JSON file.
+- :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group.
 
 Delivery is reliable and slow readers hold writers up, to a limit. Whoever dies is noticed after
 ``DomainConfig.lease_s``; a shorter pause or partition only delays.

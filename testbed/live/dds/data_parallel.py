@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from slowlink.methods.compression import Combine, Compressor, Key, Payload
 from slowlink.testbed.live import data_parallel
@@ -22,7 +21,6 @@ from slowlink.testbed.live.dds.collectives import Group
 from slowlink.testbed.live.dds.domain import DomainConfig, draw
 from slowlink.testbed.live.dds.segments import wire_bytes
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.recipe import Recipe
 from slowlink.torch.wire import Arrived, Flight
 
 
@@ -92,18 +90,6 @@ def join(
         yield Dds(group, timeout_s)
 
 
-def measure(recipe: Recipe, steps: int, *, evaluate: bool = False, **options: Any) -> Run:
-    """Train ``recipe`` for ``steps`` on one process a worker; one worker is a centralised run.
-
-    Parameters
-    ----------
-    evaluate: see :func:`testbed.live.data_parallel.measure`.
-    options: of :func:`measure_all`.
-    """
-    (run,) = measure_all([LiveRun(recipe, steps, ordered=True, evaluate=evaluate)], **options)
-    return run
-
-
 def measure_all(
     cases: Sequence[LiveRun],
     *,
@@ -112,7 +98,6 @@ def measure_all(
     network: DomainConfig | None = None,
     dataset: Dataset | None = None,
     timeout_s: float = 120.0,
-    progress: bool = False,
 ) -> list[Run]:
     """As :func:`testbed.live.data_parallel.measure_all`, over DDS on this machine.
 
@@ -126,6 +111,4 @@ def measure_all(
     if domain is None:
         domain = draw()
     entrance = partial(join, secrets.token_hex(), domain, keys, network, timeout_s)
-    return data_parallel.measure_all(
-        cases, dataset=dataset, join=entrance, timeout_s=timeout_s, progress=progress
-    )
+    return data_parallel.measure_all(cases, dataset=dataset, join=entrance, timeout_s=timeout_s)
