@@ -177,7 +177,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Lines(Chart):
-    """Values over a number ``x``, with bands.
+    """Values over a number ``x``, with the intervals of their means as ``bands``.
 
     Runs whose ``x`` was measured, as time or bytes were, are compared at the same ``x`` between
     their points, where all seeds have values. ``smooth`` is the width of a running mean over
@@ -191,6 +191,7 @@ class Lines(Chart):
     direct: bool = False
     marks: bool = False
     steps: bool = False
+    bands: bool = True
 
 
 @dataclass(frozen=True)

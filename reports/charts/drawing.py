@@ -551,7 +551,7 @@ class _Drawing:
             marker=drawn["marker"] if marked else None, markersize=4 + drawn["width"],
             drawstyle="steps-post" if chart.steps else "default",
         )  # fmt: skip
-        if np.isfinite(low).any():
+        if chart.bands and np.isfinite(low).any():
             ax.fill_between(x, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
 
     def _after(self, ax: Axes, plot: _Plot, drawn: list[tuple[np.ndarray, np.ndarray]]) -> None:

@@ -186,6 +186,8 @@ def test_bands_are_students_t_intervals_over_seeds():
     for k, mean in ((1, 2), (2, 11)):
         at = outline_of[outline_of[:, 0] == k, 1]
         assert (at.min(), at.max()) == pytest.approx((mean - half[k], mean + half[k]), rel=1e-4)
+    bare = drawn(Lines("loss", x="k", bands=False), rows).axes[0]
+    assert not bare.collections and list(bare.lines[0].get_ydata()) == pytest.approx([2, 11])
 
 
 def test_two_seeds_have_no_band():

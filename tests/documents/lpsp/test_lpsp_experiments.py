@@ -1,6 +1,7 @@
 """What LPSP's experiments without training must show, on small settings, against closed forms."""
 
 import contextlib
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -11,11 +12,12 @@ from slowlink.testbed import results
 from slowlink.testbed.live.engine.coordinator import Ended
 from slowlink.testbed.live.replay import Record
 from slowlink.testbed.network import Network, star
+from slowlink.testbed.results import Row, coordinates
 from slowlink.testbed.training import stragglers
 from slowlink.testbed.training.virtual_time import Applied, Computed, Decided, OnNetwork, Received
 from slowlink.testbed.training.virtual_time import happenings as engine
 from slowlink.workflow import documents, recorded
-from slowlink.workflow.documents.lpsp import experiments
+from slowlink.workflow.documents.lpsp import experiments, training
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.jobs import Jobs
 from slowlink.workflow.settings import SettingsError, load
@@ -363,13 +365,94 @@ def test_every_reading_meets_every_model_of_speed(recipe, by_reading):
         assert ratio("LPSP by the clock") < ratio("ASP") * 1.02
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_what_desk_scale_leaves_out_is_recorded(name):
-    training = f"{name}_recorded"
-    runs = recorded.runs_of("lpsp", training, {"scale": "desk"})
-    rows = results.frame(recorded.read("lpsp", training, runs))
-    assert set(rows["status"]) == {"ok"} and set(rows["experiment"]) == {name}
-    assert not recorded.runs_of("lpsp", training, {"scale": "paper"})  # which trains all
+def test_what_desk_scale_leaves_out_is_recorded():
+    runs = recorded.runs_of("lpsp", "cifar10_recorded", {"scale": "desk"})
+    rows = results.frame(recorded.read("lpsp", "cifar10_recorded", runs))
+    assert set(rows["status"]) == {"ok"} and set(rows["experiment"]) == {"cifar10"}
+    assert not recorded.runs_of("lpsp", "cifar10_recorded", {"scale": "paper"})  # which trains all
+
+
+LABELS = ["BSP", "SSP", "GSSP", "MLL-SGD", "LPSP", "LPSP on arrival", "LPSP computing on"]
+
+
+def full_length(recipe):
+    sections = {key: getattr(recipe, key) for key in training.mnist.sections}
+    return list(training.mnist.runs(Bench("lpsp", "mnist", recipe, "smoke"), sections).values())
+
+
+def test_every_method_is_trained_by_its_best_rate_on_held_out_images(recipe, monkeypatch):
+    grid = recipe.mnist_rates.grid
+    labels = [*recipe.mnist.methods, *recipe.mnist.readings]
+    best = {label: grid[number % len(grid)] for number, label in enumerate(labels)}
+
+    def ended(wing, name, run):
+        return 97 + (run.lr == best[run.at["method"]])
+
+    monkeypatch.setattr(training, "ended", ended)
+    runs = full_length(recipe)
+    tried = [run for run in runs if run.judged_on == "validation"]
+    judged = [run for run in runs if run.judged_on == "test"]
+    assert Counter((run.at["method"], run.lr) for run in tried) == Counter(
+        itertools.product(labels, grid)
+    )
+    assert all(run.validation and run.seconds < recipe.mnist.seconds for run in tried)
+    assert {run.seed for run in tried}.isdisjoint(run.seed for run in judged)
+    sizes, seeds = len(recipe.mnist.workers), len(recipe.mnist.seeds)
+    assert len(judged) == len(labels) * sizes * seeds
+    assert all(run.lr == best[run.at["method"]] and run.validation is None for run in judged)
+    # What is not known yet holds up its method alone.
+    monkeypatch.setattr(
+        training, "ended", lambda *place: None if place[2].at["method"] == "SSP" else ended(*place)
+    )
+    few = [run.at["method"] for run in full_length(recipe) if run.judged_on == "test"]
+    assert set(few) == {*labels} - {"SSP"}
+
+
+def curve(method, experiment, values, **place):
+    return [
+        Row(document="lpsp", experiment=experiment, case=f"{method} on 12", metric="test_accuracy",
+            value=value, unit="%", round=n, time_s=100.0 * n, scale="desk", evidence="recorded",
+            workers=12, **place)
+        for n, value in enumerate(values)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [["BSP", "SSP"], ["BSP"], []])
+def test_what_is_not_known_yet_fails_and_the_rest_does_not(recipe, known):
+    rows = [
+        row
+        for method in ("BSP", "SSP")
+        for lr in (0.1, 0.2)
+        for row in curve(method, training.RATES, [50.0, 90.0 + lr], at=dict(method=method, lr=lr))
+    ]
+    values = [90.0] * 4 + [98.0 + n / 100 for n in range(20)]
+    for method, seed in itertools.product(known, (1, 2)):
+        rows += curve(method, "mnist", values, at=dict(method=method), seed=seed)
+    made = coordinates(results.frame(training.mnist.summarise(results.frame(rows), recipe)))
+    tried = made[made["experiment"] == training.RATES].set_index(["method", "lr"])["value"]
+    assert dict(tried) == {(m, lr): 90.0 + lr for m in ("BSP", "SSP") for lr in (0.1, 0.2)}
+    final = made[(made["experiment"] == "mnist") & (made["metric"] == "final_accuracy")]
+    good = final[final["status"] == "ok"]
+    assert set(good["method"]) == set(known) and good["value"].eq(98.17).all()
+    lost = final[final["status"] == "failed"]
+    every = {f"{method} on {n}" for method in ("BSP", "SSP") for n in recipe.mnist.workers}
+    assert set(lost["case"]) == every - {f"{method} on 12" for method in known}
+    assert lost.groupby("case")["seed"].nunique().eq(len(recipe.mnist.seeds)).all()
+    assert lost["reason"].str.contains(training.COMMAND).all()
+
+
+def test_mnist_is_recorded_at_full_length():
+    runs = recorded.runs_of("lpsp", "mnist", {"scale": "desk"})
+    rows = coordinates(results.frame(recorded.read("lpsp", "mnist", runs)))
+    tried, whole = rows["experiment"] == training.RATES, rows["experiment"] == "mnist"
+    assert rows[tried]["status"].eq("ok").all()
+    assert {run.seconds for run in runs if run.experiment == "mnist"} == {3000}
+    twelve = rows[whole & (rows["workers"] == 12)]
+    assert twelve["status"].eq("ok").all()
+    assert twelve.groupby("method")["seed"].nunique().to_dict() == dict.fromkeys(LABELS, 3)
+    # What is not recorded yet says which command does.
+    open_ = rows[whole & (rows["status"] != "ok")]
+    assert set(open_["workers"]) <= {8, 16} and open_["reason"].str.contains(training.COMMAND).all()
 
 
 def test_recorded_runs_are_the_methods_that_they_were(recipe):
@@ -436,22 +519,22 @@ def test_trained_runs_differ_in_what_their_experiments_say(recipe):
     for name, one in documents.load("lpsp").trainings.items():
         given = {key: getattr(recipe, key) for key in one.sections}
         runs[name] = list(one.runs(Bench("lpsp", name, recipe, "smoke"), given).values())
-    seeds = len(recipe.mnist.seeds)
+    seeds = len(recipe.cifar10.seeds)
     sizes, ablated, read = recipe.cifar10.workers, 5, len(recipe.cifar10.readings)
     each = len(recipe.cifar10.methods) * len(sizes) + read * len(recipe.cifar10.readings_on)
     assert len(runs["cifar10"]) == seeds * (each + ablated)
     rivals = {run.at["method"] for run in runs["control_rivals"]}
     assert rivals == {"GSSP breaks", "MLL-SGD barrier"}
     averaged = {name: {run.averaged_over for run in some} for name, some in runs.items()}
-    assert averaged["mnist"] == averaged["control_rivals"] == {"all"}
+    assert averaged["mnist_12"] == averaged["control_rivals"] == {"all"}
     assert averaged["control"] == averaged["control_rate"] == {"members"}
-    assert {run.lr for run in runs["control"]} == {recipe.mnist.lr}
+    assert {run.lr for run in runs["control"]} == {recipe.mnist_12.lr}
     assert {run.lr for run in runs["control_rate"]} == {recipe.control_rate.lr}
     changed = next(run for run in runs["cifar10"] if run.at["method"] == "s=0.4")
     own = recipe.methods["LPSP"].parameters
     assert changed.synchronization.parameters == own | {"s": 0.4}
     assert changed.at == {"method": "s=0.4", "reading": "LPSP", "option": "s=0.4"}
-    read = next(run for run in runs["mnist"] if run.at["method"] == "LPSP computing on")
+    read = next(run for run in runs["mnist_12"] if run.at["method"] == "LPSP computing on")
     assert read.synchronization.parameters == own | {"computes_on": True}
     assert read.at == {"method": "LPSP computing on", "reading": "LPSP computing on", "option": ""}
 
@@ -460,7 +543,8 @@ def test_only_those_who_train_need_the_data(recipe):
     jobs = Jobs(load({"scale": "smoke"}), {"lpsp": documents.load("lpsp")}).all.values()
     data = {job.experiment.name: job.inputs["data"] for job in jobs if not job.summary}
     mnist, cifar10 = "results/data/mnist.json", "results/data/cifar10.json"
-    trained = dict.fromkeys(["mnist", "control", "control_rivals", "control_rate", "ray"], [mnist])
+    names = ["mnist_12", "control", "control_rivals", "control_rate", "ray"]
+    trained = dict.fromkeys(names, [mnist])
     assert {name: files for name, files in data.items() if files} == trained | {
         "cifar10": [cifar10]
     }

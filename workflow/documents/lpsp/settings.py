@@ -55,10 +55,10 @@ class Workload(Section):
     """What is trained until when: ``images`` to train on; ``evaluate_every`` in epochs of all
     workers together.
 
-    ``readings`` of LPSP are trained on ``readings_on`` of the ``workers``, too, and so are, on
-    ``ablated_workers``, ``ablations``, groups of the recipe's, also in ``ablated_readings``.
-    ``dataset`` is not marked as one, since experiments that use only the speeds and the model do
-    without the data.
+    ``lr`` is null where each method has its own. ``readings`` of LPSP are trained on
+    ``readings_on`` of the ``workers``, too, and so are, on ``ablated_workers``, ``ablations``,
+    groups of the recipe's, also in ``ablated_readings``. ``dataset`` is not marked as one, since
+    experiments that use only the speeds and the model do without the data.
     """
 
     dataset: str
@@ -76,7 +76,7 @@ class Workload(Section):
     target: PositiveFloat
     window: PositiveInt
     batch: PositiveInt
-    lr: PositiveFloat
+    lr: PositiveFloat | None
     momentum: Share
     evaluate_every: PositiveFloat
     seeds: Seeds
@@ -108,12 +108,13 @@ class Settings(declarations.Settings):
     def check(self, check: Check) -> None:
         for label in (BSP, LPSP):
             check.need("methods", label, self.methods)
-        for name in ("mnist", "cifar10", "control", "control_rivals", "control_rate", "ray"):
+        trained = "mnist", "mnist_12", "cifar10"
+        for name in (*trained, "control", "control_rivals", "control_rate", "ray"):
             for label in getattr(self, name).methods:
                 check.need(f"{name}.methods", label, self.methods)
         for label in self.ray.readings:
             check.need("ray.readings", label, self.readings)
-        for name in ("mnist", "cifar10"):
+        for name in trained:
             workload = getattr(self, name)
             check.need(f"{name}.dataset", workload.dataset, known("dataset"))
             for label in workload.readings:
@@ -122,6 +123,8 @@ class Settings(declarations.Settings):
                 check.need(f"{name}.ablated_readings", label, self.readings)
             if not set(workload.readings_on) <= set(workload.workers):
                 check.fail(f"{name}.readings_on", f"not all are among {name}.workers")
+        if self.mnist_rates.workers not in self.mnist.workers:
+            check.fail("mnist_rates.workers", "is not among mnist.workers")
         for group in self.cifar10.ablations:
             check.need("cifar10.ablations", group, self.ablations)
         for name in ("cifar10", "waiting", "by_reading"):

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Uneven
 from slowlink.workflow.documents.lpsp.settings import LPSP, Average, Bench, Workload, coordinates_of
-from slowlink.workflow.experiment import PLANNING, Section, training
+from slowlink.workflow.experiment import PLANNING, Section, distinct, training
+from slowlink.workflow.recorded import ended
 
 if not PLANNING:
     import pandas as pd
 
+    from slowlink.testbed.results import frame, row_of
     from slowlink.testbed.training.summary import summarise_in_time
+
+
+RATES = "mnist_rates"
+"""The experiment whose rows are of rates that were tried."""
+COMMAND = "python -m slowlink.workflow.recorded lpsp mnist"
 
 
 class Control(Section):
@@ -29,26 +37,93 @@ class Control(Section):
     methods: list[str]
 
 
-class Recorded(Section):
-    """What is recorded of a workload, since desk scale leaves it out: LPSP's readings on so many
-    workers, and readings with options changed."""
+class Rates(Section):
+    """Learning rates that every method tries, on so many ``workers`` and with ``seed``, for so many
+    ``seconds``; the best is that of the highest accuracy on ``validation`` images, which these runs
+    do not train on."""
 
-    readings_on: list[PositiveInt] = []
+    grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
+    workers: PositiveInt
+    seconds: PositiveFloat
+    seed: int
+    validation: PositiveInt
+
+
+class Recorded(Section):
+    """What is recorded of a workload, since desk scale leaves it out: readings of LPSP with options
+    changed."""
+
     ablated_readings: list[str] = []
 
 
+def _mnist_12_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
+    return summarise_in_time(curves, recipe.mnist_12.target, recipe.mnist_12.window)
+
+
 def _mnist_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
-    return summarise_in_time(curves, recipe.mnist.target, recipe.mnist.window)
+    """What runs at full length came to, and how every rate that was tried ended."""
+    curves = curves[curves["metric"] == "test_accuracy"]
+    tried = curves["experiment"] == RATES
+    whole = curves[~tried]
+    if lost := list(_unknown(curves[tried], whole, recipe)):
+        whole = pd.concat([whole, frame(lost)]) if len(whole) else frame(lost)
+    yield from summarise_in_time(whole, recipe.mnist.target, recipe.mnist.window)
+    for one in curves[tried].groupby("at", sort=False).tail(1).to_dict("records"):
+        yield row_of(one, metric="final_accuracy")
+
+
+def _unknown(tried: pd.DataFrame, known: pd.DataFrame, recipe: Any) -> Iterator[Row]:
+    """Failed rows in the place of the runs of methods whose rate is not known."""
+    cases = set(known["case"])
+    for record in tried.drop_duplicates("case").to_dict("records"):
+        row = row_of(record)
+        at = {name: value for name, value in row.at.items() if name != "lr"}
+        for workers, seed in itertools.product(recipe.mnist.workers, recipe.mnist.seeds):
+            place = dict(case=f"{at['method']} on {workers}", workers=workers, seed=seed)
+            failed = dict(status="failed", reason=f"not recorded yet; {COMMAND} does")
+            if place["case"] not in cases:
+                lost = dict(experiment="mnist", at=at, value=math.nan) | place | failed
+                yield row.model_copy(update=lost)
 
 
 def _cifar10_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
     return summarise_in_time(curves, recipe.cifar10.target, recipe.cifar10.window)
 
 
-@training(summarise=_mnist_summary)
-def mnist(bench: Bench, mnist: Workload) -> Iterator[Recipe]:
-    """Table 3, Figures 3 and 4."""
-    yield from _all(bench, mnist)
+@training(summarise=_mnist_summary, recorded=True, apart=True, makes=(RATES,))
+def mnist(bench: Bench, mnist: Workload, mnist_rates: Rates) -> Iterator[Recipe]:
+    """Table 3, Figures 3 and 4, every method at the best rate of the same search.
+
+    What comes after a search follows from how its recorded runs ended, so that these are all that
+    are known.
+    """
+    every = list(_all(bench, mnist.model_copy(update={"lr": mnist_rates.grid[0]})))
+    tried = {one.at["method"]: one for one in every if one.workers == (mnist_rates.workers,)}
+    best = {}
+    for method, one in tried.items():
+        best[method] = yield from _searched(one, mnist_rates)
+    for one in every:
+        if lr := best[one.at["method"]]:
+            yield one.model_copy(update={"lr": lr})
+
+
+def _searched(one: Recipe, rates: Rates) -> Generator[Recipe, None, float | None]:
+    """The runs of the search for a method's rate; returns the best where all are recorded."""
+    ends: dict[float, float | None] = {}
+    for lr in rates.grid:
+        short = dict(experiment=RATES, system=f"{one.system} at {lr:g}", at=one.at | dict(lr=lr))
+        short |= dict(lr=lr, seed=rates.seed, seconds=rates.seconds)
+        short |= dict(validation=rates.validation, judged_on="validation")
+        run = one.model_copy(update=short)
+        yield run
+        ends[lr] = ended(one.document, one.experiment, run)
+    return None if None in ends.values() else max(ends, key=ends.get)
+
+
+@training(summarise=_mnist_12_summary)
+def mnist_12(bench: Bench, mnist_12: Workload) -> Iterator[Recipe]:
+    """MNIST on 12 workers, trained now."""
+    yield from _all(bench, mnist_12)
 
 
 @training(summarise=_cifar10_summary)
@@ -57,36 +132,32 @@ def cifar10(bench: Bench, cifar10: Workload) -> Iterator[Recipe]:
     yield from _all(bench, cifar10)
 
 
-@training(summarise=_mnist_summary, recorded=True, makes=("mnist",))
-def mnist_recorded(bench: Bench, mnist: Workload, mnist_recorded: Recorded) -> Iterator[Recipe]:
-    """More of LPSP's readings."""
-    yield from _readings(replace(bench, experiment="mnist"), mnist, mnist_recorded)
-
-
 @training(summarise=_cifar10_summary, recorded=True, makes=("cifar10",))
 def cifar10_recorded(
     bench: Bench, cifar10: Workload, cifar10_recorded: Recorded
 ) -> Iterator[Recipe]:
-    """More of LPSP's readings."""
-    yield from _readings(replace(bench, experiment="cifar10"), cifar10, cifar10_recorded)
+    """LPSP with other options in its other readings."""
+    bench = replace(bench, experiment="cifar10")
+    for reading in cifar10_recorded.ablated_readings:
+        yield from _ablated(bench, cifar10, reading)
 
 
-@training(summarise=_mnist_summary)
-def control(bench: Bench, mnist: Workload, control: Control) -> Iterator[Recipe]:
+@training(summarise=_mnist_12_summary)
+def control(bench: Bench, mnist_12: Workload, control: Control) -> Iterator[Recipe]:
     """The server averages over the members of a meeting."""
-    yield from _controlled(bench, mnist, control)
+    yield from _controlled(bench, mnist_12, control)
 
 
-@training(summarise=_mnist_summary)
-def control_rivals(bench: Bench, mnist: Workload, control_rivals: Control) -> Iterator[Recipe]:
+@training(summarise=_mnist_12_summary)
+def control_rivals(bench: Bench, mnist_12: Workload, control_rivals: Control) -> Iterator[Recipe]:
     """GSSP's groups are natural breaks, MLL-SGD's rounds end with barriers."""
-    yield from _controlled(bench, mnist, control_rivals)
+    yield from _controlled(bench, mnist_12, control_rivals)
 
 
-@training(summarise=_mnist_summary)
-def control_rate(bench: Bench, mnist: Workload, control_rate: Control) -> Iterator[Recipe]:
+@training(summarise=_mnist_12_summary)
+def control_rate(bench: Bench, mnist_12: Workload, control_rate: Control) -> Iterator[Recipe]:
     """The server averages over members, with a lower learning rate."""
-    yield from _controlled(bench, mnist, control_rate)
+    yield from _controlled(bench, mnist_12, control_rate)
 
 
 def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
@@ -94,16 +165,10 @@ def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
     policies = {label: settings.methods[label] for label in workload.methods}
     for workers in workload.workers:
         yield from _runs(bench, workload, policies, workers, average)
-    yield from _ablated(bench, workload, LPSP)
-    yield from _readings(bench, workload, workload)
-
-
-def _readings(bench: Bench, workload: Workload, which: Workload | Recorded) -> Iterator[Recipe]:
-    settings, average = bench.settings, bench.settings.averaged_over
-    for reading, workers in itertools.product(workload.readings, which.readings_on):
+    for reading, workers in itertools.product(workload.readings, workload.readings_on):
         read = {LPSP: settings.readings[reading]}
         yield from _runs(bench, workload, read, workers, average, reading)
-    for reading in which.ablated_readings:
+    for reading in [LPSP, *workload.ablated_readings]:
         yield from _ablated(bench, workload, reading)
 
 
