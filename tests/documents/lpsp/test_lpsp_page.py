@@ -256,3 +256,5 @@ def test_a_reading_that_did_not_arrive_has_no_ratio():
     assert page._faster(times, "LPSP on arrival") == "not trained"
     times.loc[1, "status"] = "late"
     assert page._faster(times, "LPSP") == "1 of 6 runs never arrived"
+    times.loc[[1, 3, 5], "status"] = "failed"
+    assert page._faster(times, "LPSP") == "failed"

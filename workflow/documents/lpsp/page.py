@@ -388,6 +388,8 @@ def _faster(times: pd.DataFrame, method: str) -> str:
     )
     if ours.empty:
         return "not trained"
+    if (ours["status"] == "failed").all():
+        return "failed"
     gone = (ours["status"] != "ok").sum() + (bsp["status"] != "ok").sum()
     if gone:
         return f"{gone} of {len(ours) + len(bsp)} runs never arrived"
@@ -698,8 +700,8 @@ def rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 mnist_12 = Figure(
     title="MNIST as this run trains it",
     shows=_TRAINED + "On 12 workers with one rate for all methods; below paper scale shorter and "
-    "on fewer images than what is recorded, and to a lower target. No verdict rests on it alone; "
-    "the controls are held against it. " + _RULE,
+    "on fewer images than what is recorded, and to a lower target. No verdict rests on it; the "
+    "controls are held against it. " + _RULE,
     of=[training.mnist_12],
     style=STYLE,
     chart=[
