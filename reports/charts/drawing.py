@@ -775,8 +775,10 @@ class _Drawing:
             one = table[table[chart.colour] == value] if value is not None else table
             begin, end = plot.factor * one["value"], plot.factor * one["until"]
             ink = colour(self.looks.of(value, "colour")) if value is not None else PALETTE["blue"]
+            # Where no limit is set nothing is cut off, and a chart of many bars is smaller.
+            cut = chart.limits[1] is not None
             ax.barh([lanes.index(v) for v in one[y]], end - begin, 0.72, begin, color=ink,
-                    edgecolor=look.INK, linewidth=edge)  # fmt: skip
+                    edgecolor=look.INK, linewidth=edge, clip_on=cut)  # fmt: skip
         for one in series[1:]:
             self._dots(ax, plot, one, y, lanes)
         ax.set_xlim(left=0)

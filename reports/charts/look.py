@@ -222,7 +222,7 @@ def save(fig: Figure, path: str | Path) -> Path:
 
 def lean(svg: str) -> str:
     """The same picture in fewer bytes: coordinates to a hundredth of a point, no names that nothing
-    refers to, one family of letters, no spaces between tags."""
+    refers to, no groups of nothing or of one, one family of letters, no spaces between tags."""
 
     def rounded(number: re.Match[str]) -> str:
         text = f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
@@ -237,4 +237,5 @@ def lean(svg: str) -> str:
     svg = re.sub(r'\s(?:d|x|y)="[^"]*"', shorter, svg)
     svg = re.sub(r' transform="rotate\(-?0 [^"]*"', "", svg)
     svg = re.sub(r"font-family: [^;\"]*sans-serif", "font-family: sans-serif", svg)
-    return re.sub(r">\s+<", "><", svg)
+    svg = re.sub(r">\s+<", "><", svg).replace("<g/>", "")
+    return re.sub(r"<g>(<(?:path|use)[^<>]*/>|<text[^<>]*>[^<]*</text>)</g>", r"\1", svg)
