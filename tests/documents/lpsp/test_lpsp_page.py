@@ -191,10 +191,10 @@ def test_ablations_are_named_by_their_values(drawn):
 
 def test_controls_stand_beside_the_same_methods(drawn):
     times, *_ = drawn("control").axes
-    rivals = ["GSSP", "GSSP breaks", "MLL-SGD barrier"]
-    assert lanes(times) == ["BSP", "SSP", *rivals, "LPSP"]
-    # Three runs of LPSP and SSP, two of GSSP and BSP, one of rivals built otherwise.
-    assert len([bar for bar in times.containers if bar.has_xerr]) == 12
+    rivals = ["GSSP", "GSSP breaks", "MLL-SGD", "MLL-SGD barrier"]
+    assert lanes(times) == ["BSP", "ASP", "SSP", *rivals, *page.READINGS]
+    # Three runs of LPSP and SSP, two of GSSP and BSP, one of all else.
+    assert len([bar for bar in times.containers if bar.has_xerr]) == 17
 
 
 def test_charts_of_who_waits_count_iterations_that_end_in_time():
