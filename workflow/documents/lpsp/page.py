@@ -93,7 +93,10 @@ _TRAINED = (
     "Trained for real, with data and gradients of every worker; time is simulated, with the speeds "
     "of the seed's draw and the network of the recipe. "
 )
-_RECORDED = "Recorded, at the document's length, every method at its best rate of the same few. "
+_RECORDED = (
+    "Recorded, at the document's length, every method at its best rate of the same few; a size that "
+    f"failed is not recorded yet, {training.COMMAND} does. "
+)
 _RULE = (
     "A small dot is one seed, a large one their mean with its 95 % interval. Where a run did not "
     "get there, the note at the right says so and no mean is drawn: that of the others would "
