@@ -193,8 +193,7 @@ class Learner:
             )
         outer = load_codec(self.recipe.levels[-1].up)
         check_pair(self.exchange, outer)
-        whole = self.exchange.whole or depth > 1
-        if not self._mean and (whole or not outer.one_shot or not outer.adds):
+        if not self._mean and not apart(self.exchange, depth, outer):
             raise ValueError(
                 f"aggregation: {self.recipe.aggregation.name} needs a server that has every "
                 f"member's values; {self.recipe.exchange.name} with {outer.name} gives it only "
@@ -369,14 +368,11 @@ class Learner:
         for rank, node in zip(members, nodes, strict=True):
             codec, decoded = self.codec.up(0, node), []
             for number, group in enumerate(self.groups):
-                own = torch.cat([gradients[rank][index].flatten() for index in group])
-                payload = codec.compress(own, number)
+                payload = codec.compress(fused(gradients[rank], group), number)
                 traffic.add(0, "push/0", node, payload.nbytes)
-                decoded.append(codec.decompress(payload, self.device))
+                decoded.append(codec.decompress(payload, self.device).flatten())
             vectors.append(torch.cat(decoded))
-        total = sum(weights)
-        share = [weight / total for weight in weights]
-        made = check_finite(total * self.rule(torch.stack(vectors), share), "the aggregate")
+        made = by_rule(self.rule, vectors, weights)
         self._add_pulls(1, traffic, self._dense_bytes)
         out: list[torch.Tensor | None] = [None] * len(self.sizes)
         for index, piece in unfused(made, order, self.shapes).items():
@@ -539,6 +535,20 @@ def unfused(
     """The tensors of a group by index, given all of them as one; ``shapes`` is of all tensors."""
     pieces = total.flatten().split([shapes[i].numel() for i in group])
     return {i: piece.view(shapes[i]) for i, piece in zip(group, pieces, strict=True)}
+
+
+def apart(exchange: Exchange, depth: int, outer: Compressor) -> bool:
+    """Whether there is a server that can have every member's values, and not only their sum."""
+    return not exchange.whole and depth == 1 and outer.one_shot and outer.adds
+
+
+def by_rule(
+    rule: aggregation.Aggregation, vectors: Sequence[torch.Tensor], weights: Sequence[float]
+) -> torch.Tensor:
+    """What ``rule`` makes of the members' (values,) vectors, times the sum of their weights."""
+    total = sum(weights)
+    made = rule(torch.stack(list(vectors)), [weight / total for weight in weights])
+    return check_finite(total * made, "the aggregate")
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> bytes:

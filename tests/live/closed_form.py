@@ -26,7 +26,7 @@ def optimizer(parameters):
 
 
 def weight(model):
-    return {"weight": model.weight.item()}
+    return {"weight": model.weight.item(), "loss": 1 + abs(model.weight.item())}
 
 
 class Weight:

@@ -6,7 +6,7 @@ import threading
 import time
 
 from slowlink.testbed.live.engine.coordinator import Coordinator
-from slowlink.testbed.live.engine.node import Node
+from slowlink.testbed.live.engine.node import Node, Stopped
 from slowlink.testbed.live.engine.settings import COORDINATOR
 from slowlink.testbed.live.wire import Received
 
@@ -16,10 +16,11 @@ class Gone(Exception):
 
 
 class Queues:
-    """The wire of one member; ``dies(head)`` says that it ends instead of sending this."""
+    """The wire of one member; ``dies(head)`` says that it ends instead of sending this, and what it
+    brings leaves as ``spoils(body)``."""
 
-    def __init__(self, name, boxes, dies=lambda head: False):
-        self.name, self.boxes, self.dies = name, boxes, dies
+    def __init__(self, name, boxes, dies=lambda head: False, spoils=bytes):
+        self.name, self.boxes, self.dies, self.spoils = name, boxes, dies, spoils
         self.members, self.heard, self.address = frozenset(boxes), {}, f"queue of {name}"
 
     def connect(self, addresses):
@@ -39,26 +40,30 @@ class Queues:
         if self.dies(head):
             self.boxes[COORDINATOR].put(Received(self.name, dict(kind="left", reason="it died")))
             raise Gone
-        self.boxes[to].put(Received(self.name, dict(head), bytes(body)))
+        brings = head.get("tag", [""])[0] in ("push", "all")
+        body = self.spoils(body) if brings else bytes(body)
+        self.boxes[to].put(Received(self.name, dict(head), body))
 
 
-def run(given, deaths=None):
+def run(given, deaths=None, rogues=None):
     """What a run came to.
 
     deaths: by member, whether its process ends instead of sending a message of this head; it does
         so once, and another one follows where the settings let it.
+    rogues: by member, what it makes of the bytes that it brings to a meeting.
     """
     boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
 
     def live(node):
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(Gone, Stopped):
             node.run()
 
     def start(name):
         boxes[name] = queue.Queue()
         never = deaths.pop(name, lambda head: False)
         # Made here, one after the other: threads would import a file while another one does.
-        node = Node(given, name, Queues(name, boxes, never))
+        spoils = (rogues or {}).get(name, bytes)
+        node = Node(given, name, Queues(name, boxes, never, spoils))
         threads.append(threading.Thread(target=live, args=[node], daemon=True))
         threads[-1].start()
 

@@ -135,13 +135,18 @@ COMBINED = {
     "hips, model at the server": ("hips", "", AT_SERVER),
     "halving_doubling": ("halving_doubling", "fp16", {}),
     "parameter_server": ("parameter_server", dict(name="power_sgd", rank=2), {}),
+    "parameter_server, median": (
+        "parameter_server",
+        "fp16",
+        dict(aggregation=dict(name="median")),
+    ),
     "allgather": ("allgather", dict(name="top_k", ratio=0.05), {}),
     "allgather, DGC": ("allgather", dict(name="dgc", ratio=0.05, lower_bound=100), {}),
     "double_tree": ("double_tree", "count_sketch", {}),
 }
 
 
-ON_DDS = ("hips", "allgather, DGC", "parameter_server")
+ON_DDS = ("hips", "allgather, DGC", "parameter_server, median")
 
 
 @pytest.mark.parametrize(
@@ -264,6 +269,12 @@ POLICIES = {
         "qsgd",
         dict(name="fedavg", samples=[3, 1, 2]),
         {},
+    ),
+    "fedavg by samples, norms bounded": (
+        "parameter_server",
+        dict(name="top_k", ratio=0.05),
+        dict(name="fedavg", samples=[3, 1, 2]),
+        dict(aggregation=dict(name="norm_bound")),
     ),
 }
 

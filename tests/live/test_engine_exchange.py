@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slowlink.methods import compression, exchange
+from slowlink.methods import aggregation, compression, exchange
 from slowlink.testbed.live.engine.exchange import Meeting, Place
 from slowlink.testbed.live.engine.flow import ANSWER, Bundles, Due, Refused, Sums, flow
 from slowlink.testbed.live.engine.flow import Part as Share
@@ -82,7 +82,7 @@ def learn():
 class Cluster:
     """All nodes of a system, each with codecs of its own; messages are delivered at random."""
 
-    def __init__(self, given, learner, order, mode="sum"):
+    def __init__(self, given, learner, order, mode="sum", **more):
         self.learner, self.mode, self.random = learner, mode, random.Random(5)
         sites, between = learner.topology, learner.exchange
         plan = between(sites)
@@ -97,6 +97,7 @@ class Cluster:
                 learner.shapes,
                 order,
                 2**30,
+                **more,
             )
             for node in self.active
         }
@@ -149,6 +150,17 @@ class Cluster:
                 assert ready or len(results) == len(travels), f"stuck: {waiting}"
         return results
 
+    def mean(self, vectors):
+        """By node, what becomes of a vector of each worker."""
+        nodes = self.learner.nodes
+        travels = {}
+        for node in self.active:
+            meeting = Meeting(self.places[node], self.mode, nodes, nodes)
+            own = vectors[nodes.index(node)] if node in nodes else None
+            travels[node, "mean"] = meeting.mean(own)
+        found = self.deliver(travels, lambda node, sent: sent)
+        return {node: vector for (node, _), vector in found.items()}
+
 
 def drawn(learner, number):
     generator = torch.Generator().manual_seed(number)
@@ -183,6 +195,30 @@ def test_any_plan_with_any_codec_in_the_order_of_ranks_is_the_trainer(learn, nam
         assert "cannot carry" in str(error)
         return
     compare(given, learn, "rank")
+
+
+@pytest.mark.parametrize(
+    "name, mode",
+    [("ring", "sum"), ("hips", "sum"), ("hips", "model"), ("parameter_server", "model")],
+)
+def test_all_get_the_mean_of_running_statistics(learn, name, mode):
+    given = recipe(name, "identity", (3, 2))
+    vectors = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    cluster = Cluster(given, learn(given), "plan", mode)
+    for node, found in cluster.mean(list(vectors)).items():
+        assert node not in cluster.learner.nodes or torch.allclose(
+            found, vectors.mean(0), atol=1e-6
+        )
+
+
+def test_a_rule_combines_running_statistics_too(learn):
+    given = recipe("parameter_server", "identity", (3, 2))
+    vectors = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    vectors[4] = 1e5
+    rule = aggregation.load("median")
+    found = Cluster(given, learn(given), "plan", "model", rule=rule, apart=True).mean(list(vectors))
+    assert len(found) == 6
+    assert all(torch.equal(its, vectors.median(0).values) for its in found.values())
 
 
 @pytest.mark.parametrize("codec", ["identity", "fp16", "power_sgd", "count_sketch"])

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -326,6 +327,11 @@ def not_finite(head, body):
     return head, b"\xff" * len(body)
 
 
+def too_large(head, body):
+    """Finite values, which would destroy the model."""
+    return head, np.full(len(body) // 4, 1e30, np.float32).tobytes()
+
+
 def too_long(head, body):
     return head, body + body
 
@@ -339,7 +345,7 @@ def no_exchange(head, body):
 
 
 @pytest.mark.parametrize("exchange", ["ring", "parameter_server"])
-@pytest.mark.parametrize("change", [not_finite, too_long, other_shape, no_exchange])
+@pytest.mark.parametrize("change", [not_finite, too_large, too_long, other_shape, no_exchange])
 def test_poison_puts_its_sender_out_and_the_others_go_on(tmp_path, exchange, change):
     given = parsed(tmp_path, exchange, rounds=4, on_loss="continue")
     culprit, said = "site1/worker1", []

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from slowlink.methods.synchronization import Continue, Finished, Joined, Policy, Sync, Synced, Wait
+from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.settings import LiveSettings, parse
 from slowlink.testbed.live.replay import Iterations, Meetings, replayed
 from slowlink.testbed.training.virtual_time import (
@@ -202,6 +204,73 @@ def test_a_run_ends_after_so_many_seconds(tmp_path, exchange):
     rows = [row for row in ended.rows if row.metric == "weight"]
     assert rows[-1].value == final(given)
     assert len({row.round for row in rows}) == len(rows)
+
+
+def times(factor):
+    """Makes of what a member brings so many times as much."""
+    return lambda body: (np.frombuffer(body, np.float32) * np.float32(factor)).tobytes()
+
+
+ATTACK = {"site1/worker4": times(-1000)}
+"""The fifth worker, whose gradient is 5, brings -5000."""
+
+
+@pytest.mark.parametrize(
+    "rule, gradient",
+    [
+        (dict(name="median"), 2),
+        (dict(name="trimmed_mean"), (1 + 2 + 3) / 3),
+        (dict(name="krum"), 2),
+        (dict(name="norm_bound"), (1 + 2 + 3 + 3 - 3) / 5),
+    ],
+    ids=lambda its: its["name"] if isinstance(its, dict) else "",
+)
+@pytest.mark.parametrize("optimizer_at", ["worker", "server"])
+def test_a_rule_bounds_what_one_worker_can_do(tmp_path, rule, gradient, optimizer_at):
+    training = dict(aggregation=rule, optimizer_at=optimizer_at)
+    given = described(tmp_path, "bsp", 5, rounds=3, training=training)
+    in_process.run(given, rogues=ATTACK)
+    server = Weight()
+    for _ in range(3):
+        server.step(gradient)
+    assert final(given) == pytest.approx(server.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_who_alone_makes_a_bad_model_is_put_out_by_name(tmp_path, rule):
+    """The meeting is held anew among the others; without a look the run is spoiled, or ends."""
+    changes = dict(worst=3.0, on_loss="continue", training=dict(aggregation=dict(name=rule)))
+    given = described(tmp_path, "bsp", 2, rounds=3, **changes)
+    rogues = {"site1/worker0": times(-1000)}
+    ended = in_process.run(given, rogues=rogues)
+    assert ended.digests.keys() == {"site1/worker1", "central/server"}
+    server = Weight()
+    for _ in range(6):  # of one worker, where two make a round
+        server.step(2)
+    assert final(given) == pytest.approx(server.value, rel=1e-6)
+    stops = given.model_copy(update=dict(on_loss="stop"))
+    with pytest.raises(Failed, match="site1/worker0: .*its change alone makes a model that is too"):
+        in_process.run(stops, rogues=rogues)
+
+
+def test_a_look_at_good_models_changes_nothing(tmp_path):
+    for policy in ("bsp", dict(name="bsp", local_iterations=2)):
+        plain, looked = (
+            described(tmp_path / str(worst), policy, worst=worst) for worst in (None, 1e3)
+        )
+        in_process.run(plain)
+        in_process.run(looked)
+        assert final(looked) == final(plain) != 0
+
+
+@pytest.mark.parametrize("exchange", ["parameter_server", "ring"])
+@pytest.mark.parametrize("factor", [1e7, -1e30])
+def test_values_that_are_too_large_are_refused(tmp_path, exchange, factor):
+    """They are finite, and would destroy the model."""
+    training = dict(exchange=dict(name=exchange))
+    given = described(tmp_path, "bsp", 2, rounds=2, training=training)
+    with pytest.raises(Failed, match=r"site1/worker1: .*of at most 1e\+06"):
+        in_process.run(given, rogues={"site1/worker1": times(factor)})
 
 
 def test_workers_are_as_slow_as_is_said(tmp_path):

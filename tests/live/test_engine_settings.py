@@ -59,6 +59,23 @@ SERVER = dict(exchange=part("parameter_server"))
         (dict(accelerator="cuda"), "accelerator: must be cpu"),
         (dict(synchronization=part("lpsp", computes_on=True)), "to a server, and here is none"),
         (
+            dict(aggregation=part("median")),
+            "aggregation: median needs a server that has every worker's values, which ring with "
+            "identity gives to none",
+        ),
+        (
+            SERVER | dict(levels=up("sign_sgd"), aggregation=part("median")),
+            "aggregation: median needs .* parameter_server with sign_sgd gives to none",
+        ),
+        (
+            SERVER | dict(aggregation=part("krum")),
+            "aggregation: krum needs 5 workers that bring something to a meeting, bsp has 3",
+        ),
+        (
+            SERVER | dict(synchronization=part("asp"), aggregation=part("krum"), workers=[5, 1]),
+            "aggregation: krum needs 5 workers that bring something to a meeting, asp has 1",
+        ),
+        (
             SERVER | dict(synchronization=part("asp"), levels=up("power_sgd")),
             "levels: power_sgd needs several rounds, and a server that keeps the model is no party",
         ),
@@ -108,6 +125,9 @@ def test_what_cannot_run_is_refused_with_its_reason(training, said):
         (dict(dds={"interface": "eth0"}), "keys: name a folder, since members may be on several"),
         (dict(dds={}, addresses={"coordinator": "tcp://a:1"}), "addresses: .* not with dds"),
         (dict(dds={}, network={"lan": 1e9, "wan": 1e8}), "network: .* not with dds"),
+        (dict(worst=2.0), "worst: ring with identity has no server that knows whose is bad"),
+        (dict(worst=0.5), "worst: .*greater than or equal to 1"),
+        (dict(limits={"largest": 1e39}), "limits.largest: .*less than or equal"),
         (dict(kept=1), "kept: .*greater than or equal to 2"),
         (dict(networks={}), "networks: no such key; there are: training, network, own, order"),
         (dict(limits={"tensor": 3}), "limits.tensor: no such key; there are: join_s"),

@@ -11,6 +11,7 @@ Everything here is a generator (:data:`Travel`), so that a node does all tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,12 +23,14 @@ import torch
 from torch import Tensor
 
 from slowlink.methods import compression
+from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import Compressor, Payload
 from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.methods.exchange import Exchange, Plan, Topology
 from slowlink.testbed.live.engine.delivery import Travel, along
 from slowlink.testbed.live.engine.flow import (
     ANSWER,
+    FINITE,
     Algebra,
     Bundles,
     Due,
@@ -35,9 +38,10 @@ from slowlink.testbed.live.engine.flow import (
     Refused,
     Sums,
     Value,
+    check_range,
 )
 from slowlink.testbed.prices import default_down, load_codec, passes
-from slowlink.testbed.training.learner import Codecs, fused
+from slowlink.testbed.training.learner import Codecs, by_rule, fused, unfused
 
 Mode = Literal["sum", "model"]
 """What comes back from a meeting: the sum of what was brought, or the model of a server that adds
@@ -63,6 +67,9 @@ class Place:
     groups: of parameters, by index, each of which codecs see as one tensor.
     shapes: of all parameters.
     limit: largest tensor, in bytes of float32.
+    largest: of the values that a member brings, by magnitude.
+    rule: by which the central server combines what members bring; None for their weighted mean.
+    apart: whether the central server gets what each member brings, and not their sum.
     """
 
     node: int
@@ -73,6 +80,9 @@ class Place:
     shapes: Sequence[torch.Size]
     order: Order
     limit: int
+    largest: float = FINITE
+    rule: Aggregation | None = None
+    apart: bool = False
     _plans: dict[tuple, Plan] = field(default_factory=dict)
     _parts: dict[tuple, Part] = field(default_factory=dict)
 
@@ -137,7 +147,9 @@ class Meeting:
 
     def bring(self, tensors: Sequence[Tensor], weight: float, key: int) -> Travel:
         """A worker's part: push its share of the group ``key``; the total in sum mode."""
-        one = fused(tensors, self.place.groups[key]) * weight
+        one = fused(tensors, self.place.groups[key])
+        if self.place.rule is None:
+            one = one * weight
         return (yield from self._party(0, one, key))
 
     def relay(self, level: int, key: int) -> Travel:
@@ -164,7 +176,7 @@ class Meeting:
         return None
 
     def serve(self, key: int) -> Travel:
-        """The central server's part; in model mode it returns the total."""
+        """The central server's part; in model mode it returns the total, if this is a sum."""
         place = self.place
         codec, parties = place.codecs.up(place.top, ANSWER), self._parties(place.top)
         slots = self._top_slots
@@ -173,8 +185,33 @@ class Meeting:
                 yield from self._combined(slots, key, step, codec, None, parties, codec)
             return None
         combined = yield from self._combined(slots, key, 0, codec, None, parties, codec)
+        if place.rule is not None:
+            return None
         total = self._sum_of(codec, combined, parties, key)
         return check_finite(total, f"the sum of tensor {key}")
+
+    def by_rule(self, weights: Sequence[float]) -> list[Tensor]:
+        """The total by parameter, of what the central server has got of each who brings something,
+        where it is no sum."""
+        vectors = [self.brought(node) for node in self.bringing]
+        return self.unfused(by_rule(self.place.rule, vectors, weights))
+
+    def brought(self, node: int) -> Tensor:
+        """All values that this worker has brought, where they come apart, group by group."""
+        codec, parts = self.place.codecs.up(self.place.top, ANSWER), []
+        for key in range(len(self.place.groups)):
+            parties, payloads = self._came[key]
+            payload = payloads[parties.index(node)]
+            make = partial(codec.decompress, payload)
+            parts.append(self._checked(make, codec, [node], [payload]).flatten())
+        return torch.cat(parts)
+
+    def unfused(self, vector: Tensor) -> list[Tensor]:
+        """By parameter, what is group by group in one vector."""
+        place = self.place
+        order = [index for group in place.groups for index in group]
+        pieces = unfused(vector, order, place.shapes)
+        return [pieces[index] for index in range(len(place.shapes))]
 
     def hand_out(self, parameter: Tensor, index: int) -> Travel:
         """The central server's part of the way back of a model: one parameter."""
@@ -196,25 +233,44 @@ class Meeting:
         return parameter.view(self.place.shapes[index])
 
     def mean(self, vector: Tensor | None) -> Travel:
-        """The mean over all who bring a float32 vector, by plain sums along the whole plan; a node
-        that brings none gives None, and who gets none back returns None."""
-        place, own = self.place, None
+        """The mean over all who bring a float32 vector, by plain sums along the whole plan, or what
+        the server's rule makes of all; a node that brings none gives None, and who gets none back
+        returns None."""
+        place, own, count = self.place, None, len(self.bringing)
         part = place.part(self.bringing, self.phase, None)
-        algebra = Sums(part, Due(DENSE.name, place.limit))
+        due = Due(DENSE.name, place.limit, largest=place.largest)
+        algebra = Sums(part, due) if place.rule is None else Bundles(part, due, part.carried(False))
         if vector is not None:
-            own = algebra.own(DENSE.compress(vector / len(self.bringing), STATISTICS))
+            share = vector / count if place.rule is None else vector
+            own = self._own(algebra, DENSE.compress(share, STATISTICS))
         tag = (self.phase, STATISTICS, 0)
         value = yield from along(tag, part, algebra, own)
         if self.mode == "model":
             part = place.part(self.members, "pull", None)
             tag = ("pull", STATISTICS, 0)
-            # The server answers with what it has summed, everybody else passes it on.
-            gives = algebra.payload(value) if part.leaving and not part.arriving else None
+            # The server answers with what it has, everybody else passes it on.
+            gives = None
+            if part.leaving and not part.arriving:
+                gives = self._mean_of(algebra, value)
             algebra = Sums(part, Due(DENSE.name, place.limit))
             value = yield from along(tag, part, algebra, gives and algebra.own(gives))
         if not value:
             return None
         return DENSE.decompress(algebra.payload(value))
+
+    def _mean_of(self, algebra: Algebra, value: Value) -> Payload:
+        """The answer to vectors that have come, as their sum or apart."""
+        if isinstance(algebra, Sums):
+            return algebra.payload(value)
+        payloads = algebra.payloads(value)
+        vectors = [
+            self._checked(
+                partial(DENSE.decompress, payloads[node]), DENSE, [node], [payloads[node]]
+            )
+            for node in self.bringing
+        ]
+        equal = [1 / len(vectors)] * len(vectors)
+        return DENSE.compress(by_rule(self.place.rule, vectors, equal), STATISTICS)
 
     # Levels --------------------------------------------------------------------------------------
 
@@ -281,7 +337,8 @@ class Meeting:
         centre: Compressor,
     ) -> Travel:
         """What the payloads of ``parties`` combine to, as this node ends with it."""
-        part = self.place.part(self.bringing, self.phase, slots)
+        place = self.place
+        part = place.part(self.bringing, self.phase, slots)
         algebra = self._algebra(part, codec, key, step)
         own = None if payload is None else self._own(algebra, payload)
         turn = None
@@ -302,6 +359,8 @@ class Meeting:
             return payloads[ANSWER]
         ordered = [payloads[node] for node in parties]
         self._came[key] = parties, ordered
+        if place.rule is not None:
+            return None
         if codec.combine == "sum":
             return self._nested(dict(zip(parties, ordered, strict=True)))
         how = codec.combine
@@ -317,7 +376,8 @@ class Meeting:
         rounds = codec.payload_bytes(shape)
         if step >= len(rounds):
             raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
-        due = Due(codec.name, self.place.limit, tuple(shape), rounds[step])
+        place = self.place
+        due = Due(codec.name, place.limit, tuple(shape), rounds[step], place.largest)
         adds = codec.combine == "sum" and not self.side_by_side
         if adds:
             return Sums(part, due)
@@ -326,10 +386,11 @@ class Meeting:
     @property
     def side_by_side(self) -> bool:
         """Whether payloads that would add travel side by side: where nothing is added on the way
-        anyhow, sums are the same everywhere only if all take them in the order of the ranks."""
+        anyhow, sums are the same everywhere only if all take them in the order of the ranks. Or
+        where the server has to know what each member brings."""
         place = self.place
         if not place.exchange.whole:
-            return False
+            return place.apart
         return place.order == "rank" or not len(place.plan(self.bringing, "all").dep_idx)
 
     def _own(self, algebra: Algebra, payload: Payload) -> Value:
@@ -370,7 +431,8 @@ class Meeting:
         value = yield from along((_fragment(phase, slots), key, 0), part, algebra, None)
         (sender,) = {part.src[t] for t in part.arriving}
         payload = algebra.payloads(value)[ANSWER]
-        return self._checked(lambda: codec.decompress(payload), codec, [sender], [payload])
+        make = partial(codec.decompress, payload)
+        return self._checked(make, codec, [sender], [payload], FINITE)
 
     # What cannot be -------------------------------------------------------------------------------
 
@@ -391,25 +453,39 @@ class Meeting:
         codec: Compressor,
         parties: Sequence[int],
         payloads: Sequence[Payload],
+        largest: float | None = None,
     ) -> Any:
-        """What ``make`` makes of payloads; where it cannot, whose payload is to blame."""
+        """What ``make`` makes of payloads; where it cannot, or values are too large, whose payload
+        is to blame."""
+        largest = self.place.largest if largest is None else largest
         try:
             made = make()
         except ValueError as error:
             made, why = None, error
         tensor = made[1] if isinstance(made, tuple) else made
-        if made is not None and (not isinstance(tensor, Tensor) or bool(tensor.isfinite().all())):
+        if made is not None and (not isinstance(tensor, Tensor) or _extreme(tensor) <= largest):
             return made
+        extremes = {}
         for node, payload in zip(parties, payloads, strict=False):
             try:
                 tensor = codec.decompress(payload)
             except ValueError as error:
                 raise Refused(node, str(error)) from None
-            if not tensor.isfinite().all():
-                raise Refused(node, "NaN or infinity among the values that it sent")
+            extremes[node] = _extreme(tensor)
+            check_range(node, -extremes[node], extremes[node], FINITE)
         if made is None:
             raise why
+        worst = max(extremes, key=extremes.get)
+        check_range(worst, -extremes[worst], extremes[worst], largest / len(extremes))
         raise ValueError(f"{codec.name}: the sum is not finite, though no summand is to blame")
+
+
+def _extreme(tensor: Tensor) -> float:
+    """The largest magnitude; NaN if a value is NaN."""
+    if not tensor.numel():
+        return 0.0
+    low, high = tensor.aminmax()
+    return max(-float(low), float(high)) if low == low else math.nan
 
 
 def _fragment(phase: str, slots: tuple[str, ...] | None) -> str:

@@ -25,6 +25,8 @@ ANSWER = -1
 
 ANSWERED = frozenset({ANSWER})
 
+FINITE = float(np.finfo(np.float32).max)
+
 Item = Any
 """What one segment of the vector holds, as its algebra has it."""
 
@@ -53,12 +55,14 @@ class Due:
     limit: largest tensor, in bytes of float32.
     shape: of the tensor that they stand for; None for any.
     most: bytes that a contribution has at most; None for any number within the limit.
+    largest: of the values, by magnitude.
     """
 
     codec: str
     limit: int
     shape: tuple[int, ...] | None = None
     most: int | None = None
+    largest: float = FINITE
 
     def described(self, sender: int, its: Any) -> tuple[str, str, tuple[int, ...], int]:
         """Form, dtype, shape and size of a payload, as a message of ``sender`` says them."""
@@ -80,6 +84,20 @@ class Due:
         """Refuse a contribution that is larger than its codec makes any."""
         if self.most is not None and nbytes > self.most:
             raise Refused(sender, f"a payload of {nbytes} bytes, where {self.most} are the most")
+
+    def check_values(self, sender: int, values: np.ndarray) -> None:
+        """Refuse numbers that are not finite, or too large."""
+        if values.dtype.kind == "f" and values.size:
+            check_range(sender, float(values.min()), float(values.max()), self.largest)
+
+
+def check_range(sender: int, low: float, high: float, largest: float) -> None:
+    """Refuse values of ``sender`` from ``low`` to ``high``, NaN if one is, that are too large."""
+    if -largest <= low <= high <= largest:
+        return
+    if not -FINITE <= low <= high <= FINITE:
+        raise Refused(sender, "NaN or infinity among the values that it sent")
+    raise Refused(sender, f"values from {low:.3g} to {high:.3g}, of at most {largest:g} (largest)")
 
 
 class Part:
@@ -232,8 +250,7 @@ class Sums:
             raise Refused(sender, f"it sent {its} where others have {mine}")
         cuts, segments = self.part.cuts(self.size), self.part.segments[t]
         array = _array(sender, body, self._dtype, cuts[segments.stop] - cuts[segments.start])
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Refused(sender, "NaN or infinity among the values that it sent")
+        self.due.check_values(sender, array)
         first = cuts[segments.start]
         return {i: array[cuts[i] - first : cuts[i + 1] - first] for i in segments}
 

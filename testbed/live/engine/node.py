@@ -40,7 +40,9 @@ member was lost can be dropped and held anew among the others.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -60,7 +62,7 @@ from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.live.wire import Received, Unreadable, Wire
-from slowlink.testbed.training.learner import digest, unfused
+from slowlink.testbed.training.learner import Diverged, digest, unfused
 from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
@@ -98,6 +100,15 @@ class _Held(Delivery):
     """The codecs as they were, to go back to."""
     applied: bool = False
     """Whether the server's model has what was brought."""
+    refused: bool = False
+    """Whether that would have made too bad a model, and the coordinator knows whose fault it is."""
+
+    @property
+    def shares(self) -> list[float]:
+        """The weight of each who brings something."""
+        if self.weights is None:
+            return [1 / len(self.members)] * len(self.members)
+        return [weight for weight in self.weights if weight]
 
 
 class Node:
@@ -126,6 +137,9 @@ class Node:
             self.task.shapes,
             settings.order,
             settings.limits.tensor_bytes,
+            settings.limits.largest,
+            settings.rule,
+            settings.apart,
         )
         policy = settings.policy()
         self.changes = policy.travels == "delta"
@@ -163,6 +177,9 @@ class Node:
         if self.centre and settings.mode == "model":
             self.judge = ThreadPoolExecutor(1)
         self.judged: deque[Future] = deque(maxlen=JUDGED)
+        self.guards = self.centre and settings.worst is not None
+        self.guess = self.loss = self._loss() if self.guards else math.nan
+        """The loss of the initial model and of the present one, where new ones are looked at."""
         self.sent_bytes = self.carried = 0
         """Of bodies; ``carried``, both ways, and not of running statistics."""
         self.version = 0
@@ -244,6 +261,7 @@ class Node:
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
             self.carried = state["carried"]
+            self.loss = self._loss() if self.guards else math.nan
         self.base = [value.clone() for value in self.task.values()]
         self.met, self.models, self.began = self.base, {0: self.base}, True
         self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)
@@ -354,9 +372,7 @@ class Node:
             self.came_with.setdefault(meeting, [value.clone() for value in self.task.values()])
         for key in range(len(self.place.groups)):
             if self.rank in bringing:
-                weight = 1 / len(bringing)
-                if weights is not None:
-                    weight = weights[members.index(self.rank)]
+                weight = held.shares[bringing.index(self.rank)]
                 held.running["push", key] = travels.bring(self._brings(held), weight, key)
             elif self.centre and bringing:
                 held.running["push", key] = travels.serve(key)
@@ -533,23 +549,23 @@ class Node:
 
     def _apply(self, held: _Held) -> None:
         """The server's model takes what was brought, and goes out."""
-        task, groups = self.task, self.place.groups
+        task = self.task
         if self.finished:
             return
-        total: list[Any] = [None] * len(self.place.shapes)
-        for key, group in enumerate(groups):
-            one = held.results["push", key]
-            for i, piece in unfused(one, group, self.place.shapes).items():
-                total[i] = piece
+        if self.settings.rule is None:
+            total = self._pushed(held)
+        else:
+            total = held.meeting.by_rule(held.shares)
         if held.scale != 1.0:
             total = [part * held.scale for part in total]
         if held.level != GLOBAL:
             model = list(torch._foreach_add(self._begun_with(held), total))
         else:
-            if self.changes:
-                task.adopt(torch._foreach_add(task.values(), total))
-            else:
-                task.step(total)
+            good = not self.guards or self._good(held, total)
+            if held.refused:
+                return
+            if good:
+                self._change(total)
             self.brought += held.brings
             self.version += 1
             model = self.models[self.version] = [value.clone() for value in task.values()]
@@ -558,6 +574,56 @@ class Node:
         self.tell("applied", **place, version=self.version)
         self._hand_out(held, model)
         self._count()
+
+    def _pushed(self, held: _Held) -> list[Tensor]:
+        """The sums of what was brought, by parameter."""
+        total: list[Any] = [None] * len(self.place.shapes)
+        for key, group in enumerate(self.place.groups):
+            pieces = unfused(held.results["push", key], group, self.place.shapes)
+            for i, piece in pieces.items():
+                total[i] = piece
+        return total
+
+    def _change(self, total: Sequence[Tensor]) -> None:
+        if self.changes:
+            self.task.adopt(torch._foreach_add(self.task.values(), total))
+        else:
+            self.task.step(total)
+
+    def _good(self, held: _Held, total: Sequence[Tensor]) -> bool:
+        """Whether the server's model with this change is one to take; if not, who is to blame."""
+        before, most = copy.deepcopy(self.task.state()), self.settings.worst
+        most *= max(self.loss, self.guess)
+
+        def loss(change: Sequence[Tensor]) -> float:
+            self._change(change)
+            found = self._loss()
+            self.task.restore(copy.deepcopy(before))
+            return found
+
+        if (found := loss(total)) <= most:
+            self.loss = found
+            return True
+        for node, share in zip(held.meeting.bringing, held.shares, strict=True):
+            vector = held.meeting.brought(node)
+            if self.settings.rule is None:  # it came weighed
+                vector = vector / share
+            if not loss(held.meeting.unfused(vector)) <= most:
+                held.refused = True
+                why = "its change alone makes a model that is too bad to take"
+                self.tell("bad", member=self.names[node], why=why)
+        if not held.refused:
+            log.warning("a new model is too bad to take: its loss is %.3g, of %.3g", found, most)
+        return False
+
+    def _loss(self) -> float:
+        try:
+            found = self.task.evaluation()()
+        except Diverged:
+            return math.inf
+        if not (named := [name for name in ("test_loss", "loss") if name in found]):
+            raise ValueError("worst: own.evaluate has to give a loss, by this name")
+        return found[named[0]][0]
 
     def _begun_with(self, held: _Held) -> list[Tensor]:
         """What those who meet inside began with, in their mean; as the trainer has it."""
@@ -591,7 +657,7 @@ class Node:
 
     def _close(self, held: _Held) -> None:
         """Report a meeting whose generators have all ended."""
-        if held.running or held.number not in self.held:
+        if held.running or held.refused or held.number not in self.held:
             return
         del self.held[held.number]
         results = held.results
@@ -606,11 +672,7 @@ class Node:
             def act() -> None:
                 self._adopt(values, held)
         else:
-            total: list[Any] = [None] * len(self.place.shapes)
-            for key, group in enumerate(self.place.groups):
-                total_of = unfused(results["push", key], group, self.place.shapes)
-                for i, piece in total_of.items():
-                    total[i] = piece
+            total = self._pushed(held)
 
             def act() -> None:
                 if not self.changes:

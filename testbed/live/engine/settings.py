@@ -46,12 +46,14 @@ from pydantic import (
     model_validator,
 )
 
-from slowlink.methods import compression, exchange, synchronization
+from slowlink.methods import aggregation, compression, exchange, synchronization
+from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed.live import documents
+from slowlink.testbed.live.engine.flow import FINITE
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
-from slowlink.testbed.training.learner import IDENTITY
+from slowlink.testbed.training.learner import IDENTITY, apart
 from slowlink.testbed.training.recipe import Link, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
 from slowlink.testbed.training.trainer import GLOBAL, flat, speeds, topology
@@ -116,6 +118,7 @@ class Limits(BaseModel):
     silence_s: a member that sends nothing, heartbeats included, for so long is lost.
     replacements: of one worker, in a run.
     tensor_bytes: largest tensor, in bytes of float32.
+    largest: of the values that a member brings, by magnitude, running statistics included.
     queue_bytes: of one member's messages that wait to be received.
     """
 
@@ -127,6 +130,7 @@ class Limits(BaseModel):
     silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
     replacements: PositiveInt = 3
     tensor_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30
+    largest: Annotated[Seconds, Field(le=FINITE)] = 1e6
     queue_bytes: Annotated[int, Field(ge=2**20, le=2**36)] = 2**32
 
 
@@ -164,6 +168,10 @@ class LiveSettings(BaseModel):
         side by side to the end and then added as the trainer adds them, which costs their bytes.
     statistics: running statistics (BatchNorm) are the ``mean`` over the members after each
         meeting, or each worker's ``own``.
+    worst: the server looks at each new model before it takes effect. If its loss is more than so
+        many times that of the model before, or of the initial one where this is more, whose change
+        alone makes such a model has sent what cannot be; if nobody's does, the old model stays. A
+        look is an evaluation, of one's own by what ``evaluate`` gives as ``loss``; null for none.
     on_loss: when a worker is lost, late or sends what cannot be, ``stop`` with an error,
         ``continue`` without it, or ``replace`` it where its process died or hangs: another one
         takes the server's present model and begins the worker's data anew. Without a server or the
@@ -191,6 +199,7 @@ class LiveSettings(BaseModel):
     own: Own | None = None
     order: Literal["plan", "rank"] = "plan"
     statistics: Literal["mean", "own"] = "mean"
+    worst: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     on_loss: Literal["stop", "continue", "replace"] = "stop"
     iteration_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
     limits: Limits = Limits()
@@ -292,9 +301,20 @@ class LiveSettings(BaseModel):
         return policy.clock_free and policy.travels == "gradient"
 
     @cached_property
+    def rule(self) -> Aggregation | None:
+        """By which the server combines what workers bring; None for their mean."""
+        part = self.training.aggregation
+        return None if part.name == "mean" else aggregation.load(part.name, **part.parameters)
+
+    @property
+    def apart(self) -> bool:
+        """Whether a server has to know what each worker brings."""
+        return self.rule is not None or self.worst is not None
+
+    @cached_property
     def mode(self) -> Literal["sum", "model"]:
         """What comes back from a meeting."""
-        at_worker = self.stepwise and self.training.optimizer_at == "worker"
+        at_worker = self.stepwise and self.training.optimizer_at == "worker" and not self.apart
         return "sum" if self.exchange.whole or at_worker else "model"
 
     def pause_s(self, rank: int, iteration: int, took_s: float) -> float:
@@ -309,7 +329,7 @@ class LiveSettings(BaseModel):
     @property
     def run(self) -> str:
         """Names the configuration, so that snapshots of another one are refused."""
-        told = [self.training.model_dump_json(), self.order, self.statistics]
+        told = [self.training.model_dump_json(), self.order, self.statistics, self.worst]
         text = json.dumps([*told, self.own and self.own.model_dump_json()])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -333,6 +353,7 @@ def check(settings: LiveSettings) -> None:
         )
     up = [load_codec(level.up) for level in recipe.levels]
     down = [load_codec(level.down or default_down(level)) for level in recipe.levels[:-1]]
+    known = apart(between, depth, up[-1])
     for field, holds, why in (
         ("overlap", not recipe.overlap, "must be false: nothing is sent during backward"),
         ("uneven", recipe.uneven is None
@@ -342,6 +363,9 @@ def check(settings: LiveSettings) -> None:
         ("accelerator", recipe.accelerator == "cpu", "must be cpu: nodes are CPU processes"),
         ("exchange", between.chunks == 1, "chunks must be 1: messages travel whole"),
         ("exchange", between.overlap, "overlap must be true: phases have no barrier"),
+        ("aggregation", settings.rule is None or known,
+         f"{recipe.aggregation.name} needs a server that has every worker's values, which "
+         f"{name} with {up[-1].name} gives to none"),
         ("optimizer_at", not (between.whole and recipe.optimizer_at == "server"),
          f"must be worker: {name} has no server"),
         ("synchronization", not policy.continues_after_upload
@@ -363,6 +387,8 @@ def check(settings: LiveSettings) -> None:
         load_system(recipe.exchange, recipe.levels, settings.topology).check_meetings(policy)
     except ValueError as error:
         raise ValueError(f"training.exchange: {error}") from None
+    if settings.worst is not None and not known:
+        raise ValueError(f"worst: {name} with {up[-1].name} has no server that knows whose is bad")
     if settings.iteration_s and (recipe.uneven or len(settings.iteration_s) != workers):
         raise ValueError(f"iteration_s: give those of {workers} workers, and no training.uneven")
     if settings.on_loss == "replace" and settings.mode != "model":
@@ -398,6 +424,12 @@ def _check_levels(settings: LiveSettings, policy: Policy) -> None:
         iterations=PROBED * count,
     )
     levels = {meeting.sync.level for meeting in log.meetings}
+    fewest = min(len(its.sync.bringing) for its in log.meetings if its.sync.bringing)
+    if settings.rule is not None and fewest < settings.rule.least:
+        raise ValueError(
+            f"training.aggregation: {recipe.aggregation.name} needs {settings.rule.least} workers "
+            f"that bring something to a meeting, {recipe.synchronization.name} has {fewest}"
+        )
     if levels != {GLOBAL} and settings.mode != "model":
         raise ValueError(
             f"training.exchange: {recipe.synchronization.name} averages at several levels, which "
