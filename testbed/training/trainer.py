@@ -134,21 +134,21 @@ class _Clock:
         return self.memo[key]
 
 
+def data_of(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Dataset:
+    """What a run trains on, and is judged on."""
+    limits = dict(limit=recipe.limit, test_limit=recipe.test_limit)
+    dataset = load(recipe.dataset, **limits, steps=recipe.steps, words=recipe.words)
+    if not recipe.validation:
+        return dataset
+    return held_out(dataset, recipe.validation)[recipe.judged_on == "validation"]
+
+
 class _Session:
     """Everything that both engines need: the learner, the clocks, costs and rows."""
 
     def __init__(self, recipe: Recipe, progress: Progress, load: Callable[..., Dataset]) -> None:
         self.recipe, self.progress = recipe, progress
-        dataset = load(
-            recipe.dataset,
-            limit=recipe.limit,
-            test_limit=recipe.test_limit,
-            steps=recipe.steps,
-            words=recipe.words,
-        )
-        if recipe.validation:
-            apart = held_out(dataset, recipe.validation)
-            dataset = apart[recipe.judged_on == "validation"]
+        dataset = data_of(recipe, load)
         part = fitting(recipe.model, dataset)
         model = models.make(part.name, recipe.seed, **part.parameters)
         stood = recipe.stands_for or part

@@ -130,6 +130,7 @@ COMBINED = {
     "ring": ("ring", "identity", {}),
     "rat": ("rat", "identity", {}),
     "hips": ("hips", BISPARSE, {}),
+    "images held out": ("ring", "identity", dict(validation=40, judged_on="validation")),
     "hips, payloads passed on": ("hips", "", dict(levels=[{"up": {"name": "fp16"}}] * 2)),
     "hips, payloads side by side": ("hips", "qsgd", {}),
     "hips, model at the server": ("hips", "", AT_SERVER),

@@ -139,6 +139,37 @@ def test_settings_are_refused_by_field(changes, said):
         settings.parse(document(**changes))
 
 
+OWN = dict(model="a.py:b", data="a.py:c", loss="a.py:d", optimizer="a.py:e")
+PLAIN = dict(
+    exchange=part("ring"),
+    levels=[IDENTITY],
+    synchronization=part("bsp"),
+    workers=[2],
+    rounds=3,
+    evaluate_every=1,
+)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("momentum", 0.9),
+        ("lr", 0.1),
+        ("batch", 32),
+        ("model", part("lenet5")),
+        ("dataset", "mnist"),
+        ("validation", 100),
+        ("augment", True),
+        ("lr_steps", {10: 0.1}),
+    ],
+)
+def test_what_ones_own_functions_say_is_not_said_twice(field, value):
+    given = settings.parse(dict(training=PLAIN, own=OWN, output="runs/one"))
+    assert settings.parse(given.model_dump(exclude={"training": {"networks"}})).run == given.run
+    with pytest.raises(ValueError, match=f"training.{field}: leave it out"):
+        settings.parse(dict(training=PLAIN | {field: value}, own=OWN, output="runs/one"))
+
+
 def test_the_example_of_the_module_is_a_run():
     text = settings.__doc__.partition("for instance::\n\n")[2].partition("\nWith ``own``")[0]
     given = settings.parse(yaml.safe_load(text))

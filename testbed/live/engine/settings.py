@@ -54,7 +54,7 @@ from slowlink.testbed.live import documents
 from slowlink.testbed.live.engine.flow import FINITE
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training.learner import IDENTITY, apart
-from slowlink.testbed.training.recipe import Link, Recipe
+from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
 from slowlink.testbed.training.trainer import GLOBAL, flat, speeds, topology
 from slowlink.testbed.training.virtual_time import play
@@ -67,7 +67,13 @@ USUAL: dict[str, Any] = documents.USUAL | dict(experiment="live", system="live",
 """Fields of a recipe that may be left out."""
 
 OWN: dict[str, Any] = dict(model={"name": "own"}, dataset="own", batch=1, lr=1.0)
-"""Fields of a recipe that one's own training has no use for."""
+"""Fields of a recipe that one's own training has no use for, but a recipe has to have."""
+
+OF_RECIPES = (
+    *OWN, "stands_for", "norm", "limit", "test_limit", "validation", "words", "steps", "sampler",
+    "augment", "colour", "lr_steps", "momentum", "weight_decay", "gradients",
+)  # fmt: skip
+"""Fields that say what one's own functions say, where there are any."""
 
 TRIED = 2**18
 """Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
@@ -343,6 +349,11 @@ def check(settings: LiveSettings) -> None:
                 compression.load(part.name, **part.parameters)
             except ValueError as error:
                 raise ValueError(f"training.levels.{number}.{way}: {error}") from None
+    usual = {name: field.default for name, field in Recipe.model_fields.items()}
+    usual |= OWN | dict(model=Part(**OWN["model"]))
+    for field in OF_RECIPES if settings.own else ():
+        if getattr(recipe, field) != usual[field]:
+            raise ValueError(f"training.{field}: leave it out, what is trained is your `own`")
     between, policy = settings.exchange, settings.policy()
     sync, name, workers = recipe.synchronization.name, recipe.exchange.name, sum(recipe.workers)
     depth = len(between.groups(settings.topology))

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from slowlink.methods import fusion
 from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.training import models, trainer
-from slowlink.testbed.training.datasets import load_dataset
 from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, fan_out
 
 Metrics = dict[str, tuple[float, str]]
@@ -88,8 +87,7 @@ class RecipeTask:
 
     def __init__(self, settings: LiveSettings, rank: int | None) -> None:
         recipe = settings.training
-        limits = dict(limit=recipe.limit, test_limit=recipe.test_limit)
-        data = load_dataset(recipe.dataset, **limits, steps=recipe.steps, words=recipe.words)
+        data = trainer.data_of(recipe)
         part = trainer.fitting(recipe.model, data)
         model = models.make(part.name, recipe.seed, **part.parameters)
         self.learner = Learner(recipe, model, data, settings.exchange, settings.topology)
