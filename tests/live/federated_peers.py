@@ -18,7 +18,7 @@ from cyclonedds.topic import Topic
 from slowlink.testbed.live.dds import connect
 from slowlink.testbed.live.dds.domain import qos
 from slowlink.testbed.live.dds.federated import __main__ as commands
-from slowlink.testbed.live.dds.federated import live, messages
+from slowlink.testbed.live.dds.federated import board, live, messages
 from slowlink.testbed.live.dds.federated.client import Client
 from slowlink.testbed.live.dds.federated.settings import ClientSettings
 from slowlink.testbed.live.dds.federated.training import sgd
@@ -127,6 +127,37 @@ def held(number, go, reached=None):
     return train
 
 
+class Board:
+    """Stands for the controller's end of the board; keeps what is posted, by round."""
+
+    def __init__(self, participant, limit):
+        self.messages = {}
+
+    def post(self, number, message):
+        self.messages[number] = message
+        return messages.Posted(number, 0, "00" * 16, board.digest(message))
+
+    def close(self):
+        pass
+
+
+class Reading:
+    """Stands for a client's end, on which there is what the test puts there."""
+
+    def __init__(self, participant, news, limit):
+        self.news, self.there = news, {}
+
+    def put(self, number, parts, message):
+        self.there[number] = parts, message
+        self.news()
+
+    def find(self, posted):
+        return self.there.get(posted.round, (0, None))
+
+    def close(self):
+        pass
+
+
 class Deaf(Client):
     """Takes nothing of what comes after the model of round 1, until told."""
 
@@ -136,7 +167,7 @@ class Deaf(Client):
 
         def wait_after_round_1(message):
             deliver(message)
-            if message.label == "model" and messages.unpack("model", message.payload)[0].round == 1:
+            if message.label == "posted":  # the model of round 1 is the first
                 hears.wait(60)
 
         self.channel._deliver = wait_after_round_1

@@ -79,6 +79,7 @@ class Driven(controller._Controller):
 
     def _connect(self):
         self.told, self.numbers = [], Counter()
+        self.board = federated_peers.Board(None, 0)
 
     def _send(self, client, head, body=b"", timeout_s=None):
         self.told.append((client, head))

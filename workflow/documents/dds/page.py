@@ -352,8 +352,7 @@ federated_bytes = Figure(
     title="What is in a payload, and what compression leaves",
     shows="Left, payloads by their layout. Sparse modes still send four bytes of index a value, so "
     "int8_sparse is 12.5 % of fp32 and not a quarter of 20 %. Right, the controller answers with "
-    "the whole model in fp32 in every mode, here to each client by itself, where the document "
-    "publishes it once for all.",
+    "the whole model in fp32 in every mode, published once for all clients.",
     says="About 1/4 for eight bits, 20 % for the largest tenth; for both together nothing is said.",
     of=[federated.federated_bytes],
     style=STYLE,

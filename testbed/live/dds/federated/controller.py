@@ -37,6 +37,7 @@ from slowlink.methods.synchronization import (
 from slowlink.testbed.live.dds.channel import Channel, Delivery
 from slowlink.testbed.live.dds.domain import connect
 from slowlink.testbed.live.dds.federated import checkpoint, messages, training
+from slowlink.testbed.live.dds.federated.board import Board
 from slowlink.testbed.live.dds.federated.messages import (
     CONTROLLER,
     TOPIC,
@@ -44,6 +45,7 @@ from slowlink.testbed.live.dds.federated.messages import (
     Command,
     Hello,
     Update,
+    Wanted,
 )
 from slowlink.testbed.live.dds.federated.settings import ControllerSettings
 from slowlink.testbed.live.dds.federated.training import Contribution, Round, Sent
@@ -126,6 +128,8 @@ class _Controller:
         self.brought: dict[int, Contribution] = {}
         self.timers: list[tuple[float, str]] = []
         self.refused: list[str] = []
+        self.given: set[int] = set()
+        """Clients that did not get what was posted last, and were sent it."""
         self.fate: dict[int, str] = {}
         """What became of clients that are not here."""
         self.begun = False
@@ -137,6 +141,8 @@ class _Controller:
         settings, task = self.settings, self.task
         keys = settings.identity(messages.CONTROLLER_NAME)
         participant = connect(settings.domain, settings.network)
+        # Before any channel: who is heard on one is then known to read the board.
+        self.board = Board(participant, messages.longest(task.values, 0))
         self.channels: dict[int, Channel] = {}
         self.senders: dict[int, ThreadPoolExecutor] = {}
         self.latest: dict[int, Future] = {}
@@ -176,6 +182,7 @@ class _Controller:
         # itself. Announcements to the others never do.
         told = self.present if kind is None else {}
         wait([self.latest[client] for client in told])
+        self.board.close()
         for client, channel in self.channels.items():
             channel.close(self.settings.wait_s if client in told else 0.0)
             self.senders[client].shutdown(cancel_futures=True)
@@ -259,13 +266,15 @@ class _Controller:
         self.unseen[client] -= 1
         try:
             head, frame = messages.unpack(message.label, message.payload)
-            if not isinstance(head, Hello | Update) or head.client != client:
+            if not isinstance(head, Hello | Update | Wanted) or head.client != client:
                 raise ValueError(f"{message.label} that is not of this client")
             if isinstance(head, Hello):
                 if head.task != self.task.fingerprint:
                     self._announce(client)  # which tells it so
                     return self._refuse(client, "its task differs from the controller's")
                 return self._greet(client, head)
+            if isinstance(head, Wanted):
+                return self._give(client, head)
             asked = self.asked.get(client)
             if asked is None or (head.round, head.hello) != (asked.round, self.present[client]):
                 return self._refuse(client, f"update of round {head.round}, not asked for (now)")
@@ -295,6 +304,15 @@ class _Controller:
             self._send(client, *checkpoint.message(self.done, self.task, self.weights, head.hello))
         if self.begun and client not in self.barred:
             self._tell(Joined(client, self._now()))
+
+    def _give(self, client: int, head: Wanted) -> None:
+        """Send the model to a client that could not read it on the board, once."""
+        if (head.round, head.hello) != (self.done, self.present.get(client)):
+            return
+        if client in self.given:
+            raise ValueError("asks more than once for a model")
+        self.given.add(client)
+        self._send(client, *checkpoint.message(self.done, self.task, self.weights, head.hello))
 
     def _leave(self, client: int, why: str = "is gone") -> None:
         """Go on without ``client``, which should say hello if it is there after all."""
@@ -382,8 +400,14 @@ class _Controller:
         head, body = checkpoint.message(self.done, self.task, self.weights)
         # The model is saved first: no client may hold one that a restarted controller lacks.
         checkpoint.save(self.settings.state, messages.pack(head, body), self.settings.kept)
-        for client, hello in sorted(self.present.items()):
-            self._send(client, dataclasses.replace(head, hello=hello), body)
+        self.given.clear()
+        if self.done < self.settings.rounds:
+            posted = self.board.post(self.done, messages.pack(head, body))
+            for client, hello in sorted(self.present.items()):
+                self._send(client, dataclasses.replace(posted, hello=hello))
+        else:  # to each on its own topic, on which the end follows it
+            for client, hello in sorted(self.present.items()):
+                self._send(client, dataclasses.replace(head, hello=hello), body)
         seconds = time.monotonic() - self.round_start
         self._log({client: its.sent for client, its in brought.items()}, seconds)
         for client in sync.members:

@@ -3,7 +3,8 @@
 Client N and the controller talk on a topic of their own, ``slowlink_client_N``, so that a client
 that takes nothing holds nobody else up (the DDS document has one topic for the updates of all and
 one for commands, on which every client hears the others' too). Every message is sealed and numbered
-by :mod:`testbed.live.dds.channel`, and its sender is who it says.
+by :mod:`testbed.live.dds.channel`, and its sender is who it says. Models are published once for all
+(:mod:`.board`), but for the last, and to who joins or misses one.
 
 A message may still be older than what it is about. So both sides name a number of their own that
 the other repeats: the controller the ``session``, in every :class:`Hello`; a client its ``hello``,
@@ -140,6 +141,33 @@ class Model(IdlStruct, typename="slowlink.federated.Model"):
     hello: uint64 = 0
 
 
+@dataclass
+@annotations.final
+class Posted(IdlStruct, typename="slowlink.federated.Posted"):
+    """Controller to client: the model after ``round`` is on the board, see :mod:`.board`.
+
+    Attributes
+    ----------
+    hello: the client's latest.
+    key, digest: of the message there, as hexadecimal digits.
+    """
+
+    round: uint32
+    hello: uint64
+    key: str
+    digest: str
+
+
+@dataclass
+@annotations.final
+class Wanted(IdlStruct, typename="slowlink.federated.Wanted"):
+    """Client to controller: what was posted after ``round`` did not come."""
+
+    client: uint32
+    hello: uint64
+    round: uint32
+
+
 def access(run: str, client: int, keys: Keys | None) -> Access:
     """To the topic of a client, on which there are it and the controller."""
     names = {CONTROLLER: CONTROLLER_NAME, client + 1: CLIENT_NAME.format(client)}
@@ -152,7 +180,8 @@ def members(clients: int) -> list[str]:
 
 
 KINDS: dict[str, type[IdlStruct]] = {
-    kind.__name__.lower(): kind for kind in (Announcement, Command, Hello, Update, Model)
+    kind.__name__.lower(): kind
+    for kind in (Announcement, Command, Hello, Update, Model, Posted, Wanted)
 }
 
 
