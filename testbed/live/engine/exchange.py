@@ -263,12 +263,10 @@ class Meeting:
         if isinstance(algebra, Sums):
             return algebra.payload(value)
         payloads = algebra.payloads(value)
-        vectors = [
-            self._checked(
-                partial(DENSE.decompress, payloads[node]), DENSE, [node], [payloads[node]]
-            )
-            for node in self.bringing
-        ]
+        vectors = []
+        for node in self.bringing:
+            make, payload = partial(DENSE.decompress, payloads[node]), payloads[node]
+            vectors.append(self._checked(make, DENSE, [node], [payload]))
         equal = [1 / len(vectors)] * len(vectors)
         return DENSE.compress(by_rule(self.place.rule, vectors, equal), STATISTICS)
 
@@ -475,9 +473,10 @@ class Meeting:
             check_range(node, -extremes[node], extremes[node], FINITE)
         if made is None:
             raise why
-        worst = max(extremes, key=extremes.get)
-        check_range(worst, -extremes[worst], extremes[worst], largest / len(extremes))
-        raise ValueError(f"{codec.name}: the sum is not finite, though no summand is to blame")
+        if extremes:
+            worst = max(extremes, key=extremes.get)
+            check_range(worst, -extremes[worst], extremes[worst], largest / len(extremes))
+        raise ValueError(f"{codec.name}: the sum is too large, though no summand is to blame")
 
 
 def _extreme(tensor: Tensor) -> float:

@@ -136,7 +136,7 @@ class Limits(BaseModel):
     silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
     replacements: PositiveInt = 3
     tensor_bytes: Annotated[int, Field(ge=2**10, le=2**33)] = 2**30
-    largest: Annotated[Seconds, Field(le=FINITE)] = 1e6
+    largest: Annotated[PositiveFloat, Field(le=FINITE)] = 1e6
     queue_bytes: Annotated[int, Field(ge=2**20, le=2**36)] = 2**32
 
 
