@@ -447,12 +447,13 @@ def test_mnist_is_recorded_at_full_length():
     tried, whole = rows["experiment"] == training.RATES, rows["experiment"] == "mnist"
     assert rows[tried]["status"].eq("ok").all()
     assert {run.seconds for run in runs if run.experiment == "mnist"} == {3000}
-    twelve = rows[whole & (rows["workers"] == 12)]
-    assert twelve["status"].eq("ok").all()
-    assert twelve.groupby("method")["seed"].nunique().to_dict() == dict.fromkeys(LABELS, 5)
+    for workers in (8, 12):
+        there = rows[whole & (rows["workers"] == workers)]
+        assert there["status"].eq("ok").all()
+        assert there.groupby("method")["seed"].nunique().to_dict() == dict.fromkeys(LABELS, 5)
     # What is not recorded yet says which command does.
     open_ = rows[whole & (rows["status"] != "ok")]
-    assert set(open_["workers"]) <= {8, 16} and open_["reason"].str.contains(training.COMMAND).all()
+    assert set(open_["workers"]) <= {16} and open_["reason"].str.contains(training.COMMAND).all()
 
 
 def test_recorded_runs_are_the_methods_that_they_were(recipe):
