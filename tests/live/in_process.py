@@ -45,12 +45,13 @@ class Queues:
         self.boxes[to].put(Received(self.name, dict(head), body))
 
 
-def run(given, deaths=None, rogues=None):
+def run(given, deaths=None, rogues=None, late=None):
     """What a run came to.
 
     deaths: by member, whether its process ends instead of sending a message of this head; it does
         so once, and another one follows where the settings let it.
     rogues: by member, what it makes of the bytes that it brings to a meeting.
+    late: by member, how many seconds after the others it comes.
     """
     boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
 
@@ -67,11 +68,18 @@ def run(given, deaths=None, rogues=None):
         threads.append(threading.Thread(target=live, args=[node], daemon=True))
         threads[-1].start()
 
+    late, timers = late or {}, []
     for name in given.members[1:]:
-        start(name)
+        if name in late:
+            timers.append(threading.Timer(late[name], start, [name]))
+            timers[-1].start()
+        else:
+            start(name)
     given.output.mkdir(parents=True, exist_ok=True)
     try:
         return Coordinator(given, Queues(COORDINATOR, boxes), restart=start).run()
     finally:
+        for timer in timers:
+            timer.cancel()
         for thread in threads:
             thread.join(30)

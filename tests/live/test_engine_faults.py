@@ -246,6 +246,32 @@ def test_workers_that_die_and_hang_are_replaced(tmp_path, network):
     assert read.count("site1/worker1 site1.pt") == read.count("site2/worker0 site2.pt") == 2
 
 
+@pytest.mark.parametrize("dds", [None, {}])
+def test_a_process_joins_a_run_that_has_begun(tmp_path, dds):
+    """With a key and the address of the coordinator, which does not know where it is."""
+    keys = dict(keys=str(tmp_path / "keys"), dds=dds)
+    changes = dict(on_loss="replace", begin_with=2, iteration_s=[[0.1]] * 3, rounds=40, **keys)
+    given = parsed(tmp_path, "parameter_server", "asp", **changes)
+    make(given.keys, given.members)
+    said, name = [], "site2/worker0"
+    launched = Launched(given)
+    start = launched.start
+    launched.start = lambda its: its == name or start(its)
+
+    def act(line):
+        said.append(line)
+        if line.startswith("round 4 "):
+            start(name)
+
+    with launched:
+        ended = launched.run(act)
+    assert said.index(f"goes on without {name}: it has not come yet") < said.index(
+        f"goes on with {name} again"
+    )
+    assert ended.digests.keys() == {*given.members} - {"coordinator"}
+    assert replayed(ended.record) == 100
+
+
 def test_a_worker_that_keeps_dying_is_given_up(tmp_path):
     limits = dict(replacements=1)
     changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3, limits=limits)

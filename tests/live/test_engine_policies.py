@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from slowlink.methods.synchronization import Continue, Finished, Joined, Policy, Sync, Synced, Wait
+from slowlink.methods.synchronization import (
+    Continue,
+    Finished,
+    Joined,
+    Left,
+    Policy,
+    Sync,
+    Synced,
+    Wait,
+)
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.settings import LiveSettings, parse
 from slowlink.testbed.live.replay import Iterations, Meetings, replayed
@@ -188,6 +197,28 @@ def test_a_new_worker_takes_the_servers_present_model(tmp_path):
     assert joined.worker == 1 and after and after[0] > joined.t
     assert replayed(ended.record) == 100
     assert final(given) == pytest.approx(on_paper(given, ended.record)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", dict(name="fedavg", samples=[1, 2, 3])])
+def test_a_run_begins_with_some_and_others_join(tmp_path, policy):
+    """They begin with the model that the server has then."""
+    changes = dict(on_loss="replace", begin_with=2, iteration_s=[[0.02]] * 3)
+    changes |= dict(training=dict(optimizer_at="server")) if policy == "bsp" else {}
+    given = described(tmp_path, policy, 3, rounds=60, **changes)
+    record = in_process.run(given, late={"site1/worker1": 0.5}).record
+    left, joined = [told.event for told in record.told if isinstance(told.event, Left | Joined)]
+    assert (left.worker, joined.worker) == (1, 1) and left.t < 0.1 < 0.3 < joined.t
+    assert len(record.iterations[1]) > 5
+    assert replayed(record) == 100
+    if policy != "bsp":
+        assert final(given) == pytest.approx(on_paper(given, record)[0], rel=1e-5)
+        return
+    server = Weight()
+    for told in record.told:
+        for its in told.decisions:
+            if isinstance(its, Sync):
+                server.step(sum(rank + 1 for rank in its.members) / len(its.members))
+    assert final(given) == pytest.approx(server.value, rel=1e-5)
 
 
 @pytest.mark.parametrize("exchange", ["parameter_server", "ring"])

@@ -220,10 +220,13 @@ class Coordinator:
     # The beginning ---------------------------------------------------------------------------
 
     def _gather(self) -> None:
-        """Wait for all members, and let them begin at the latest round that all can."""
+        """Wait for all members, or as many as are needed, and let them begin at the latest round
+        that all can."""
         everybody, end = {*self.workers, *self.servers}, time.monotonic() + self.limits.join_s
         rounds: dict[str, set[int]] = {}
         while missing := everybody - rounds.keys():
+            if missing <= self.rank.keys() and len(missing) <= self.settings.spare:
+                break
             self.check()
             self._progress(f"waiting for {', '.join(sorted(missing))}")
             received = self._receive(0.2)
@@ -251,7 +254,7 @@ class Coordinator:
         self.first = self.rounds = max(common, default=0)
         self.brought = self.first * len(self.workers)
         self.rows.resume(self.first)
-        for name in everybody:
+        for name in rounds:
             self._send(name, "begin", addresses=self.addresses, round=self.first)
         if self.first:
             self.say(f"all here, going on from round {self.first}")
@@ -292,6 +295,9 @@ class Coordinator:
 
     def _drive(self) -> None:
         self._carry_out(None, self.policy.begin(self.settings.groups), 0.0)
+        for name in self.workers:
+            if name not in self.addresses:
+                self._lose(name, "it has not come yet")
         while not self.over:
             self._check_alive()
             self._progress(f"{self._round(self.rounds)} ({time.monotonic() - self.clock:.1f} s)")
@@ -607,8 +613,9 @@ class Coordinator:
         self.say(f"goes on without {name}: {why}")
         log.warning("%s is lost: %s", name, why)
         rank = self.rank[name]
-        self._send(name, "stop", reason=f"the run goes on without {name}: {why}", final=None)
-        self.wire.forget([name])
+        if name in self.addresses:
+            self._send(name, "stop", reason=f"the run goes on without {name}: {why}", final=None)
+            self.wire.forget([name])
         self.due.pop(name, None)
         self.doing[rank] = "away"
         self.expecting.discard(rank)
@@ -750,4 +757,6 @@ class Coordinator:
         return Ended(record, digests, self.rows.rows)
 
     def _send(self, name: str, kind: str, **fields: Any) -> None:
-        self.wire.send(name, dict(kind=kind, **fields))
+        # Who comes later begins with what it is told then; but that the run has failed concerns it.
+        if name in self.addresses or kind == "stop":
+            self.wire.send(name, dict(kind=kind, **fields))

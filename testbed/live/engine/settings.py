@@ -182,6 +182,8 @@ class LiveSettings(BaseModel):
         ``continue`` without it, or ``replace`` it where its process died or hangs: another one
         takes the server's present model and begins the worker's data anew. Without a server or the
         coordinator all stops.
+    begin_with: the run begins when so many workers are there, and the others take part from when
+        they come, as one that replaces another does; null for all.
     iteration_s: seconds that each worker's iterations take at least, by rank, from the first again
         after the last, so that policies are compared on the same times; empty for none. Of
         ``training.uneven`` workers are slowed by their factors: after an iteration of c seconds a
@@ -207,6 +209,7 @@ class LiveSettings(BaseModel):
     statistics: Literal["mean", "own"] = "mean"
     worst: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     on_loss: Literal["stop", "continue", "replace"] = "stop"
+    begin_with: PositiveInt | None = None
     iteration_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
     limits: Limits = Limits()
     state: Path | None = None
@@ -279,6 +282,11 @@ class LiveSettings(BaseModel):
     def workers(self) -> tuple[int, ...]:
         """Nodes of the topology, by rank."""
         return tuple(int(node) for node in self.topology.workers)
+
+    @property
+    def spare(self) -> int:
+        """How many workers may come later."""
+        return len(self.workers) - (self.begin_with or len(self.workers))
 
     @cached_property
     def groups(self) -> list[int]:
@@ -404,6 +412,10 @@ def check(settings: LiveSettings) -> None:
         raise ValueError(f"iteration_s: give those of {workers} workers, and no training.uneven")
     if settings.on_loss == "replace" and settings.mode != "model":
         raise ValueError("on_loss: replace needs a server that keeps the model")
+    if settings.begin_with is not None and settings.on_loss != "replace":
+        raise ValueError("begin_with: needs on_loss: replace, by which workers may join")
+    if settings.spare < 0:
+        raise ValueError(f"begin_with: there are {workers} workers")
     parties = sum(map(len, between.groups(settings.topology)[-1]))
     last = recipe.levels[-1].up
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
