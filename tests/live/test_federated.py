@@ -734,6 +734,9 @@ def test_a_client_reads_the_board_and_asks_for_what_is_not_there(make, join):
     assert wire.sent.empty()  # the second part came in time
     [wanted] = wire.hear("wanted")
     assert (wanted.client, wanted.hello, wanted.round) == (0, hello.hello, 2)
+    one.board.put(2, 3, None)
+    time.sleep(1.2)
+    assert wire.sent.empty()
     wire.say(*checkpoint.message(2, task, weights - 2, hello.hello))
     [update] = wire.hear("update")
     assert update.round == 3 and torch.equal(one.weights, weights - 2)

@@ -163,7 +163,7 @@ class Client:
     def _ask(self) -> None:
         """Nothing more of it comes to the board: let the controller send it."""
         self._send(messages.Wanted(self.settings.client, self.hello, self.posted.round))
-        self.due = math.inf
+        self.parts = self.due = math.inf  # once, whatever comes meanwhile
 
     def _adopt(self, message: bytes | memoryview) -> None:
         self.posted, self.due = None, math.inf
