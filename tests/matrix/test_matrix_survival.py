@@ -154,7 +154,7 @@ def test_a_real_worker_that_is_killed_or_full_is_named_and_the_run_resumes(recip
     whole, run_s = survival._undisturbed(its, its.systems["ring"], tmp_path)
     for number, how in enumerate(["kill", "fill"], 1):
         given = survival._settings(its, its.systems["ring"], tmp_path, number)
-        found = disturbed(given, whole, Disturbance("site2/worker1", how, 0.6 * run_s), 120)
+        found = disturbed(given, whole, Disturbance("site2/worker1", how, 0.3 * run_s), 120)
         assert found.kind == trials.RESUMED and "site2/worker1" in found.said
     assert re.search(r"cannot be written, .*: File too large: .*site2-worker1", found.said)
 
