@@ -68,7 +68,7 @@ class Board:
 
     def _write(self, number: int, message: bytes, key: bytes) -> None:
         seal, view = AESGCM(key), memoryview(message)
-        for start in range(0, len(view), CUT):
+        for start in range(0, len(view) or 1, CUT):
             part = Segment(VERSION, CONTROLLER, 0, 1, number, start, len(view), b"", "model", b"")
             place = segments.nonce(number, start)
             part.body = seal.encrypt(place, view[start : start + CUT], segments.head(part))
@@ -97,6 +97,9 @@ class Reading:
     ) -> None:
         self._limit, self._news = limit, news
         self._parts: deque[Segment] = deque(maxlen=2 * _parts(limit))
+        self._key, self._total = "", 0
+        self._opened: dict[int, bytes] = {}
+        """Parts of what is read now, by where they start: each is opened once."""
         self._reader = DataReader(participant, Topic(participant, TOPIC, Segment), _qos(limit))
         self._arrived = WaitSet(participant)
         self._arrived.attach(
@@ -109,18 +112,26 @@ class Reading:
 
     def find(self, posted: Posted) -> tuple[int, bytes | None]:
         """How many parts of what was posted are here, and the message once all are."""
-        seal, found = AESGCM(bytes.fromhex(posted.key)), {}
-        for part in list(self._parts):
-            if part.number == posted.round and part.start not in found:
+        if posted.key != self._key:
+            self._key, self._opened = posted.key, {}
+        seal, opened = AESGCM(bytes.fromhex(posted.key)), self._opened
+        for _ in range(len(self._parts)):
+            part = self._parts.popleft()
+            if part.number > posted.round:
+                self._parts.append(part)
+            elif part.number == posted.round and part.start not in opened:
                 place = segments.nonce(part.number, part.start)
                 # Else it is of somebody else, or of a controller that is gone.
                 with contextlib.suppress(InvalidTag):
-                    found[part.start] = seal.decrypt(place, part.body, segments.head(part))
-        message = b"".join(found[start] for start in sorted(found))
+                    opened[part.start] = seal.decrypt(place, part.body, segments.head(part))
+                    self._total = part.total
+        if not opened or sum(map(len, opened.values())) != self._total:
+            return len(opened), None
+        message = b"".join(opened[start] for start in sorted(opened))
         if digest(message) != posted.digest:
-            return len(found), None
-        self._parts.clear()
-        return len(found), message
+            return len(opened), None
+        self._opened = {}
+        return len(opened), message
 
     def close(self) -> None:
         """Read nothing more."""
