@@ -29,8 +29,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(how: str) -> int:
+    # With a threshold that is said, glibc maps every larger block anew; by itself it learns during
+    # the run which sizes come back, and on some machines it learns enough.
+    surroundings = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
     made = subprocess.run(
-        [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT, how],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=surroundings,
     )
     return int(made.stdout)
 
@@ -38,9 +45,7 @@ def faults(how: str) -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
 def test_steps_take_no_new_pages_from_the_system():
-    # At least the words' scores and their gradient are freed and made anew in every step. How much
-    # of it the system gives anew if it is not told depends on the step's course: by no means all.
+    # At least the words' scores and their gradient are freed and made anew in every step.
     fresh = STEPS * 2 * 4 * BATCH * LENGTH * WORDS / os.sysconf("SC_PAGE_SIZE")
-    kept = faults("kept")
-    assert 10 * kept < fresh
-    assert kept < faults("as it is")
+    assert faults("as it is") >= fresh
+    assert 10 * faults("kept") < fresh
