@@ -32,6 +32,7 @@ from pydantic import (
 )
 
 from slowlink.reports import expressions, grids
+from slowlink.testbed.given import Loader
 from slowlink.testbed.results import Scale
 
 Kind = Literal["value", "ordering", "derived", "param", "algorithm", "formula"]
@@ -278,7 +279,8 @@ class Claim(_Data):
         they lead to different verdicts, the claim depends on the reading.
     headline: the claim in plain words, where it is one of the document's main ones.
     calibrates: what of our set-up was chosen from this number, which therefore proves nothing.
-    tie: the share by which simulated values of an order must differ to count as ordered.
+    tie: the share by which simulated values of an order must differ to count as ordered, and a
+        simulated ratio from 1 to count as an effect.
     recipe: recipe path -> value as printed; of an ordering or derived claim, what its results
     depend on, told where it differs. not_printed: recipe path -> what the document omits.
     lost_with: what of the document is lost in our text with what ``not_printed`` names, or with
@@ -462,7 +464,7 @@ def _lacking(claim: Claim, entries: Iterable[NotRun]) -> Claim:
 
 def _raw(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read as YAML ({error})") from error
     if not isinstance(raw, dict) or not isinstance(raw.get("claims"), list):

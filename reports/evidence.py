@@ -437,11 +437,6 @@ class Evidence:
         own = self.claims[name].metric if name in self.claims else lookup.metric
         return own.replace("_", " ")
 
-    def metrics(self, claim: Claim, text: str) -> str:
-        """An expression with the metrics in place of names."""
-        names = expressions.names(text)
-        return _filled(text, {name: self.metric(name, self.lookup(claim, name)) for name in names})
-
     def bound(self, claim: Claim, found: Found) -> float | None:
         """The least value physics allows for a claim, as its ``bound`` says."""
         values: dict[str, Any] = {}

@@ -372,8 +372,9 @@ def _correct_for_many(table: pd.DataFrame) -> None:
     if not len(tested):
         return
     adjusted = stats.false_discovery_control(table.loc[tested, "p"])
+    many = f"{len(tested)} such tests" if len(tested) > 1 else "one test"
     for index, p in zip(tested, adjusted, strict=True):
-        table.loc[index, "reason"] += f"; p {number(p)} after {len(tested)} such tests"
+        table.loc[index, "reason"] += f"; p {number(p)}, corrected for {many}"
         if p > FALSE_DISCOVERIES:
             table.loc[index, "verdict"] = "undecided"
 
@@ -569,8 +570,11 @@ def _variant_ratios(claim: Claim, evidence: Evidence, said: float) -> str:
     return f" ({', '.join(ratios)})" if ratios else ""
 
 
-def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str]:
-    """Whether our number agrees with a printed one under a rule."""
+def _near(
+    printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0
+) -> tuple[str, str]:
+    """Whether our number agrees with a printed one under a rule; nearer than ``tie`` to what means
+    no effect, it is none."""
     band = rule.band(printed)
     low, high = f"{number(band.low)} {unit}".strip(), f"{number(band.high)} {unit}".strip()
     span = f"{number(band.low)} to {high}"
@@ -588,9 +592,14 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate) -> tuple[str, str
     if neutral is not None:
         neutral *= 100 if unit == "%" and rule is RULES["ratio"] else 1
         if not band.low <= neutral <= band.high:
-            above = band.low > neutral
-            same = ours.interval.low > neutral if above else ours.interval.high < neutral
-            if same:
+            low, high = (one - neutral for one in (ours.interval.low, ours.interval.high))
+            within = tie * abs(neutral)
+            if -within <= low and high <= within:
+                nearer = f", by less than {number(100 * tie)} %" if tie else ""
+                return "fails", f"outside {span}, and no effect: {number(neutral)}{nearer}"
+            if low < 0 < high:
+                return "undecided", f"outside {span}, on either side of {number(neutral)}"
+            if (low >= 0) == (band.low > neutral):
                 return "direction only", f"same direction, outside {span}"
             return "fails", f"outside {span}, and not on the printed side of {number(neutral)}"
     if rule.absolute and expressions.printed(printed).middle:
@@ -620,7 +629,7 @@ def _leave_open(claim: Claim, judgement: Judgement) -> None:
     if not judgement.readings or judgement.verdict in ("contradicts itself", "not run here"):
         return
     if set(judgement.readings.values()) == {judgement.verdict}:
-        judgement.reason += f"; the same in the readings {_join(judgement.readings)}"
+        judgement.reason += f"; the same if read otherwise: {_join(judgement.readings)}"
         return
     named = [f"{name}: {verdict}" for name, verdict in judgement.readings.items()]
     judgement.reason = (
@@ -645,7 +654,8 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
     result = Judgement(*_unanswered(found), partly=bool(part.largest and text and found.missing))
     if ours is not None:
         estimate = Estimate.of(ours, part.quantity)
-        result.verdict, result.reason = _near(part.printed, part.unit, rule, estimate)
+        judged = partial(_near, part.printed, part.unit, rule, tie=claim.tie)
+        result.verdict, result.reason = judged(estimate)
         result.ours, result.ours_value = f"{estimate} {part.unit}".strip(), estimate.mean
         said = expressions.printed(part.printed).middle
         result.ratio = estimate.mean / said if said else math.nan
@@ -655,13 +665,13 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
             value = evidence.ours(claim, text, Found(), variant)
             if value is not None:
                 one = Estimate.of(value, part.quantity)
-                others[f"{variant} {one}"] = _near(part.printed, part.unit, rule, one)[0]
+                others[f"{variant} {one}"] = judged(one)[0]
         result.reason += _otherwise(claim, others, result.verdict)
         for reading in claim.readings:
             value = evidence.ours(claim, text, found, reading)
             if value is not None:
                 one = Estimate.of(value, part.quantity)
-                result.readings[reading] = _near(part.printed, part.unit, rule, one)[0]
+                result.readings[reading] = judged(one)[0]
         if result.partly:
             if result.verdict == "fails" and estimate.mean < rule.band(part.printed).low:
                 result.verdict = "undecided"  # another may be larger
@@ -844,7 +854,7 @@ def _judge_parameters(
             reasons.append(f"{name} is {show(ours[name])} here, printed is {show(printed)}")
     absent = f"lost with the document's {claim.lost_with}" if claim.lost_with else "not printed"
     reasons += [
-        f"{what} is {absent}; {path} is {show(ours[path])} here"
+        f"{absent}: {what} ({path} is {show(ours[path])} here)"
         for path, what in claim.not_printed.items()
     ]
     if claim.implemented_by:

@@ -15,6 +15,25 @@ from slowlink.testbed.files import whole
 T = TypeVar("T")
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Reads plain data, and refuses a mapping that has a key twice, of which YAML keeps the last."""
+
+    def __init__(self, stream: str | bytes) -> None:
+        super().__init__(stream)
+        self._seen: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        # What is merged in stands beside what overrides it from the second call on.
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            for key, _ in node.value:
+                if keys.count(key.value) > 1:
+                    why = f"key {key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+        super().flatten_mapping(node)
+
+
 class Measured(BaseModel):
     """When, where and with what something was measured.
 
@@ -61,7 +80,7 @@ def read(path: str | Path, schema: type[T] | Any, remedy: str) -> T:
         field and ``remedy``.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

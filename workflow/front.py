@@ -39,10 +39,11 @@ def table(verdicts: pd.DataFrame) -> str:
     for name in documents.names():
         about = claims.about(documents.load(name).claims)
         mine = verdicts[verdicts["document"] == name].set_index("id")
-        counts = score(tables.scoreboard(verdicts).loc[name].to_dict())
+        every = tables.scoreboard(verdicts).loc[name]
+        counts = score(every.to_dict())
         told = mine.loc[about.striking]
         finding = f"{told['headline']}: *{told['verdict']}*"
-        cells = [about.label, len(mine), *counts.values(), finding]
+        cells = [about.label, every.sum(), *counts.values(), finding]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 

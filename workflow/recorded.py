@@ -65,7 +65,7 @@ def _unfit(wing: str, experiment: str, run: Recipe) -> str:
     """Why a record does not stand for a run; empty if it does."""
     file, note = _paths(wing, experiment, run)
     if not (file.is_file() and note.is_file()):
-        return f"not recorded yet; {_command(wing, experiment)} does"
+        return f"not recorded yet ({_command(wing, experiment)} does)"
     # Read as a recipe of today, what was added since with a default is no difference.
     kept = Recipe(**json.loads(note.read_text())["recipe"])
     names = sorted(Recipe.model_fields.keys() - FREE)

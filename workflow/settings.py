@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.given import Loader
 from slowlink.testbed.results import Scale
 from slowlink.workflow import documents, matrix
 from slowlink.workflow.closure import ROOMS, ROOT
@@ -228,14 +229,11 @@ def _allowed(schema: Any, path: list[str]) -> list[str]:
 
 def _read(file: Path) -> dict:
     try:
-        return yaml.load(file.read_text(), Loader=_Loader) or {}
+        return yaml.load(file.read_text(), Loader) or {}
     except FileNotFoundError:
         raise SettingsError(f"{_shown(file)}: file is missing") from None
     except yaml.YAMLError as error:
         raise SettingsError(f"{_shown(file)}: not valid YAML: {error}") from None
-
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _shown(file: Path) -> str:

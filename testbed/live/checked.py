@@ -48,7 +48,6 @@ from slowlink.testbed.live.data_parallel import (
     LiveRun,
     Run,
     check,
-    load_for,
     make_learner,
     run_of,
     train,
@@ -59,7 +58,7 @@ from slowlink.testbed.network import star
 from slowlink.testbed.network.emulated import Emulated, Measured
 from slowlink.testbed.network.fluid import tcp_efficiency
 from slowlink.testbed.prices import exchange_s, load_codec, load_system
-from slowlink.testbed.training import models
+from slowlink.testbed.training import models, trainer
 from slowlink.testbed.training.datasets import Dataset, load_dataset
 from slowlink.testbed.training.device import FREE, Coding, Device, measure_coding
 from slowlink.testbed.training.learner import Learner
@@ -390,7 +389,7 @@ def check_all(
         if case.steps <= warm:
             raise ValueError(f"steps: {case.steps} are not more than {warm} that do not count")
     load = cache(load_dataset)
-    data = [dataset or load_for(case.recipe, load) for case in cases]
+    data = [dataset or trainer.data_of(case.recipe, load) for case in cases]
     nodes = [int(node) for node in network.workers]
     with Emulated(network) as links, tempfile.TemporaryDirectory() as folder:
         pairs = zip(nodes, nodes[1:] + nodes[:1], strict=True)
@@ -601,7 +600,7 @@ def paces(recipe: Recipe, dataset: Dataset | None = None, timeout_s: float = 120
     """Paces of :class:`LiveRun`: an iteration on this machine, in processor time, medians."""
     case = LiveRun(recipe, 1)
     check(case)
-    data = dataset or load_for(recipe)
+    data = dataset or trainer.data_of(recipe)
     (runs,) = run_ranks(_iterated, 1, case, data, timeout_s=timeout_s)
     return np.median(runs, axis=0)[:-1].tolist()
 

@@ -66,7 +66,6 @@ class Run:
     exposed_s: (ranks, steps) seconds from the last launch until all sums were there; what it is
         less than ``busy_s`` was hidden behind backward.
     launched_early: share of messages that left while backward still owed gradients.
-    finished_early: share of messages that had come back when the last was launched.
     tests: of each evaluation the step, the seconds of training until then, and the test accuracy
         (%).
     """
@@ -83,15 +82,23 @@ class Run:
     busy_s: np.ndarray
     exposed_s: np.ndarray
     launched_early: float
-    finished_early: float
     tests: list[tuple[int, float, float]]
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One run of :func:`measure_all`; for its fields see :func:`measure`.
+    """One run of :func:`measure_all`: ``recipe`` trained for ``steps`` on one process a worker.
 
-    ``paces``: seconds until the first gradient is there, and of backward that end with each
+    Attributes
+    ----------
+    ordered: add payloads in the order of ranks, bit-equal to the virtual-time trainer; else gloo's
+        all-reduce adds in an order of its own.
+    ddp: let torch's DistributedDataParallel carry the whole model through a
+        :class:`slowlink.torch.CommHook`; needs the fusion ``whole_model``.
+    costs: for a fusion that needs them, in the order in which backward produces gradients.
+    evaluate: test every ``recipe.evaluate_every`` steps and at the end, each rank on a share of the
+        test samples.
+    paces: seconds until the first gradient is there, and of backward that end with each
     tensor's, in the order in which backward produces them. Computing is then replayed: one real
     gradient arrives at these paces in every step, while the rank sleeps, so that more ranks than
     processors do not hold each other up.
@@ -106,41 +113,6 @@ class LiveRun:
     paces: Sequence[float] | None = None
 
 
-def measure(
-    recipe: Recipe,
-    steps: int,
-    ordered: bool = False,
-    *,
-    ddp: bool = False,
-    costs: Costs | None = None,
-    evaluate: bool = False,
-    timeout_s: float = 120.0,
-) -> Run:
-    """Train ``recipe`` for ``steps`` on one process a worker.
-
-    Parameters
-    ----------
-    ordered: add payloads in the order of ranks, bit-equal to the virtual-time trainer; else gloo's
-        all-reduce adds in an order of its own.
-    ddp: let torch's DistributedDataParallel carry the whole model through a
-        :class:`slowlink.torch.CommHook`; needs the fusion ``whole_model``.
-    costs: for a fusion that needs them, in the order in which backward produces gradients.
-    evaluate: test every ``recipe.evaluate_every`` steps and at the end, each rank on a share of the
-        test samples.
-    timeout_s: longest silence of the ranks; then the run is ended.
-
-    Raises
-    ------
-    ValueError
-        A recipe that is not a flat, synchronous one with the optimizer at the workers.
-    RankFailed
-        A rank failed, died or hung; nothing is left running.
-    """
-    case = LiveRun(recipe, steps, ordered, ddp, costs, evaluate)
-    (run,) = measure_all([case], timeout_s=timeout_s)
-    return run
-
-
 def measure_all(
     cases: Sequence[LiveRun],
     *,
@@ -150,8 +122,18 @@ def measure_all(
 ) -> list[Run]:
     """Runs one after the other on the same processes, which take seconds to start.
 
-    ``dataset`` stands in for the recipes' own; ``join`` for gloo. Raises as :func:`measure`, and
-    ValueError for cases of different numbers of workers.
+    Parameters
+    ----------
+    dataset: stands in for the recipes' own; ``join`` for gloo.
+    timeout_s: longest silence of the ranks; then the run is ended.
+
+    Raises
+    ------
+    ValueError
+        A recipe that is not a flat, synchronous one with the optimizer at the workers, or cases of
+        different numbers of workers.
+    RankFailed
+        A rank failed, died or hung; nothing is left running.
     """
     sizes = sorted({sum(case.recipe.workers) for case in cases})
     if len(sizes) != 1:
@@ -160,7 +142,7 @@ def measure_all(
     for case in cases:
         check(case)
     load = cache(load_dataset)
-    jobs = [prepare(case, dataset or load_for(case.recipe, load)) for case in cases]
+    jobs = [prepare(case, dataset or trainer.data_of(case.recipe, load)) for case in cases]
     if join is None:
         store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         join = partial(_join_gloo, store.port, timeout_s)
@@ -169,12 +151,6 @@ def measure_all(
     reports = run_ranks(_rank, ranks, jobs, join, ranks, **options)
     by_job = zip(*reports, strict=True)
     return [run_of(job.groups, of_ranks) for job, of_ranks in zip(jobs, by_job, strict=True)]
-
-
-def load_for(recipe: Recipe, load: Callable[..., Dataset] = load_dataset) -> Dataset:
-    """The data set of ``recipe``."""
-    wanted = {key: getattr(recipe, key) for key in ("limit", "test_limit", "steps", "words")}
-    return load(recipe.dataset, **wanted)
 
 
 def group(recipe: Recipe, dataset: Dataset, costs: Costs | None = None) -> Groups:
@@ -290,8 +266,7 @@ def train(job: Job, wire: Wire, tell: Tell) -> dict:
         sent.append([message.sent for message in messages])
         framed.append(sum(sum(message.framed) for message in messages))
         received.append(sum(sum(message.received) for message in messages))
-        back = sum(message.done_at <= ended for message in messages)
-        early.append((backward.launched_early / len(messages), back / len(messages)))
+        early.append(backward.launched_early / len(messages))
         done = step + 1
         if case.evaluate and (done % recipe.evaluate_every == 0 or done == case.steps):
             tell(f"testing after step {step} of {up.name}")
@@ -446,7 +421,7 @@ def _cause(error: RuntimeError, messages: Sequence[Aggregation]) -> BaseExceptio
 
 
 def check(case: LiveRun) -> None:
-    """Raise ValueError for a case that cannot run; see :func:`measure`."""
+    """Raise ValueError for a case that cannot run; see :func:`measure_all`."""
     recipe = case.recipe
     needed = {
         "synchronization": (recipe.synchronization.name, "bsp"),
@@ -482,7 +457,6 @@ def run_of(groups: Groups, reports: Sequence[dict]) -> Run:
     for (rank, step), _ in np.ndenumerate(payload_bytes[..., 0]):
         for message in sent[rank][step]:
             payload_bytes[rank, step, : len(message)] += message
-    launched, finished = np.mean([one["early"] for one in reports], axis=(0, 1))
     return Run(
         parameters=reports[0]["parameters"],
         payload_bytes=payload_bytes,
@@ -490,7 +464,6 @@ def run_of(groups: Groups, reports: Sequence[dict]) -> Run:
         received_bytes=np.array([one["received"] for one in reports], np.int64),
         groups=groups,
         **{name: np.array([one["times"][name] for one in reports]) for name in TIMES},
-        launched_early=float(launched),
-        finished_early=float(finished),
+        launched_early=float(np.mean([one["early"] for one in reports])),
         tests=reports[0]["tests"],
     )

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from slowlink.testbed.given import Loader
+
 Model = TypeVar("Model", bound=BaseModel)
 Made = TypeVar("Made")
 
@@ -53,10 +55,9 @@ def validated(kind: type[Model], document: Any) -> Model:
         raise ValueError("\n".join(lines(error, kind))) from None
 
 
-def lines(error: ValidationError, kind: type[BaseModel], within: str = "") -> list[str]:
-    """What of a ``kind`` is wrong, a line each: the field and what is allowed; ``within`` is the
-    field in which all of it stands."""
-    return [_line(entry, kind, within) for entry in error.errors()]
+def lines(error: ValidationError, kind: type[BaseModel]) -> list[str]:
+    """What of a ``kind`` is wrong, a line each: the field and what is allowed."""
+    return [_line(entry, kind) for entry in error.errors()]
 
 
 def loads(text: str | bytes) -> Any:
@@ -73,7 +74,7 @@ def _data(text: str) -> Any:
     try:
         return loads(text)
     except json.JSONDecodeError:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -90,19 +91,8 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses keys that come twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} is given twice")
-        return super().construct_mapping(node, deep)
-
-
-def _line(entry: dict, kind: type[BaseModel], within: str) -> str:
-    where = ".".join(map(str, (within, *entry["loc"]) if within else entry["loc"]))
+def _line(entry: dict, kind: type[BaseModel]) -> str:
+    where = ".".join(map(str, entry["loc"]))
     text = entry["msg"].removeprefix("Value error, ")
     if entry["type"] == "extra_forbidden":
         text = f"no such key; there are: {', '.join(_model(kind, entry['loc'][:-1]).model_fields)}"

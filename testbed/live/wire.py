@@ -611,8 +611,8 @@ def _head(text: bytes) -> dict:
     return head
 
 
-def whole(head: dict, name: str, least: int = 0) -> int:
+def whole(head: dict, name: str) -> int:
     value = head.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least}, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
     return value

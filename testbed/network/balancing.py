@@ -38,7 +38,7 @@ def tree_loads(plan: Plan, topology: Topology, paths: Paths = Paths()) -> sparse
 
 
 def tree_weights(plan: Plan, topology: Topology, paths: Paths = Paths()) -> np.ndarray:
-    """Shares of the vector that minimise what :func:`bound` gives, (units,), of sum 1.
+    """Shares of the vector that minimise what :func:`.bounds.bound` gives, (units,), of sum 1.
 
     That is the time of the most loaded link or, if the plan's phases do not overlap, the sum over
     phases of each one's most loaded link. Of all shares that keep to the best times, the nearest

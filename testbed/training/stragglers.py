@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 
@@ -79,35 +78,23 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Varying:
-    """``of`` times a factor from 1 to ``highest`` that changes with time, each worker's by itself.
+    """``of`` times a factor from 1 to ``highest``, drawn evenly for each worker and ``period_s``.
 
     An iteration takes the factor of the moment it starts.
-
-    Parameters
-    ----------
-    period_s: ``steps`` draws a factor evenly for each stretch so long; ``sine`` goes from 1 to
-        ``highest`` and back in it, from a drawn phase.
     """
 
     of: Stragglers
     period_s: float
     highest: float = 2.5
-    shape: Literal["steps", "sine"] = "steps"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.period_s < math.inf:
             raise ValueError(f"Varying: period_s must be above 0 s, not {self.period_s}")
         _check_range("Varying: highest", self.highest)
-        if self.shape not in ("steps", "sine"):
-            raise ValueError(f"Varying: shape must be steps or sine, not {self.shape!r}")
 
     def __call__(self, worker: int, iteration: int, t: float) -> float:
-        if self.shape == "steps":
-            level = _draw(self.seed, 1, worker, math.floor(t / self.period_s))
-        else:
-            phase = t / self.period_s + _draw(self.seed, 1, worker)
-            level = (1 - math.cos(2 * math.pi * phase)) / 2
+        level = _draw(self.seed, 1, worker, math.floor(t / self.period_s))
         return self.of(worker, iteration, t) * (1 + (self.highest - 1) * level)
 
 

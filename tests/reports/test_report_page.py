@@ -104,7 +104,7 @@ def test_the_front_page_says_what_came_out(built_site, pages):
         assert statement.replace("'", "&#39;").replace(" %", "\u00a0%") in front.text
     for row in impossible.itertuples():
         assert f"documents/{row.document}.html#row-{row.id}" in front.links
-    assert f"checked {len(judged)} printed claims" in front.text
+    assert f"checked {len(once(judged))} printed claims" in front.text
     for verdict, count in once(judged)["verdict"].value_counts().items():
         assert f"<strong>{count}</strong> {verdict}" in front.text
 

@@ -25,7 +25,6 @@ MODELS = [
     Drawn(0.5, (1.0, 2.5), seed=1),
     Jitter(BASE, 0.1, seed=1),
     Varying(BASE, 5.0, seed=1),
-    Varying(BASE, 5.0, shape="sine", seed=1),
     Trace(((1.0, 2.0), (3.0,))),
 ]
 
@@ -67,10 +66,6 @@ def test_speed_varies_by_the_moment_alone():
     first = {steps(0, k, t) for k in (1, 2) for t in (0.0, 2.5, 4.999)}
     assert len(first) == 1 and first != {steps(0, 1, 5.0)}
     assert steps(0, 1, 1.0) != steps(1, 1, 1.0) / 2
-    sine = [Varying(BASE, 5.0, 3.0, "sine", seed=4)(1, 1, t) for t in np.linspace(0, 5, 1001)]
-    assert min(sine) == pytest.approx(2.0, abs=1e-3) and max(sine) == pytest.approx(6, abs=1e-3)
-    assert sine[0] == pytest.approx(sine[-1])
-    assert np.mean(sine[:-1]) == pytest.approx(4.0)
 
 
 def test_a_trace_starts_again_after_its_end():
@@ -119,7 +114,6 @@ def test_a_draw_is_that_of_its_seed():
         (lambda: Jitter(BASE, 1.0), "share must be at least 0 and below 1"),
         (lambda: Varying(BASE, 0.0), "period_s must be above 0 s"),
         (lambda: Varying(BASE, 1.0, 0.5), "highest must be a factor of at least 1"),
-        (lambda: Varying(BASE, 1.0, shape="square"), "steps or sine, not 'square'"),
         (lambda: uniform(4, highest=math.inf), "highest must be a factor of at least 1"),
         (lambda: removable([1.0, math.nan]), "removable: times"),
     ],

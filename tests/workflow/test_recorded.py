@@ -103,7 +103,7 @@ def test_what_is_not_there_or_is_another_run_is_told(small):
     assert [(row.case, row.bandwidth, row.status) for row in rows] == [
         ("one", 1e8, "failed"), ("other", 1e7, "failed")
     ]  # fmt: skip
-    why = "not recorded yet; python -m slowlink.workflow.recorded geomx residual does"
+    why = "not recorded yet (python -m slowlink.workflow.recorded geomx residual does)"
     assert {row.reason for row in rows} == {why}
     recorded._record("geomx", "residual", run().model_dump_json())
     assert {row.reason for row in read(run(lr=0.1, batch=4))} == {"recorded with another batch, lr"}

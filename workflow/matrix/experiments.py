@@ -31,7 +31,7 @@ from slowlink.testbed.training.recipe import (
     Uneven,
 )
 from slowlink.workflow import experiment as declarations
-from slowlink.workflow.experiment import PLANNING, Experiment, Section, distinct, experiment
+from slowlink.workflow.experiment import PLANNING, Experiment, Section, Seeds, distinct, experiment
 from slowlink.workflow.matrix import systems
 from slowlink.workflow.matrix.systems import BetweenSites, LocalSteps, System
 from slowlink.workflow.named import kept_momentum, known
@@ -121,7 +121,7 @@ class Taught(Section):
     test_limit: PositiveInt | None
     limit: PositiveInt | None
     validation: PositiveInt
-    seeds: Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
+    seeds: Seeds
     window: PositiveInt
     tuning_seed: int
     bandwidth: PositiveFloat

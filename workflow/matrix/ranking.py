@@ -32,7 +32,6 @@ Place = tuple[str, str, float]
 """Network, speeds and bandwidth (bit/s)."""
 EVEN = "even"
 """Speeds of workers that are all alike."""
-PARTS = ["compute_time", "compress_time", "exchange_time", "wait_time"]
 ARRIVED = ["chosen_lr", "final_accuracy", "target_accuracy", "rounds_to_target", "held_accuracy"]
 SURELY = 0.05
 """The p below which a target counts as met."""

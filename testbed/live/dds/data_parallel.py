@@ -93,7 +93,6 @@ def join(
 def measure_all(
     cases: Sequence[LiveRun],
     *,
-    domain: int | None = None,
     keys: str | Path | None = None,
     network: DomainConfig | None = None,
     dataset: Dataset | None = None,
@@ -103,12 +102,9 @@ def measure_all(
 
     Parameters
     ----------
-    domain: which no other run on this machine uses; drawn at random if None.
     keys, network: see :class:`testbed.live.dds.Group`.
     """
     if any(case.ddp for case in cases):
         raise ValueError("ddp: torch's DistributedDataParallel runs over gloo, not over DDS")
-    if domain is None:
-        domain = draw()
-    entrance = partial(join, secrets.token_hex(), domain, keys, network, timeout_s)
+    entrance = partial(join, secrets.token_hex(), draw(), keys, network, timeout_s)
     return data_parallel.measure_all(cases, dataset=dataset, join=entrance, timeout_s=timeout_s)

@@ -30,15 +30,12 @@ RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
 ANY = 127  # masks of sample, view and instance states
 
 
-def measure(
-    ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0, *, processor: bool = False
-) -> dict[str, list]:
+def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> dict[str, list]:
     """Seconds of each round, by way: ``raw dds`` (samples as large as our segments, counted and
     dropped), ``dds`` (with identities; without them the work is the same), ``gloo``.
 
     In a round each of ``ranks`` processes of this machine sends ``nbytes`` to all; it lasts from
-    the first one's start to the last one's end. Ways take turns. ``processor``: seconds of
-    processor time of all processes instead, which other load changes less.
+    the first one's start to the last one's end. Ways take turns.
 
     Raises
     ------
@@ -62,8 +59,6 @@ def measure(
             environment=lambda rank: LOOPBACK,
         )
     spans = {way: np.array([report[way] for report in reports]) for way in WAYS}
-    if processor:
-        return {way: s[..., 2].sum(axis=0).tolist() for way, s in spans.items()}
     return {
         way: (s[..., 1].max(axis=0) - s[..., 0].min(axis=0)).tolist() for way, s in spans.items()
     }
@@ -79,9 +74,8 @@ def _rank(
     timeout_s: float,
     rank: int,
     tell: Tell,
-) -> dict[str, list[tuple[float, float, float]]]:
-    """Start and end of each round of each way, on the clock that all processes share, and seconds
-    of processor time in between."""
+) -> dict[str, list[tuple[float, float]]]:
+    """Start and end of each round of each way, on the clock that all processes share."""
     tell("joining")
     patience = timedelta(seconds=timeout_s)
     store = dist.TCPStore(HOST, port, is_master=False, timeout=patience)
@@ -103,14 +97,14 @@ def _rank(
         OURS: gather,
         GLOO: lambda: dist.all_gather(theirs, ours),
     }
-    spans: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
+    spans: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds):
         for way, exchange in ways.items():
             tell(f"in round {number} of {way}")
             dist.barrier()
-            start, spent = time.monotonic(), time.process_time()
+            start = time.monotonic()
             exchange()
-            spans[way].append((start, time.monotonic(), time.process_time() - spent))
+            spans[way].append((start, time.monotonic()))
     dist.barrier()
     return spans
 

@@ -150,7 +150,7 @@ class Coordinator:
 
     Parameters
     ----------
-    wire: of the member :data:`COORDINATOR`; it watches the others.
+    wire: of the member :data:`.settings.COORDINATOR`; it watches the others.
     say: called with a line of progress now and then.
     check: called often while members are awaited; raises where one cannot come.
     restart: ends the process of a worker and starts another; by default somebody else does.

@@ -60,9 +60,7 @@ def run_node(settings: LiveSettings, name: str) -> None:
         wire.close(FLUSH_S)
 
 
-def run_coordinator(
-    settings: LiveSettings, say: Say = print, check: Callable[[], None] = lambda: None
-) -> Ended:
+def run_coordinator(settings: LiveSettings, say: Say = print) -> Ended:
     """Be the coordinator; raises Failed where the run ends with an error."""
 
     def restart(name: str) -> None:
@@ -70,7 +68,7 @@ def run_coordinator(
             files.append(settings.output / RESTARTS, f"{name}\n")
 
     with contextlib.closing(_wire(settings, COORDINATOR)) as wire:
-        return Coordinator(settings, wire, say, check, restart).run()
+        return Coordinator(settings, wire, say, restart=restart).run()
 
 
 class Launched:

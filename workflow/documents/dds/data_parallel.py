@@ -16,8 +16,8 @@ from pydantic import (
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Codec, Dataset, Level, Link, Model, Part, Recipe
-from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
-from slowlink.workflow.experiment import PLANNING, Section, distinct, experiment
+from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, need
+from slowlink.workflow.experiment import PLANNING, Section, Seeds, distinct, experiment
 
 if not PLANNING:
     import tempfile

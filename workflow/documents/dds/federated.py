@@ -9,8 +9,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Aggregation, Codec, Dataset, Model, Part
-from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, Seeds, need
-from slowlink.workflow.experiment import PLANNING, Section, experiment
+from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, need
+from slowlink.workflow.experiment import PLANNING, Section, Seeds, experiment
 
 if not PLANNING:
     import itertools

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from slowlink.workflow import experiment as declarations
-from slowlink.workflow.experiment import distinct
 
 if TYPE_CHECKING:
     from slowlink.workflow.settings import Check
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
 
 
 class Settings(declarations.Settings):

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 
 from slowlink.testbed.training.recipe import How, Model, Part, Policy
 from slowlink.workflow import experiment as declarations
-from slowlink.workflow.experiment import Section, distinct
+from slowlink.workflow.experiment import Section, Seeds, distinct
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 BSP, LPSP = "BSP", "LPSP"
 
 Average = Literal["members", "all"]
-Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(distinct)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), AfterValidator(distinct)]
 

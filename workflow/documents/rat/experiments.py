@@ -192,10 +192,7 @@ def figure6(bench: Bench, figure6: Figure6) -> Iterator[Row]:
                 bench.say(f"figure 6: {method}, {per_rack} workers a rack at {rate:g} bit/s")
                 plan = _plan(bench, method, network)
                 same = dict(at=at, network=network, bandwidth=rate)
-                # Without latencies to speak of, rates only scale times, so that paths are hashed
-                # at one of them.
-                hashed = ("balanced", "ecmp") if rate == figure6.rates[-1] else ("balanced",)
-                for choice in hashed:
+                for choice in ("balanced", "ecmp"):
                     paths = Paths(choice, bench.settings.seed)
                     seconds = _completion(bench, plan, network, paths=paths)
                     yield from _times(bench, seconds, rate, variant=choice, **same)

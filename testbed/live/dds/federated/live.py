@@ -27,16 +27,13 @@ class Failed(RuntimeError):
     """The controller or a client ended with an error, or no round does; tells what it said last."""
 
 
-def run_live(
-    settings: ControllerSettings, timeout_s: float, scripts: dict[int, str] | None = None
-) -> tuple[list[Round], Tensor]:
+def run_live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
     """Train with as many client processes as the task has.
 
     Parameters
     ----------
     settings: ``state`` must not exist yet; without ``log``, one beside it is written.
     timeout_s: longest time without a round that ends.
-    scripts: of clients that do not train with :func:`.training.sgd`.
 
     Returns
     -------
@@ -58,8 +55,7 @@ def run_live(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         processes = {"controller": stack.enter_context(process(settings, Path(folder)))}
         for client in range(settings.task.clients):
-            own = {"script": scripts[client]} if scripts and client in scripts else {}
-            its = ClientSettings(client=client, **shared, **own)
+            its = ClientSettings(client=client, **shared)
             processes[f"client {client}"] = stack.enter_context(process(its, Path(folder)))
         while any(its.poll() is None for its in processes.values()):
             if (length := _length(settings.log)) != logged:
