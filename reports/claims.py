@@ -252,10 +252,13 @@ def _check_terms(one: Other | Part) -> None:
 
 class Fitted(_Data):
     """The ``table`` of absolute numbers that a value is fitted with (``reports.fits``), and this
-    cell's ``terms``, by the name of the rate that they share; without any, our own value."""
+    cell's ``terms``, by the name of the rate that they share; without any, our own value.
+    ``within``: the group of cells with which this one may trade numbers when agreement is held
+    against luck; all by default."""
 
     table: str
     terms: dict[str, Expression] = {}
+    within: str = ""
 
 
 class Claim(_Data):

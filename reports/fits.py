@@ -8,7 +8,8 @@ of them does. All its numbers are fitted together by a few rates that they share
 in relative errors; throughputs as the time of an item, 1/printed. A cell is judged by the fit on
 the *other* cells, so that nothing is chosen from the number that it is judged by. Where the printed
 numbers, dealt out to the cells at random, fit our terms as well, agreement is luck, and no cell of
-the table holds.
+the table holds. Where a set-up or a rate of its own already tells groups of cells from each other,
+numbers are dealt within each group only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Fit:
     others: by cell, θ over the other cells.
     correlation: Spearman's, of printed numbers with the predicted ones.
     ours, said: what was fitted: our terms, cells × rates, and the printed numbers, as times.
+    groups: of cells among which numbers may be dealt, by their places.
     error: the sum of squared relative errors over all cells.
     """
 
@@ -47,16 +49,23 @@ class Fit:
     correlation: float
     ours: np.ndarray
     said: np.ndarray
+    groups: Sequence[np.ndarray]
     error: float
 
     @functools.cached_property
     def p(self) -> float:
         """The share of random deals of the printed numbers that fit at least as well."""
         deal = np.random.default_rng(0)
-        deals = (_solved(self.ours, deal.permutation(self.said))[1] for _ in range(DEALS))
+        deals = (_solved(self.ours, self._dealt(deal))[1] for _ in range(DEALS))
         # The order of summing makes errors that are equal differ in their last bits.
         same = self.error * (1 + ROUNDING) + ROUNDING**2
         return (1 + sum(error <= same for error in deals)) / (1 + DEALS)
+
+    def _dealt(self, deal: np.random.Generator) -> np.ndarray:
+        said = self.said.copy()
+        for places in self.groups:
+            said[places] = deal.permutation(said[places])
+        return said
 
     @property
     def lucky(self) -> bool:
@@ -73,13 +82,14 @@ def fit(
     terms: Mapping[str, Sequence[float]],
     names: Sequence[str],
     inverse: bool = False,
+    within: Mapping[str, str] = {},
 ) -> Fit | None:
     """Fit a table.
 
     Parameters
     ----------
     printed: by cell. terms: by cell, our value of each of ``names``. inverse: the printed numbers
-        are rates, and the terms are times of an item.
+        are rates, and the terms are times of an item. within: by cell, its group, see above.
 
     Returns
     -------
@@ -97,6 +107,7 @@ def fit(
         rest = np.arange(len(cells)) != index
         others[cell] = _solved(ours[rest], said[rest])[0]
         predicted.append(ours[index] @ others[cell])
+    group = np.array([within.get(cell, "") for cell in cells])
     alike = np.ptp(said) == 0 or np.ptp(predicted) == 0
     return Fit(
         terms=tuple(names),
@@ -105,6 +116,7 @@ def fit(
         correlation=math.nan if alike else float(stats.spearmanr(predicted, said)[0]),
         ours=ours,
         said=said,
+        groups=[np.flatnonzero(group == one) for one in dict.fromkeys(group)],
         error=error,
     )
 

@@ -526,6 +526,7 @@ def _fit(
             {key: [float(np.mean(term)) for term in one.values()] for key, one in ran.items()},
             list(next(iter(ran.values()), ())),
             inverse=any(RULES[one.quantity].inverse for one in cells),
+            within={one.number or one.id: one.fit.within for one in cells},
         )
     return evidence.fits[name, reading]
 
@@ -598,7 +599,7 @@ def _near(
                 nearer = f", by less than {number(100 * tie)} %" if tie else ""
                 return "fails", f"outside {span}, and no effect: {number(neutral)}{nearer}"
             if low < 0 < high:
-                return "undecided", f"outside {span}, on either side of {number(neutral)}"
+                return "fails", f"outside {span}, and on either side of {number(neutral)}"
             if (low >= 0) == (band.low > neutral):
                 return "direction only", f"same direction, outside {span}"
             return "fails", f"outside {span}, and not on the printed side of {number(neutral)}"

@@ -58,14 +58,13 @@ from slowlink.testbed.training.recipe import CodecScope, Level, Part
 
 STEP = 4.0
 """Plans are simulated for messages of STEP ** 0, 1, 2 … bytes and interpolated between, with more
-sizes wherever a line is off by more than BENT: other links can limit small messages than large.
-Where pieces become shorter than the latency, time may jump, and a wider step may miss it."""
+sizes wherever a line is off by more than BENT: other links can limit small messages than large."""
 
 BENT = 5e-4
 
-WIDE, EVEN = STEP**4, 1e-6
-"""Where time is a line from WIDE ** 0, 1, 2 … to the next, but for EVEN, nothing between is
-simulated: one law holds from end to end, as a jump would not come back to the line it left."""
+BETWEEN = 0.5, 0.29, 0.77
+"""Where on a line times are held against it, in parts of the logarithm of sizes: not evenly, as
+times that jump with the pieces of a message come back to one line again and again."""
 
 RATIO = 0.9
 """Shares of the largest slot's bytes are powers of this, or interpolated between two of them; those
@@ -544,18 +543,20 @@ class _Simulated:
         """Bytes around ``nbytes`` between which time is a line."""
         if nbytes < 1:
             return 0.0, 1.0
-        low, high = _around(nbytes, WIDE)
-        if not self._straight(shares, low, high, EVEN):
-            low, high = _around(nbytes, STEP)
-        while not self._straight(shares, low, high, BENT):
+        low, high = _around(nbytes, STEP)
+        while not self._straight(shares, low, high):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if nbytes < middle else (middle, high)
         return low, high
 
-    def _is_straight(self, shares: tuple[float, ...], low: float, high: float, off: float) -> bool:
-        middle, begin, end = math.sqrt(low * high), self._at(shares, low), self._at(shares, high)
-        guess = begin + (end - begin) * (middle - low) / (high - low)
-        return math.isclose(self._at(shares, middle), guess, rel_tol=off)
+    def _is_straight(self, shares: tuple[float, ...], low: float, high: float) -> bool:
+        begin, end = self._at(shares, low), self._at(shares, high)
+        for part in BETWEEN:
+            between = low * (high / low) ** part
+            guess = begin + (end - begin) * (between - low) / (high - low)
+            if not math.isclose(self._at(shares, between), guess, rel_tol=BENT):
+                return False
+        return True
 
     def _simulate(self, shares: tuple[float, ...], nbytes: float) -> float:
         sizes = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}

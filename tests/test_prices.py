@@ -189,6 +189,17 @@ def test_interpolated_transfers_equal_simulated_ones(how, down):
         assert made.seconds(sizes) == pytest.approx(direct, rel=1e-3)
 
 
+@pytest.mark.parametrize("how", ["ring", "rat", "plink"])
+def test_times_that_jump_with_the_pieces_of_a_message_are_not_missed(how):
+    """Between sites of two: pieces are as long as latencies, and times saw up and down by 25 %."""
+    cluster = matrix.Cluster("sites", 6, 155e6, 2, 1e10, 1e-5, 5e-3)
+    made = transfers(exchange.load(how), cluster.topology, pieces=32)
+    for nbytes in np.geomspace(2e5, 1.2e7, 26):
+        sizes = dict.fromkeys(made.plan.slots, float(nbytes))
+        direct = simulate(made.plan, cluster.topology, sizes).completion_s
+        assert made.seconds(sizes) == pytest.approx(direct, rel=2e-3)
+
+
 @pytest.mark.parametrize("workers, per_site, wan", [(64, 8, 1e7), (64, 8, 5e7), (16, 4, 1.55e8)])
 def test_slots_of_any_proportions_take_what_the_simulator_says(workers, per_site, wan):
     """Plain sums inside of sites, something smaller between them, either way: the longest of

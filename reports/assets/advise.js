@@ -18,8 +18,9 @@ function between(data, text, rate) {
   return [1, 2, 3].map((part) => Math.max(share * low[part] + (1 - share) * high[part], 0));
 }
 
-// Methods from the best, each with its rank; and those that cannot run there, or of which nobody
-// knows how many rounds they need, where they are ranked by the time of all of them.
+// Methods from the best, each with its rank; those that are not compared by the time of a round after
+// them, without one; and those that cannot run there, or of which nobody knows how many rounds they
+// need, where they are ranked by the time of all of them.
 function ranked(data, { model, workers, kind, rate, by }) {
   const places = [data.models.indexOf(model), data.kinds.indexOf(kind), data.workers.indexOf(workers)];
   if (places.includes(-1)) throw new RangeError("outside of the grid");
@@ -42,9 +43,13 @@ function ranked(data, { model, workers, kind, rate, by }) {
     const round = coding + exchanging + rest;
     offers.push({ label, rounds, time: rounds * round, round, coding, exchanging, rest });
   }
-  offers.sort((a, b) => a.time - b.time);
+  const compared = new Set(by === "target" ? [] : data.compared[model]);
+  const some = offers.some(({ label }) => compared.has(label));
+  for (const offer of offers) offer.rank = some && !compared.has(offer.label) ? "" : 0;
+  offers.sort((a, b) => (a.rank === "") - (b.rank === "") || a.time - b.time);
   let first = null;
   offers.forEach((offer, place) => {
+    if (offer.rank === "") return;
     if (!first || offer.time > first.time * (1 + data.tie)) {
       first = offer;
       offer.rank = place + 1;
@@ -82,16 +87,15 @@ function reason(offers, by) {
   );
 }
 
-// By the time of a round, the first may be one that never arrives: then who is first of those that do.
-function arriving(offers, data) {
-  const [first] = offers;
-  const rounds = data.rounds[first.label];
-  if (!rounds?.endsWith("never")) return "";
-  const told = ` In training ${rounds === "never" ? "it never" : rounds} reached the target`;
-  const other = offers.find(({ label }) => label in data.to_target);
-  return other
-    ? `${told}; of methods that do with every seed, ${other.label} is first, at ${seconds(other.round)} a round.`
-    : `${told}.`;
+// Who has a shorter round than the first, and why it has no rank.
+function passed(offers) {
+  const shorter = offers.filter(({ rank, time }) => rank === "" && time < offers[0].time);
+  if (!shorter.length) return "";
+  const names = shorter.slice(0, 5).map(({ label }) => label).join(", ") + (shorter.length > 5 ? ", …" : "");
+  return (
+    ` ${shorter.length} have shorter rounds and no rank: they were not trained to a target, never reach it, ` +
+    `or have rounds that hold only where they were trained: ${names}.`
+  );
 }
 
 function cell(row, text, tag = "td") {
@@ -130,7 +134,7 @@ function start() {
       return;
     }
     const { offers, missing: without } = ranked(data, asked);
-    said.textContent = offers.length ? reason(offers, asked.by) + arriving(offers, data) : "No method can run there.";
+    said.textContent = offers.length ? reason(offers, asked.by) + passed(offers) : "No method can run there.";
     for (const offer of offers) {
       const row = body.insertRow();
       cell(row, offer.rank);
@@ -153,5 +157,5 @@ function start() {
   answer();
 }
 
-if (typeof document === "undefined") module.exports = { ranked, reason, arriving };
+if (typeof document === "undefined") module.exports = { ranked, reason, passed };
 else start();

@@ -36,7 +36,7 @@ def read(path: str | Path, make: Callable[[Any], Made]) -> Made:
     try:
         return make(_data(text))
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: neither JSON nor YAML: {error}") from None
+        raise ValueError(f"{path}: cannot be read as JSON or YAML: {error}") from None
     except ValueError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
 

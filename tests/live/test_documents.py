@@ -39,15 +39,19 @@ def test_json_and_yaml_are_the_same(tmp_path):
         expected
     )
     assert documents.loads(text) == document
+    # What is merged in may be overridden, there and where it is merged in again.
+    merged = "many: [&a {rate: 9.0}, &b {<<: *a, rate: 2.5}]\none: {<<: *b, rate: 1.0e-7}\n"
+    assert read(tmp_path, f"{merged}named: {{a: {{}}}}\ncount: 3").one == expected.one
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "neither JSON nor YAML"),
-        ("[" * 100_000, "neither JSON nor YAML"),
+        ("{", "cannot be read as JSON or YAML"),
+        ("[" * 100_000, "cannot be read as JSON or YAML"),
         ('{"count": 1, "count": 2}', "key 'count' is given twice"),
-        ("count: 1\ncount: 2", "key 'count' is given twice"),
+        ("count: 1\ncount: 2", "cannot be .*key 'count' is given twice"),
+        ("one: {rate: 1.0, rate: 2.0}", "cannot be .*key 'rate' is given twice"),
         ('{"one": {"rate": NaN}}', "NaN is not a finite number"),
         ('{"one": {"rate": 1e999}}', "1e999 is not a finite number"),
         ("- 1", "Input should be a valid dictionary"),

@@ -60,6 +60,19 @@ def test_deals_that_fit_as_well_up_to_rounding_count():
     assert fits.fit(said, alike, ["host"]).p == 1
 
 
+def test_numbers_are_dealt_among_cells_that_no_rate_tells_apart():
+    """What two intercepts say of two groups is no luck between them; within each it is."""
+    ours = {f"c{n}": (float(n < 4), float(n >= 4), 1.0 + n % 4) for n in range(8)}
+    noise = [3.0, 1.0, 2.0, 1.5]
+    said = {f"c{n}": 100.0 * (n < 4) + noise[n % 4] for n in range(8)}
+    group = {cell: str(terms[0]) for cell, terms in ours.items()}
+    names = ["one", "other", "slope"]
+    assert not fits.fit(said, ours, names).lucky
+    assert fits.fit(said, ours, names, within=group).lucky
+    true = {cell: 100 * a + b + slope for cell, (a, b, slope) in ours.items()}
+    assert not fits.fit(true, ours, names, within=group).lucky
+
+
 def test_too_few_cells_make_no_fit():
     few = dict(list(printed(1, 1).items())[:3])
     assert fits.fit(few, CELLS, ["network", "host"]) is None

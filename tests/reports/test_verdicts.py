@@ -156,8 +156,11 @@ def test_a_world_as_printed_bears_out_what_does_not_contradict_itself(
     )  # fmt: skip
     judged = table[table["kind"].isin(["value", "derived", "ordering"])]
     # Figure 4 has no printed values, so its claims keep what the fixture says; and what Figure 6 is
-    # said to save is not what Table 2's hours, which are of the same runs, come to.
-    assert set(judged.loc[judged["verdict"] != "holds", "id"]) <= {"GEO-F4b", "GEO-F6b"}
+    # said to save is not what Table 2's hours, which are of the same runs, come to. Our set-up was
+    # chosen from one latency.
+    others = judged.loc[judged["verdict"] != "holds"].set_index("id")["verdict"]
+    assert set(others.index) - {"GEO-T2-M1-lat"} <= {"GEO-F4b", "GEO-F6b"}
+    assert others["GEO-T2-M1-lat"] == "not comparable"
     saved = judged.set_index("id").loc["GEO-F6b"]
     assert saved["verdict"] == "direction only" and saved["ours"].startswith("-32.56")
 
@@ -170,7 +173,7 @@ def test_perturbed_results_flip_every_verdict_that_depends_on_them(
     stubborn, checked = [], 0
     for claim in map(neutralised, geomx_claims):
         mine = looked_up(claim, by_id)
-        if not mine:
+        if not mine or claim.calibrates:
             continue
         checked += 1
         # A number that is fitted with its table needs the other cells.
@@ -191,7 +194,7 @@ def test_perturbed_results_flip_every_verdict_that_depends_on_them(
         if len(seen) < 2:
             stubborn.append((claim.id, seen))
     assert not stubborn
-    assert checked == 86 + 11 + 5 + 1
+    assert checked == 85 + 11 + 5 + 1
 
 
 def worlds(results: pd.DataFrame, mine: list[Lookup], claims: list[Claim]):
@@ -343,6 +346,25 @@ def test_direction(quantity, unit, printed, ours, verdict):
     part = {"quantity": quantity, "unit": unit, "printed": printed, "value": "{t/size}"}
     claim = demo("derived", parts=[part])
     assert one(claim, rows(ours))["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "tie", "verdict", "said"),
+    [
+        ([1.0], 0.0, "fails", "no effect: 1"),
+        ([1.0001], 0.0, "direction only", "same direction"),
+        ([1.0001], 0.02, "fails", "no effect: 1, by less than 2 %"),
+        ([0.985], 0.02, "fails", "no effect: 1, by less than 2 %"),
+        ([0.97], 0.02, "fails", "not on the printed side of 1"),
+        ([1.03], 0.02, "direction only", "same direction"),
+        ([0.9, 1.0, 1.15], 0.02, "fails", "on either side of 1"),
+    ],
+)
+def test_no_effect_is_no_direction(ours, tie, verdict, said):
+    part = {"quantity": "ratio", "printed": "2.0", "value": "{t/size}"}
+    seeds = range(len(ours)) if len(ours) > 1 else [-1]
+    row = one(demo("derived", parts=[part], tie=tie), rows(ours, seeds=seeds))
+    assert row["verdict"] == verdict and said in row["reason"]
 
 
 def test_no_kind_of_number_is_unable_to_fail():
@@ -542,7 +564,7 @@ def test_readings_that_the_text_leaves_open_decide_where_they_differ():
     noisy = one(demo("ordering", readings=["noisy"], **fields), results)
     assert noisy["verdict"] == "undecided" and "noisy: undecided" in noisy["reason"]
     alike = one(demo("ordering", readings=["clock"], **fields), results)
-    assert alike["verdict"] == "holds" and "the same in the readings clock" in alike["reason"]
+    assert alike["verdict"] == "holds" and "the same if read otherwise: clock" in alike["reason"]
     part = {"quantity": "ratio", "printed": "2", "value": "{t/b/next/size} / {t/a/next/size}"}
     row = one(demo("derived", parts=[part], axes=axes, readings=["arrival"]), results)
     assert row["verdict"] == "depends on the reading"
@@ -742,7 +764,7 @@ def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):
     table = judge(geomx_claims, paper_results, recipe, "paper")
     params = table[(table["kind"] == "param")]
     assert set(params["verdict"]) == {"used as printed", "implemented"}
-    assert "learning rate is not printed; training.optimizer.lr is 0.1 here" in reason_of(
+    assert "not printed: learning rate (training.optimizer.lr is 0.1 here)" in reason_of(
         table, "GEO-P08"
     )
     changed = recipe | {"bisparse": recipe["bisparse"] | {"ratio": 0.02}}

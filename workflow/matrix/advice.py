@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ from slowlink.workflow.matrix.ranking import (
     arrived,
     guessed,
     holding,
+    holds_not,
     of,
     target,
     trained_models,
@@ -50,6 +51,7 @@ from slowlink.workflow.matrix.worth import Choice, choices, slower
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
+    from slowlink.testbed.training.recipe import Part
     from slowlink.workflow.matrix.experiments import Matrix, Networks
 
 LEARNED = settings.ROOT / "data" / "recorded" / "matrix_trained.csv"
@@ -160,7 +162,11 @@ def rounds_to(
     }
 
 
-def ranked(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
+Place = tuple[int | None, Offer]
+"""An offer and its rank, None where it has no place among those that are compared."""
+
+
+def ranked(offers: Sequence[Offer]) -> list[Place]:
     """Offers from the best with their ranks. Those within :data:`TIE` of the first of a rank share
     it, and the rank after them counts them all."""
     made: list[tuple[int, Offer]] = []
@@ -187,7 +193,7 @@ def counting(
     return made
 
 
-def reason(places: Sequence[tuple[int, Offer]]) -> str:
+def reason(places: Sequence[Place]) -> str:
     """In a sentence, why the first is first: against the first offer that does not tie with it."""
     first = places[0][1]
     tied = [offer.label for rank, offer in places[1:] if rank == 1]
@@ -219,7 +225,7 @@ def reason(places: Sequence[tuple[int, Offer]]) -> str:
     return text + "."
 
 
-def several(places: Sequence[tuple[int, Offer]], count: int) -> list[tuple[int, Offer]]:
+def several(places: Sequence[Place], count: int) -> list[Place]:
     """The best that differ in what is sent or when workers meet, and what torch does by itself."""
     kinds, chosen = set(), []
     for rank, offer in places:
@@ -241,7 +247,7 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
             "question": one.question,
             "answer": one.chosen,
             "next best": slower(one.next),
-            "the plain one": slower(one.plain) if one.plain != one.next else "the same",
+            "the plain one": "the same" if one.next == one.plain is not None else slower(one.plain),
         }
         for one in found
     ]
@@ -249,7 +255,7 @@ def worth(found: Sequence[Choice]) -> pd.DataFrame:
 
 
 def table(
-    places: Sequence[tuple[int, Offer]],
+    places: Sequence[Place],
     taught: Mapping[str, Mapping[str, Trained]] | None = None,
     within_s: Mapping[str, Interval] | None = None,
     below: Mapping[str, BreakEven] | None = None,
@@ -262,7 +268,7 @@ def table(
     trained = dict.fromkeys(model for one in shown for model in one)
     for (rank, offer), arrived_at in zip(places, shown, strict=True):
         made = offer.round
-        row = {"rank": rank, "method": offer.label + (" *" if made.guessed else "")}
+        row = {"rank": rank or "", "method": offer.label + (" *" if made.guessed else "")}
         if offer.method is not None:
             row["over"] = said(offer.method.exchange)
         if rounds:
@@ -306,7 +312,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     ``trained`` names the model that was trained, and ``rounds`` tells in how many rounds a method
     that was reached the matrix's target; ``to_target`` has their number, of methods that reach it
     with every seed and whose rounds hold anywhere, and ``late`` why the other trained ones have
-    none.
+    none. ``compared`` has by model the methods that are compared by the time of a round.
     """
     rows = of(results, "advice")
     if rows.empty:
@@ -335,6 +341,19 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     anywhere = holding(results, "", "", 0.0)
     trained = next(iter(trained_models(results)), "")
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
+    taught: dict[str, dict[str, bool]] = {}
+    for model in trained_models(results):
+        doubtful = holds_not(results, model)
+        for label, one in arrived(results, "rounds_to_target", model).items():
+            taught.setdefault(label, {})[model] = not one.never and label not in doubtful
+    compared = {
+        model: sorted(
+            label
+            for label, there in taught.items()
+            if label in anywhere and there.get(model, all(there.values()))
+        )
+        for model in models_there
+    }
     data = {
         "models": models_there,
         "kinds": kinds,
@@ -355,6 +374,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         "target": target(results) if rounds else None,
         "trained": trained,
         "to_target": to_target,
+        "compared": compared,
         "late": {
             label: f"{one} reached the target" if one.never else _ELSEWHERE
             for label, one in rounds.items()
@@ -389,14 +409,17 @@ def rate(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _number(least: float, what: str, kind: Callable = float) -> Callable[[str], float]:
+def _number(
+    least: float, what: str, kind: Callable = float, most: float = math.inf
+) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or not least <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; at least {least:g}")
+        if value is None or not least <= value <= most or value == math.inf:
+            to = "" if most == math.inf else f", at most {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}; at least {least:g}{to}")
         return value
 
     return parse
@@ -435,13 +458,14 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
     own.add_options(add)
     add("--batch", type=count, help="samples of a round, over all workers")
     add("--uneven", type=_number(1, "ratio"), help="slowest over fastest worker; 1")
-    add("--target", type=_number(0, "percentage"), help="rank by time to this test accuracy, %%")
+    percentage = _number(0, "percentage", most=100)
+    add("--target", type=percentage, help="rank by time to this test accuracy, %%")
     add("--trained", type=Path, default=TRAINED, help="folder of the matrix's training results")
     add("--all", action="store_true", help="every method, not the best of a kind")
     add("--json", action="store_true", help="all of it as JSON")
     add(
         "--only",
-        type=_restriction,
+        type=partial(_restriction, given),
         default={},
         help="what you can run: codec=fp16|identity,exchange=ring|rat; also fusion, "
         "synchronization",
@@ -449,31 +473,42 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
     return made
 
 
-def _restriction(text: str) -> dict[str, set[str]]:
-    """Names by question of ``codec=fp16|identity,exchange=ring``."""
+def _restriction(given: Matrix, text: str) -> dict[str, set[str]]:
+    """Names by question of ``codec=fp16|identity,exchange=ring``; an exchange also by its label in
+    the recipe, such as sharded PS."""
     made: dict[str, set[str]] = {}
     for one in text.split(","):
         question, _, names = one.partition("=")
         if question not in QUESTIONS:
             raise argparse.ArgumentTypeError(f"{question!r} is none of {', '.join(QUESTIONS)}")
-        room = "compression" if question == "codec" else question
+        if question in made:
+            raise argparse.ArgumentTypeError(f"{question} is given twice; say {question}=a|b")
+        there = known("compression" if question == "codec" else question)
+        there += tuple(given.exchanges) if question == "exchange" else ()
         made[question] = set(names.split("|"))
-        if strange := made[question] - set(known(room)):
+        if strange := made[question] - set(there):
             raise argparse.ArgumentTypeError(
-                f"{question}: {', '.join(sorted(strange))!r} is none of {', '.join(known(room))}"
+                f"{question}: {', '.join(sorted(strange))!r} is none of {', '.join(there)}"
             )
     return made
 
 
-def learned(given: Any) -> dict[str, dict[str, Trained]]:
-    """By label of every method whose class was trained when the front page was made, what it
-    arrived at with each model."""
-    kept = pd.read_csv(LEARNED).set_index(["model", "method"])
-    found, residual = given.found(), given.residual
-    sharing = {
-        given.training.model.name: systems.trained_as(found),
-        residual.model.name: systems.recorded_as(found, given.every(), residual.classes),
+def _sharing(given: Matrix, space: Mapping[str, System]) -> dict[str, dict[str, str]]:
+    """By trained model and label of every system of the space that shares a class of training,
+    under which label that was trained. A class has its name by all of the space, however few of it
+    somebody can run."""
+    training, residual = given.training, given.residual
+    return {
+        training.model.name: systems.trained_as(space),
+        residual.model.name: systems.recorded_as(space, given.every(), residual.classes),
     }
+
+
+def learned(given: Any, space: Mapping[str, System]) -> dict[str, dict[str, Trained]]:
+    """By label of every system of the space whose class was trained when the front page was made,
+    what it arrived at with each model."""
+    kept = pd.read_csv(LEARNED).set_index(["model", "method"])
+    sharing = _sharing(given, space)
     made: dict[str, dict[str, Trained]] = {}
     for model, same in sharing.items():
         for label, under in same.items():
@@ -482,9 +517,25 @@ def learned(given: Any) -> dict[str, dict[str, Trained]]:
     return made
 
 
-def restricted(found: Mapping[str, System], only: Mapping[str, set[str]]) -> dict[str, System]:
-    """The systems whose answers are all among those that are allowed, on such exchanges."""
+def fused(space: Mapping[str, System], given: Matrix, names: set[str]) -> dict[str, System]:
+    """The systems of the space with those fusions that somebody asks for by name."""
     made = {}
+    for label, system in space.items():
+        for name in sorted(names - {system.fusion.name}):
+            changed = system.model_copy(update={"fusion": given.part(name), "trained": False})
+            made[f"{label} with {name}"] = changed
+    return made
+
+
+def restricted(
+    found: Mapping[str, System],
+    only: Mapping[str, set[str]],
+    exchanges: Mapping[str, Part] = {},
+) -> dict[str, System]:
+    """The systems whose answers are all among those that are allowed, on such exchanges, which may
+    also have labels."""
+    made = {}
+    labelled = [exchanges[name] for name in only.get("exchange", ()) if name in exchanges]
     for label, system in found.items():
         answers = {
             "codec": {level.up.name for level in system.levels},
@@ -493,7 +544,10 @@ def restricted(found: Mapping[str, System], only: Mapping[str, set[str]]) -> dic
         }
         if not all(answers[q] <= names for q, names in only.items() if q != "exchange"):
             continue
-        carriers = [p for p in system.exchange if p.name in only.get("exchange", {p.name})]
+        allowed = only.get("exchange")
+        carriers = [
+            p for p in system.exchange if allowed is None or p.name in allowed or p in labelled
+        ]
         if carriers:
             made[label] = system.model_copy(update={"exchange": carriers})
     return made
@@ -520,6 +574,8 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
         overhead_s=networks.overhead_s,
         pieces=networks.pieces,
     )
+    if options.wan_latency is not None and (options.wan is None or options.racks):
+        raise ValueError("--wan-latency is between sites, and needs --wan without --racks")
     if options.wan is None:
         if groups:
             raise ValueError("--sites and --racks need --wan, the rate of the links between them")
@@ -543,26 +599,25 @@ def cluster(options: argparse.Namespace, networks: Networks) -> Cluster:
 
 
 def _counted(
-    target: float, given: Matrix, model: str, folder: Path, found: Mapping[str, System]
+    target: float, given: Matrix, asked: Asked, folder: Path, space: Mapping[str, System]
 ) -> tuple[dict[str, float | None], int]:
-    """Rounds to the target by label, of methods whose training is there and holds anywhere; and
-    within how many it had to be reached. ``folder`` has the training of every run.
+    """Rounds to the target by label, of systems of the space whose training is there and holds
+    anywhere; and within how many it had to be reached. ``folder`` has the training of every run.
 
     Raises ValueError for a model of which no training is known.
     """
-    training, residual = given.training, given.residual
+    training, residual, model = given.training, given.residual, asked.counted
     if model == training.model.name:
         # Who reached the matrix's target stopped at these rounds; others were trained for longer.
         within = training.rounds if target > training.target else training.most_rounds
-        window, name, same = training.window, "training", systems.trained_as(found)
+        window, name = training.window, "training"
     elif model == residual.model.name:
         folder, within, window, name = RECORDED, residual.rounds, residual.window, RESIDUAL
-        same = systems.recorded_as(found, given.every(), residual.classes)
     else:
         raise ValueError(
             f"--target: rounds were counted with {training.model.name} and {residual.model.name}, "
-            f"and those of {model} are unknown; without it, methods are ranked by the time of a "
-            "round"
+            f"and those of {asked.model} are unknown; without it, methods are ranked by the time "
+            "of a round"
         )
     files = sorted(folder.glob("*.parquet"))
     if not files:
@@ -571,9 +626,10 @@ def _counted(
             "with: snakemake --cores 2 matrix"
         )
     by_run = rounds_to(target, read(files), window, within, name)
+    same = _sharing(given, space)[model]
     counted = {
         label: by_run[same[label]]
-        for label, system in found.items()
+        for label, system in space.items()
         if same.get(label) in by_run and in_lockstep(system.synchronization)
     }
     return counted, within
@@ -584,13 +640,12 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     asked = own.asked(options, given, cluster)
     # What nobody trained is not among the first: it is timed for who wants all, or names it.
     space = given.found() | (systems.beyond(given) if options.all or options.only else {})
-    found = restricted(space, options.only)
+    space |= fused(space, given, options.only.get("fusion", set()))
+    found = restricted(space, options.only, given.exchanges)
     reasons: dict[str, str] = {}
     counted: dict[str, float | None] = {}
-    training, residual = given.training, given.residual
-    used = residual if asked.model == residual.model.name else training
     if options.target is not None:
-        counted, within = _counted(options.target, given, asked.model, options.trained, found)
+        counted, within = _counted(options.target, given, asked, options.trained, space)
         for label, system in found.items():
             if not in_lockstep(system.synchronization):
                 reasons[label] = _ELSEWHERE
@@ -601,100 +656,118 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         found = {label: system for label, system in found.items() if label not in reasons}
     rounds, failed = own.predict(found, asked, given.most_played)
     reasons |= failed
-    text = [_setting(asked, options)]
+    setting, by = _setting(asked, options), _ranked_by(options.target, given, asked)
     if not rounds:
-        text.append("No method can run there.")
-    else:
-        offers = [
-            Offer(label, made, counted.get(label), method)
-            for label, (method, made) in rounds.items()
-        ]
-        taught = learned(given)
-        arrives = [offer for offer in offers if _arrives(taught.get(offer.label, {}))]
-        to_target = counting(offers, asked.model, taught)
-        every, places = ranked(offers), ranked(arrives or offers)
-        first = places[0][1]
-        short = several(places, SHORT)
-        shown = every if options.all else short
-        told = {offer.label: rounds[offer.label] for _, offer in shown}
-        show("timing what each answer is worth")
-        found_worth = list(choices(given, first.method, lambda m: asked.timed(m).round_s))
-        show("timing both ends of what was measured")
-        within_s, corners = own.intervals(asked, told)
-        show("looking for rates below which codecs are worth it")
-        # Each rate that is tried is another network: of hundreds of methods, that takes minutes.
-        methods = {offer.label: offer.method for _, offer in short}
-        below = dict(own.break_evens(asked, methods, given))
-        show("")
+        why = "No method can run there." if reasons else "No method has all of these answers."
         if options.json:
-            return _json(
-                text[0],
-                reason(places),
-                every,
-                found_worth,
-                reasons,
-                within_s,
-                corners,
-                below,
-                to_target,
-                {label: told[asked.model] for label, told in taught.items() if asked.model in told},
-            )
-        text.insert(0, reason(places))
-        if corners:
-            text.append(_firsts(corners, {offer.label: rank for rank, offer in shown}))
-        text.append(table(shown, taught, within_s, below, to_target).to_string(index=False))
-        text.append(
-            f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
-            f"{training.target:g} % of {training.model.name} on {training.dataset}, "
-            f"{100 * residual.share:g} % of what plain values reach of {residual.model.name} on "
-            f"{residual.dataset}; reaches: accuracy after {training.rounds} and {residual.rounds} "
-            f"rounds. {_on(training, residual, asked.cluster.workers)} Another model has others."
+            return _json(why, setting, reasons)
+        return "\n\n".join([setting, why, by, *_not_ranked(reasons)])
+    offers = [
+        Offer(label, made, counted.get(label), method) for label, (method, made) in rounds.items()
+    ]
+    taught = learned(given, space)
+    compared = [
+        offer
+        for offer in offers
+        if options.target is not None
+        or in_lockstep(offer.method.synchronization)
+        and arrives(taught.get(offer.label, {}), asked.counted)
+    ]
+    places = ranked(compared or offers)
+    first = places[0][1]
+    placed = {offer.label for _, offer in places}
+    rest = [(None, offer) for _, offer in ranked([o for o in offers if o.label not in placed])]
+    every, short = [*places, *rest], several(places, SHORT)
+    shown = every if options.all else short
+    to_target = counting(offers, asked.counted, taught)
+    show("timing what each answer is worth")
+    found_worth = list(choices(given, first.method, lambda m: asked.timed(m).round_s))
+    show("timing both ends of what was measured")
+    told = {offer.label: rounds[offer.label] for _, offer in [*short, *shown]}
+    within_s, corners = own.intervals(asked, told, {offer.label for _, offer in short})
+    show("looking for rates below which codecs are worth it")
+    # Each rate that is tried is another network: of hundreds of methods, that takes minutes.
+    methods = {offer.label: offer.method for _, offer in short}
+    below = dict(own.break_evens(asked, methods, given))
+    show("")
+    trained_on = _trained_on(given, asked)
+    if options.json:
+        return _json(
+            reason(places),
+            setting,
+            reasons,
+            every,
+            found_worth,
+            within_s,
+            corners,
+            below,
+            to_target,
+            {label: one[asked.counted] for label, one in taught.items() if asked.counted in one},
+            trained_on,
         )
-        if below:
-            text[-1] += (
-                f" Worth it: the rate of the slowest link between {asked.links}, now "
-                f"{said_rate(asked.rate)}, below which the method is faster than the same with "
-                "plain values on their fastest exchange."
-            )
-        if any(offer.round.guessed for _, offer in shown):
-            text[-1] += (
-                f" * What coding costs is a guess for {asked.machine_name}, by what the codec does."
-            )
-        if not options.all:
-            text[-1] += (
-                f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
-                f"{len(every)} methods, and why {len(reasons)} others cannot run."
-            )
-            less = [offer.label for _, offer in every if offer.seconds < first.seconds]
-            if less:
-                text[-1] += (
-                    f" {len(less)} have shorter rounds and were not trained to a target, or never "
-                    f"reach it: {', '.join(less[:SHORT])}{', …' * (len(less) > SHORT)}."
-                )
-        text.append(f"What each answer of {first.label} is worth, the other three as they are:")
-        text.append(worth(found_worth).to_string(index=False))
-    if options.target is not None:
-        text.append(
-            f"Rounds to {options.target:g} % were counted with {asked.model} on {used.dataset}, "
-            f"{used.workers} workers."
+    text = [reason(places), setting]
+    if corners:
+        text.append(_firsts(corners, {offer.label: rank for rank, offer in short}))
+    text.append(table(shown, taught, within_s, below, to_target).to_string(index=False))
+    training, residual = given.training, given.residual
+    text.append(
+        f"Times within {TIE:.0%} of the first of a rank share it. Needs: rounds to the target, "
+        f"{training.target:g} % of {training.model.name} on {training.dataset}, "
+        f"{100 * residual.share:g} % of what plain values reach of {residual.model.name} on "
+        f"{residual.dataset}; reaches: accuracy after {training.rounds} and {residual.rounds} "
+        f"rounds. {trained_on} Another model has others."
+    )
+    if below:
+        text[-1] += (
+            f" Worth it: the rate of the slowest link between {asked.links}, now "
+            f"{said_rate(asked.rate)}, below which the method is faster than the same with "
+            "plain values on their fastest exchange."
         )
-        if used is training and options.target > training.target:
-            text[-1] += (
-                f" Above the matrix's target of {training.target:g} % only the first {within} "
-                "rounds count, which all methods were trained for."
-            )
-    else:
-        text.append(
+    if any(offer.round.guessed for _, offer in shown):
+        text[-1] += (
+            f" * What coding costs is a guess for {asked.machine_name}, by what the codec does."
+        )
+    if not options.all:
+        text[-1] += (
+            f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
+            f"{len(every)} methods, and why {len(reasons)} others cannot run."
+        )
+    less = [offer.label for _, offer in rest if offer.seconds < first.seconds]
+    if less:
+        text[-1] += (
+            f" {len(less)} have shorter rounds and no rank: they were not trained to a target, "
+            "never reach it, or have rounds that hold only where they were trained: "
+            f"{', '.join(less[:SHORT])}{', …' * (len(less) > SHORT)}."
+        )
+    text.append(f"What each answer of {first.label} is worth, the other three as they are:")
+    text.append(worth(found_worth).to_string(index=False))
+    return "\n\n".join([*text, by, *(_not_ranked(reasons) if options.all else [])])
+
+
+def _ranked_by(target: float | None, given: Matrix, asked: Asked) -> str:
+    if target is None:
+        return (
             "By the time of a round, among methods that reached a target when they were trained; "
             "those that lose information may need more rounds, as told."
         )
-    if reasons and (options.all or not rounds):
-        by_reason: dict[str, list[str]] = {}
-        for label, why in reasons.items():
-            by_reason.setdefault(why, []).append(label)
-        text.append("Not ranked:")
-        text[-1] += "".join(f"\n  {', '.join(found)}: {why}" for why, found in by_reason.items())
-    return "\n\n".join(text)
+    training, residual = given.training, given.residual
+    used = residual if asked.counted == residual.model.name else training
+    text = f"Rounds to {target:g} % were counted with {asked.model} on {used.dataset}, "
+    text += f"{used.workers} workers."
+    if used is training and target > training.target:
+        text += (
+            f" Above the matrix's target of {training.target:g} % only the first {training.rounds} "
+            "rounds count, which all methods were trained for."
+        )
+    return text
+
+
+def _not_ranked(reasons: Mapping[str, str]) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for label, why in reasons.items():
+        by_reason.setdefault(why, []).append(label)
+    lines = [f"  {', '.join(labels)}: {why}" for why, labels in by_reason.items()]
+    return ["\n".join(["Not ranked:", *lines])] if lines else []
 
 
 def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
@@ -706,31 +779,39 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
     return f"What was measured varies, and may change that: {ends}."
 
 
-def _arrives(taught: Mapping[str, Trained]) -> bool:
-    """Whether a method reached the target of each model that it was trained with."""
-    return bool(taught) and all(one.status == "ok" for one in taught.values())
+def arrives(taught: Mapping[str, Trained], model: str) -> bool:
+    """Whether a method reached the target of this model, or, where it was not trained with it, of
+    each that it was trained with."""
+    models_there = [model] if model in taught else list(taught)
+    return bool(taught) and all(taught[one].status == "ok" for one in models_there)
 
 
-def _on(training: Any, residual: Any, workers: int) -> str:
-    """On how many workers rounds were counted."""
-    there = sorted({training.workers, residual.workers})
-    told = f"Trained on {' and '.join(map(str, there))} workers"
-    return f"{told}." if there == [workers] else f"{told}, not on {workers}: a guess."
+def _trained_on(given: Matrix, asked: Asked) -> str:
+    """On how many workers and samples rounds were counted."""
+    there = sorted({given.training.workers, given.residual.workers})
+    told, others = f"Trained on {' and '.join(map(str, there))} workers", []
+    if there != [asked.cluster.workers]:
+        others.append(f"not on {asked.cluster.workers}")
+    samples = given.models.get(asked.counted)
+    if samples is not None and samples != asked.batch:
+        others.append(f"with {samples} samples a round, not {asked.batch}")
+    return f"{', '.join([told, *others])}{': a guess' * bool(others)}."
 
 
 def _json(
-    setting: str,
     sentence: str,
-    places: Sequence[tuple[int, Offer]],
-    found: Sequence[Choice],
+    setting: str,
     reasons: Mapping[str, str],
-    within_s: Mapping[str, Interval],
-    corners: Mapping[str, str],
-    below: Mapping[str, BreakEven],
-    rounds: Mapping[str, float],
-    taught: Mapping[str, Trained],
+    places: Sequence[Place] = (),
+    found: Sequence[Choice] = (),
+    within_s: Mapping[str, Interval] = {},
+    corners: Mapping[str, str] = {},
+    below: Mapping[str, BreakEven] = {},
+    rounds: Mapping[str, float] = {},
+    taught: Mapping[str, Trained] = {},
+    trained_on: str = "",
 ) -> str:
-    def told(rank: int, offer: Offer) -> dict[str, Any]:
+    def told(rank: int | None, offer: Offer) -> dict[str, Any]:
         method, interval = offer.method, within_s.get(offer.label)
         even, count, one = (kept.get(offer.label) for kept in (below, rounds, taught))
         return {
@@ -759,12 +840,13 @@ def _json(
     made = {
         "answer": sentence,
         "setting": setting,
+        "rounds_counted": trained_on,
         "methods": [told(*place) for place in places],
         "first_at": dict(corners),
         "answers_of_the_first": answers,
         "not_ranked": dict(reasons),
     }
-    return json.dumps(made, indent=2)
+    return json.dumps(made, indent=2, allow_nan=False)
 
 
 def _setting(asked: Asked, options: argparse.Namespace) -> str:
@@ -779,7 +861,8 @@ def _setting(asked: Asked, options: argparse.Namespace) -> str:
             f"{where.workers // where.per_site} {kind} of {where.per_site}, "
             f"{said_rate(where.lan)} inside, {said_rate(where.bandwidth)} between"
         )
-    return f"{head}, {where.workers} workers ({asked.machine_name}), {links}."
+    workers = f"{where.workers} worker{'s' * (where.workers > 1)}"
+    return f"{head}, {workers} ({asked.machine_name}), {links}."
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "slowlink advise") -> None:

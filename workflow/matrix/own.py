@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -18,7 +18,7 @@ from slowlink.testbed.cache import cached, sources
 from slowlink.testbed.matrix import Method, Round, best_round, in_lockstep, time_round
 from slowlink.testbed.network import cluster as clusters
 from slowlink.testbed.terminal import show
-from slowlink.testbed.training import device, own
+from slowlink.testbed.training import device, models, own
 from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import Layers, layers
 from slowlink.testbed.training.recipe import Level, Part
@@ -82,6 +82,17 @@ class Asked:
         return methods[place], Round(**made)
 
     @property
+    def counted(self) -> str:
+        """The known model that this one is, whose rounds are its; empty if it is none."""
+        if self.model not in models.MODELS:
+            return ""
+        shapes, its = (
+            [tensor.shape for tensor in one.tensors]
+            for one in (self.tensors, layers(Part(name=self.model)))
+        )
+        return self.model if shapes == its else ""
+
+    @property
     def links(self) -> str:
         """Between what the links are that :attr:`rate` is of: sites, racks or workers."""
         if isinstance(self.cluster, clusters.Cluster):
@@ -109,10 +120,9 @@ class Asked:
             networks = {end: self.cluster.at(end) for end in ENDS}
         made = {}
         for (computes, machine), (sends, network) in product(machines.items(), networks.items()):
-            name = f"{computes} computing and coding, {sends} links"
-            changed = replace(self, machine=machine, cluster=network)
-            if changed not in made.values():
-                made[name] = changed
+            ends = {f"{computes} computing and coding": machines, f"{sends} links": networks}
+            names = [name for name, both in ends.items() if both["fast"] != both["slow"]]
+            made[", ".join(names)] = replace(self, machine=machine, cluster=network)
         return made if len(made) > 1 else {}
 
 
@@ -219,9 +229,9 @@ class Interval:
 
 
 def intervals(
-    asked: Asked, rounds: Mapping[str, tuple[Method, Round]]
+    asked: Asked, rounds: Mapping[str, tuple[Method, Round]], among: Collection[str]
 ) -> tuple[dict[str, Interval], dict[str, str]]:
-    """By label, between what a round may lie; and by corner, which label is first there.
+    """By label, between what a round may lie; and by corner, which of some labels is first there.
 
     At a corner, all that was measured of the device is at one of its quartiles, and all that was
     measured of the links at one of theirs. Every method stays on its exchange. Both are empty where
@@ -237,7 +247,7 @@ def intervals(
     for label, (_, made) in rounds.items():
         every = [made.round_s, *(seconds[label] for seconds in corners.values())]
         found[label] = Interval(min(every), max(every))
-    return found, {where: min(s, key=s.__getitem__) for where, s in corners.items()}
+    return found, {where: min(among, key=s.__getitem__) for where, s in corners.items()}
 
 
 # When a codec is worth it -------------------------------------------------------------------------
