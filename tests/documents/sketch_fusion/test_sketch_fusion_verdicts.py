@@ -245,8 +245,6 @@ def t4(method: str, model: str, way: str = "LF") -> str:
 CONSISTENT = {
     "SKF-F3a": {t4("Top-k", "ResNet-20"): "1600"},
     "SKF-F3b": {
-        t4("DGC", "ResNet-20", "LW"): "500",
-        "SKF-T4-SF-ResNet-50": "1500",
         t4("PowerSGD", "ResNet-20"): "1200",
         t4("PowerSGD", "LSTM"): "1000",
     },
@@ -358,9 +356,11 @@ def test_reasons_give_the_arithmetic(judged):
     reason = judged["reason"]
     assert "printed 1.58, but its own numbers give 1.098 to 1.1" in reason["SKF-F3a"]
     # Table 4's DGC over 0.6, as Figure 1a has it more than 40 % below the baseline.
-    assert "baseline 5692 to 5694 > the best of" in reason["SKF-F3b"]
+    assert "if it is of 16 GPUs too: 5692 to 5694 images/s" in reason["SKF-F3b"]
     assert "printed 1.0, but its own numbers give 1.196 to 1.198" in reason["SKF-F3b"]
-    assert "six of Table 4's seven" in reason["SKF-F3b"]
+    # 35 % of 6321, and the median of 530, 600, 2174, 2417, 3001 and 4187 without FP16.
+    assert "better than linearly: 2212 to 2213 images/s" in reason["SKF-F3b"]
+    assert "the median of Table 4 but PowerSGD: 2295 to 2296 images/s" in reason["SKF-F3b"]
     assert "not in that to converge: 30 %" in reason["SKF-F6a"]
     assert (
         "the largest gains over layer-wise in the text: LSTM 2.87 > ResNet-50 2.36"
