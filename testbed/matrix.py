@@ -108,7 +108,7 @@ class Cluster:
 
     def seconds(self, compute_s: float) -> tuple[float, ...]:
         """What an iteration takes each worker, if the fastest takes ``compute_s``."""
-        steps = (np.arange(self.workers) + 0.5) / self.workers
+        steps = np.linspace(0, 1, self.workers)
         factors = 1 + (self.uneven - 1) * np.random.default_rng(0).permutation(steps)
         return tuple((compute_s * factors).tolist())
 
@@ -196,6 +196,8 @@ def least_s(
         The cell cannot run; says why.
     """
     system, policy, times = _set_up(method, layers, cluster, device, global_batch)
+    if cluster.workers == 1:
+        return times[0]
     if not policy.together or method.codec_scope == "group":
         return 0.0
     if policy.travels == "delta":
@@ -223,7 +225,9 @@ def time_round(
         The cell cannot run; says why.
     """
     system, policy, times = _set_up(method, layers, cluster, device, global_batch)
-    if policy.together and policy.travels == "gradient":
+    if cluster.workers == 1:  # neither codes nor sends
+        spent = *times, 0, 0, 0, 0, 0
+    elif policy.together and policy.travels == "gradient":
         spent = _lockstep(system, method, layers, device, times)
     elif policy.together:
         spent = _local_steps(system, policy, layers, device, times)
@@ -233,7 +237,7 @@ def time_round(
         cluster.workers,
         *map(float, spent),
         alone_s=single_gpu_s(device, layers, global_batch),
-        guessed=system.guessed(device),
+        guessed=cluster.workers > 1 and system.guessed(device),
     )
 
 

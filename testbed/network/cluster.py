@@ -50,7 +50,7 @@ the other way round."""
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Quartiles(_Part):
@@ -134,6 +134,8 @@ class Link(_Part):
         if not isinstance(value, dict) or "median" in value:
             return {"up": value, "down": value}
         if "rate" in value:
+            if "up" in value or "down" in value:
+                raise ValueError("give rate, or up and down, not both")
             rest = {key: one for key, one in value.items() if key != "rate"}
             return {"up": value["rate"], "down": value["rate"], **rest}
         return value
@@ -163,6 +165,9 @@ class Link(_Part):
         return up if up == down else f"{up} up and {down} down"
 
 
+Speed = Annotated[float, Field(ge=1e-3, le=1e3)]
+
+
 def _several(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -182,8 +187,8 @@ class Rack(_Part):
     workers: PositiveInt
     card: Annotated[tuple[Link, ...], BeforeValidator(_several)]
     uplink: Link | None = None
-    oversubscription: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    speeds: Annotated[tuple[PositiveFloat, ...], BeforeValidator(_several)] = (1.0,)
+    oversubscription: PositiveFloat | None = None
+    speeds: Annotated[tuple[Speed, ...], BeforeValidator(_several)] = (1.0,)
 
     @model_validator(mode="after")
     def _fits(self) -> Rack:
@@ -334,8 +339,10 @@ class Cluster(_Part):
 
     @property
     def slow(self) -> str:
-        """Which links are between the regions of the outermost layer: those that decide."""
-        return {"site": "sites", "rack": "racks"}[self.layers[-1]] if self.layers else "workers"
+        """Between what the outermost links are that have a rate: those that decide."""
+        if len(self.sites) > 1:
+            return "sites"
+        return "racks" if any(rack.up for rack in self.racks) else "workers"
 
     @property
     def slow_rate(self) -> float:
@@ -343,17 +350,17 @@ class Cluster(_Part):
         return min(min(link.up.median, link.down.median) for link in self._slow_links())
 
     def _slow_links(self) -> list[Link]:
-        if not self.layers:
-            return [card for rack in self.racks for card in rack.cards]
-        if self.layers[-1] == "site":
+        if self.slow == "sites":
             return [site.wan for site in self.sites]
-        return [rack.up for rack in self.racks if rack.up] or [_best(self.sites[0].cards)]
+        if self.slow == "racks":
+            return [rack.up for rack in self.racks if rack.up]
+        return [card for rack in self.racks for card in rack.cards]
 
     def with_slow(self, rate: float) -> Cluster:
         """The cluster if the slowest of the :attr:`slow` links had this rate, and the others of
         them as many times theirs."""
         factor, update = rate / self.slow_rate, {}
-        if self.layers and self.center:
+        if self.slow != "workers" and self.center:
             wan = self.center.wan.times(factor)
             update["center"] = self.center.model_copy(update={"wan": wan})
         return self._changed(lambda link, where: link.times(factor) if where else link, update)
@@ -367,14 +374,15 @@ class Cluster(_Part):
 
     def _changed(self, change: Any, update: dict[str, Any]) -> Cluster:
         """A copy with every link changed; ``change`` is told whether a link is a slow one."""
+        slow = self.slow
 
         def rack_of(rack: Rack) -> Rack:
-            cards = tuple(change(card, not self.layers) for card in rack.card)
-            up = rack.up and change(rack.up, self.layers[-1:] == ("rack",))
+            cards = tuple(change(card, slow == "workers") for card in rack.card)
+            up = rack.up and change(rack.up, slow == "racks")
             return rack.model_copy(update={"card": cards, "uplink": up, "oversubscription": None})
 
         def site_of(site: Site) -> Site:
-            wan = site.wan and change(site.wan, self.layers[-1:] == ("site",))
+            wan = site.wan and change(site.wan, slow == "sites")
             return Site(name=site.name, wan=wan, racks=tuple(map(rack_of, site.racks)))
 
         sites = tuple(map(site_of, self.sites))
@@ -388,9 +396,8 @@ class Cluster(_Part):
             return f"sites of {_and(counts)} workers, {cards} inside, {wans} between"
         if self.layers:
             racks = _and([str(rack.workers) for rack in self.racks])
-            return f"racks of {racks} workers, cards of {cards}, uplinks of " + _range(
-                self._slow_links()
-            )
+            uplinks = f", uplinks of {_range(self._slow_links())}" if self.slow == "racks" else ""
+            return f"racks of {racks} workers, cards of {cards}{uplinks}"
         return f"{counts[0]} workers with cards of {cards}"
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import (
+    AllowInfNan,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -31,9 +32,9 @@ REMEDY = "slowlink measure makes such a file, data/devices.yaml says what its fi
 class Cost(BaseModel):
     """``fixed_s + bytes / rate`` seconds, in bytes of the float32 tensor that is coded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    rate: PositiveFloat
+    rate: Annotated[PositiveFloat, AllowInfNan(True)]
     fixed_s: NonNegativeFloat = 0.0
 
     def seconds(self, nbytes: float) -> float:
@@ -72,7 +73,7 @@ Kind = Annotated[Cost, BeforeValidator(_rate)]
 class Prices(BaseModel):
     """What one of each kind of :class:`Work` costs; a number is a rate without a fixed cost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     kernel_s: NonNegativeFloat
     passes: Kind
@@ -103,13 +104,13 @@ class Device(BaseModel):
     measured: when and with what, of a profile that was measured.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     title: str
     source: str
     flops: PositiveFloat | None
     samples_per_s: dict[str, PositiveFloat] = {}
-    round_overhead_s: float
+    round_overhead_s: NonNegativeFloat
     work: Prices
     known: dict[str, Annotated[Coding, BeforeValidator(_rate)]] = {}
     spread: Spread = (1.0, 1.0)

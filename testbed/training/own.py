@@ -47,7 +47,7 @@ SIZES = 12
 class Tensor(BaseModel):
     """``backward_s``: from the gradient before it, or the loss, to its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
     shape: tuple[PositiveInt, ...]
@@ -67,7 +67,7 @@ class ModelFile(BaseModel):
     spread: quartiles of an iteration over its median.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str
     batch: PositiveInt

@@ -85,6 +85,35 @@ def test_a_round_is_the_sum_of_its_parts_and_waits_for_the_slowest():
     assert uneven.round_s > even.round_s
 
 
+@pytest.mark.parametrize(
+    "workers, factors", [(1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (5, [1, 1.5, 2, 2.5, 3])]
+)
+def test_the_slowest_worker_takes_as_many_times_the_fastest_as_was_said(workers, factors):
+    assert sorted(flat(workers, uneven=3.0).seconds(0.5)) == [0.5 * factor for factor in factors]
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp", "ssp", "gssp", "mll_sgd", "lpsp", "fedavg"])
+@pytest.mark.parametrize("codec", ["identity", "two_bit"])
+def test_a_worker_alone_only_computes(policy, codec):
+    layers, cluster = LAYERS["lenet5"], flat(1, uneven=2.0)
+    made = method("parameter_server", codec, synchronization=part(policy))
+    got = time_round(made, layers, cluster, V100, 64)
+    assert got.round_s == got.compute_s == pytest.approx(V100.compute_s(layers.flops, 64, "lenet5"))
+    assert got.sent_bytes == got.wan_bytes == 0 and not got.guessed
+    assert best_round([made], layers, cluster, V100, 64) == (made, got)
+
+
+def test_a_codec_that_sees_a_bucket_is_priced_once_for_it():
+    layers = LAYERS["lenet5"]  # ten tensors of 61,706 values: one bucket
+    half = dict(rate=1e9, fixed_s=1e-3)
+    about = dict(title="t", source="s", flops=1e12, round_overhead_s=0.0, work=device.FREE)
+    machine = device.Device(**about, known={"fp16": half})
+    for scope, calls in (("layer", 10), ("group", 1)):
+        made = method("ring", "fp16", fusion=part("buckets"), codec_scope=scope)
+        got = time_round(made, layers, flat(), machine, 512)
+        assert got.compress_s == pytest.approx(calls * 1e-3 + 4 * 61_706 / 1e9)
+
+
 @pytest.mark.parametrize("policy", ["asp", "ssp", "gssp", "mll_sgd", "lpsp", "fedavg"])
 def test_policies_play_as_many_iterations_as_workers_a_round(policy):
     made = method("parameter_server", synchronization=part(policy))

@@ -18,7 +18,8 @@ from slowlink.testbed.training import device, trainer
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.pipeline import layers
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
-from slowlink.workflow.matrix import advice, systems
+from slowlink.workflow.experiment import Bench
+from slowlink.workflow.matrix import advice, experiments, systems
 from slowlink.workflow.matrix.ranking import TIE
 from slowlink.workflow.matrix.rounds import methods_of
 
@@ -155,6 +156,25 @@ def test_local_sgd_by_any_name_is_one_class():
     for other in (dict(timeout_s=1.0), dict(fraction=0.5), dict(samples=(1, 2))):
         assert of("fedavg", **other) != of("bsp")
     assert of("mll_sgd", hub_rounds=2) != of("bsp")
+
+
+@pytest.mark.parametrize("codec, alike", [("identity", True), ("fp16", True), ("top_k", False)])
+def test_what_is_coded_value_by_value_is_of_one_class_together_or_apart(codec, alike):
+    levels = [Level(up=Part(name=codec))]
+    told = dict(exchange=Part(name="allgather"), levels=levels, fusion=Part(name="buckets"))
+    apart, together = (systems.System(**told, codec_scope=one) for one in ("layer", "group"))
+    assert (systems.class_of(apart) == systems.class_of(together)) == alike
+
+
+def test_torch_casts_a_bucket_at_once_and_is_trained_as_half_precision():
+    found, label = RECIPE.found(), "torch DDP + fp16"
+    assert found[label].codec_scope == "group"
+    assert systems.class_of(found[label]) == systems.class_of(found["fp16"])
+    bench = Bench("matrix", "training", RECIPE, "desk")
+    made = experiments.run(bench, RECIPE.training, label, 0.1, 1, 10, "training")
+    assert made.codec_scope == "layer" and made.fusion == Part(name="layer_wise")
+    made = experiments.run(bench, RECIPE.training, "Sketch-Fusion", 0.1, 1, 10, "training")
+    assert made.codec_scope == "group" and made.fusion == RECIPE.fusion
 
 
 def test_a_tree_of_workers_keeps_no_model_for_those_who_are_not_there():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slowlink.methods import exchange
-from slowlink.testbed.network import cluster, geo_sites, star, verify
+from slowlink.testbed.network import cluster, geo_sites, simulate, star, verify
 from slowlink.testbed.network.cluster import Cluster, Quartiles, from_topo
 from slowlink.testbed.network.routing import routes
 
@@ -132,6 +132,26 @@ def test_ends_and_rates_change_the_links_that_they_are_of(tmp_path):
     assert [rack.card for rack in racks.with_slow(1e9).racks] == cards
 
 
+def test_where_no_rack_has_an_uplink_the_cards_are_the_slow_links(tmp_path):
+    rack = "{workers: 4, card: 10G}"
+    found = read(tmp_path, f"sites: [{{racks: [{rack}, {rack}]}}]")
+    assert str(found) == "racks of 4 and 4 workers, cards of 10 Gbit/s"
+    assert found.layers == ("rack",) and found.slow == "workers" and found.slow_rate == 1e10
+    changed = found.with_slow(1e6)
+    assert {card.up.median for rack in changed.racks for card in rack.cards} == {1e6}
+    plan = exchange.load("ring")(found.topology)
+    # Links a thousand times as slow take a thousand times as long.
+    slow, fast = (
+        simulate(plan, c.topology, 1e9).completion_s for c in (found.with_slow(1e7), found)
+    )
+    assert slow == pytest.approx(1000 * fast)
+    one = rack.replace("}", ", uplink: 4G}")
+    found = read(tmp_path, f"sites: [{{racks: [{rack}, {one}]}}]")
+    assert str(found).endswith("cards of 10 Gbit/s, uplinks of 4 Gbit/s")
+    assert found.slow == "racks" and found.slow_rate == 4e9
+    assert found.with_slow(1e6).sites[0].cards == found.sites[0].cards
+
+
 @pytest.mark.parametrize(
     "text, says",
     [
@@ -150,9 +170,14 @@ def test_ends_and_rates_change_the_links_that_they_are_of(tmp_path):
         ("sites: [{racks: [{workers: 1, card: 1G, uplink: 1G, oversubscription: 2}]}]", "not both"),
         ("sites: [{workers: 1, card: {low: 2, median: 1, high: 3}}]", "must ascend"),
         ("sites: []", "sites"),
-        ("sites: [", r"line 1: no YAML"),
+        ("sites: [", r"line [12]: no YAML"),  # where it breaks off, with and without libyaml
         ("3", "dictionary"),
         ("sites: [{workers: 1, card: 1G}]\nefficiency: 2", "efficiency"),
+        ("sites: [{workers: 1, card: 1G}]\noverhead_s: .inf", "overhead_s: .*finite"),
+        ("sites: [{workers: 1, card: 1G, speeds: .inf}]", r"speeds\.0: .*finite"),
+        ("sites: [{workers: 1, card: 1G, speeds: 1.0e-300}]", r"speeds\.0: .*0\.001"),
+        ("sites: [{workers: 2, card: 1G, speeds: [1, 1001]}]", r"speeds\.1: .*1000"),
+        ("sites: [{workers: 1, card: {rate: 1G, up: 2G}}]", r"card\.0: give rate, or up and down"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_in_a_line_with_file_field_and_remedy(tmp_path, text, says):

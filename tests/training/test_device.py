@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import pytest
+import yaml
 
 from slowlink.methods import compression
 from slowlink.methods.compression import Work
@@ -150,6 +151,29 @@ def test_unknown_and_broken_profiles_are_named(tmp_path):
     file.write_text("slow: {title: t, source: s, flops: -1, round_overhead_s: 0, work: {}}")
     with pytest.raises(ValueError, match=r"devices\.yaml: slow\.flops: .*; slowlink measure"):
         device.profiles(file)
+
+
+@pytest.mark.parametrize(
+    "changes, field",
+    [
+        (dict(round_overhead_s=-5.0), "round_overhead_s"),
+        (dict(round_overhead_s=math.nan), "round_overhead_s"),
+        (dict(round_overhead_s=math.inf), "round_overhead_s"),
+        (dict(flops=math.inf), "flops"),
+        (dict(samples_per_s={"m": math.inf}), "samples_per_s.m"),
+        (dict(spread=[1.0, math.inf]), "spread.1"),
+        (dict(work=SMALL | dict(kernel_s=math.inf)), "work.kernel_s"),
+        (dict(known={"dgc": dict(rate=1.0, fixed_s=math.inf)}), "known.dgc.fixed_s"),
+    ],
+)
+def test_impossible_numbers_are_refused_by_their_field(tmp_path, changes, field):
+    file = tmp_path / "d.yaml"
+    given = dict(title="t", source="s", flops=2e9, round_overhead_s=0.5, work=SMALL)
+    file.write_text(yaml.dump({"mine": given}))
+    assert device.load(file)[1].work.draws.rate == math.inf  # what costs nothing
+    file.write_text(yaml.dump({"mine": given | changes}))
+    with pytest.raises(ValueError, match=rf"d\.yaml: mine\.{field}: Input should be .*; slowlink"):
+        device.load(file)
 
 
 @pytest.mark.parametrize("name, memory", [("a100", 2039), ("h100", 3350), ("rtx4090", 1008)])

@@ -190,6 +190,18 @@ def test_files_come_back(mine, tmp_path):
             "tensors: [{name: w, shape: [0], backward_s: 1}]}",
             r"tensors\.0\.shape\.0",
         ),
+        ("{model: m, batch: 1, forward_s: .inf}", "forward_s: .*finite"),
+        ("{model: m, batch: 1, forward_s: 1, rest_s: .inf}", "rest_s: .*finite"),
+        ("{model: m, batch: 1, forward_s: 1, samples_per_s: .inf}", "samples_per_s: .*finite"),
+        (
+            "{model: m, batch: 1, forward_s: 1, samples_per_s: 1, flops: .inf}",
+            "flops: .*finite",
+        ),
+        (
+            "{model: m, batch: 1, forward_s: 1, samples_per_s: 1, "
+            "tensors: [{name: w, shape: [1], backward_s: .nan}]}",
+            r"tensors\.0\.backward_s: .*finite",
+        ),
     ],
 )
 def test_a_model_file_that_does_not_fit_is_named(tmp_path, text, says):

@@ -393,8 +393,8 @@ def run(
     if policy.travels == "gradient" and "momentum" not in codec.parameters:
         codec, momentum = kept_momentum(codec, training.momentum)
     levels[-1]["up"] = among(codec, 2 if several else training.workers)
-    # What travels together does not change what a codec makes of a layer.
-    fused = lockstep and system.codec_scope == "group"
+    # Else what travels together does not change what a codec makes of a layer.
+    fused = lockstep and system.blended
     grouping = system.fusion if fused else Part(name="layer_wise")
     overlap = fusion.load(grouping.name, **grouping.parameters).needs_costs
     bandwidth = training.bandwidth if ratio is None else bandwidth_at(ratio, settings, training)

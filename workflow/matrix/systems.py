@@ -93,6 +93,14 @@ class System(Section):
         """Whether every worker gets the exact mean in every round."""
         return self.synchronization == BSP and not coded(self)
 
+    @property
+    def blended(self) -> bool:
+        """Whether a codec makes something else of layers that travel together: it sees them as one,
+        and does not take value by value."""
+        named = {codec.name for codec in codecs_of(self.levels) if codec}
+        one_by_one = (constant("compression", name, "elementwise", False) for name in named)
+        return self.codec_scope == "group" and not all(one_by_one)
+
 
 def codecs_of(levels: Iterable[Level]) -> list[Codec | None]:
     """Up and down, level by level."""
@@ -279,7 +287,7 @@ def class_of(system: System) -> str:
     keep = {"levels", "synchronization"}
     if system.synchronization.name != BSP.name:
         keep |= {"exchange"}
-    if system.codec_scope == "group":
+    if system.blended:
         keep |= {"fusion", "codec_scope"}
     return system.model_dump_json(include=keep)
 
