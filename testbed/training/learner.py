@@ -59,7 +59,8 @@ class Traffic:
     """What one aggregation put on the wire and through codecs.
 
     ``rounds`` has the payload bytes of each round of communication, ``values`` how many values each
-    message had, and ``groups`` says who met, level by level.
+    message had, and ``groups`` says who met, level by level. Where a region has no server, its
+    bytes are those of the worker that it is named by.
     """
 
     rounds: list[Sizes] = field(default_factory=list)
@@ -76,6 +77,21 @@ class Traffic:
         else:
             by_node = sizes.setdefault(slot, {})
             by_node[node] = by_node.get(node, 0.0) + nbytes
+
+    def by_sender(self) -> list[Sizes]:
+        """``rounds``, where any worker may send for its region: each tree of RAT, for instance, has
+        another aggregator there, which sends its share of the region's message."""
+        rounds = [dict(sizes) for sizes in self.rounds]
+        workers = {node: [node] for group in self.groups[:1] for its in group for node in its}
+        for level in range(1, len(self.groups)):
+            names = [name for group in self.groups[level] for name in group]
+            pairs = zip(names, self.groups[level - 1], strict=True)
+            workers = {name: [w for node in group for w in workers[node]] for name, group in pairs}
+            slot = f"push/{level}"
+            for sizes in (sizes for sizes in rounds if slot in sizes):
+                sent = sizes[slot]
+                sizes[slot] = {w: sent[name] for name, its in workers.items() for w in its}
+        return rounds
 
 
 class Codecs:
@@ -323,11 +339,15 @@ class Learner:
         members: Sequence[int],
         gradients: dict[int, list[torch.Tensor]],
         weights: Sequence[float] | None = None,
+        returns: bool = True,
     ) -> tuple[list[torch.Tensor], Traffic]:
         """The weighted mean of the members' gradients as every member decodes it.
 
         Goes level by level through the codecs of the recipe, exactly as payloads would travel. If
         the recipe has another ``aggregation`` than the mean, that of what the server decodes.
+
+        returns: whether the mean comes back through the inner levels. It stays with a server that
+            keeps the model, whose way back is :meth:`broadcast`.
         """
         weights = weights or [1 / len(members)] * len(members)
         if not self._mean:
@@ -351,7 +371,7 @@ class Learner:
             for node, own in held.items():
                 one = fused(own, group)
                 tensors[node] = one if above else one * brought[node][1]
-            total = self._aggregate_group(levels, above, tensors, number, traffic)
+            total = self._aggregate_group(levels, above, tensors, number, traffic, returns)
             self._add_pulls(above, traffic, 4.0 * sizes[number])
             for index, piece in unfused(total, group, self.shapes).items():
                 out[index] = piece
@@ -428,7 +448,9 @@ class Learner:
     def _dense_bytes(self) -> float:
         return 4.0 * sum(self.sizes)
 
-    def _aggregate_group(self, levels, above: int, tensors, key, traffic: Traffic) -> torch.Tensor:
+    def _aggregate_group(
+        self, levels, above: int, tensors, key, traffic: Traffic, returns: bool
+    ) -> torch.Tensor:
         outermost = len(levels) - 1
         if self.passes and not above:
             return self._added(levels, tensors, key, traffic)
@@ -460,7 +482,7 @@ class Learner:
         for number, nbytes in enumerate(down):
             traffic.add(number, f"pull/{outermost}", None, nbytes)
 
-        for level in reversed(range(above, outermost)):
+        for level in reversed(range(above, outermost)) if returns else ():
             codec = self.codec.down(level)
             payload = codec.compress(total, key)
             traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
@@ -561,7 +583,9 @@ def digest(tensors: Iterable[torch.Tensor]) -> bytes:
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:
     """``gradient``, scaled down if all of it together is longer than ``norm``."""
-    length = torch.stack([torch.linalg.vector_norm(part) for part in gradient]).norm()
+    # Torch adds up squares in the order of memory, which differs with how a gradient was computed.
+    parts = [part.contiguous() for part in gradient]
+    length = torch.stack([torch.linalg.vector_norm(part) for part in parts]).norm()
     return [part * (norm / length) for part in gradient] if length > norm else gradient
 
 

@@ -251,7 +251,11 @@ class _Session:
         else:
             coding = self.coding_s(self.system.gradient(traffic.groups), traffic.values)
         clock.now += self.compute_s + coding
-        clock.now += clock.exchange(self.plan(members), traffic.rounds)
+        clock.now += clock.exchange(self.plan(members), self.sent(traffic))
+
+    def sent(self, traffic: Traffic) -> list[Sizes]:
+        """The bytes of all who send, as plans ask for them."""
+        return traffic.by_sender() if self.exchange.whole else traffic.rounds
 
     def count_bytes(self, rounds: Sequence[Sizes], listening: int = 0) -> None:
         """Add what an outermost party sent and received, in the mean over all of them; so many
@@ -360,6 +364,7 @@ def fitting(part: Part, dataset: Dataset) -> Part:
 def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None) -> Iterator[Row]:
     """Policies that do not look at the clock: train once, keep time on every network."""
     recipe, learner = session.recipe, session.learner
+    kept = recipe.optimizer_at == "server" and not session.exchange.whole
     iteration = [0] * len(learner.nodes)
     gradients: dict[int, list[torch.Tensor]] = {}
     if checkpoint and checkpoint.is_file():
@@ -381,7 +386,7 @@ def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None)
             raise RuntimeError(f"{recipe.synchronization.name}: nobody computes and nobody meets")
         decisions = []
         for sync in pending:
-            total, traffic = learner.aggregate(sync.members, gradients, sync.weights)
+            total, traffic = learner.aggregate(sync.members, gradients, sync.weights, not kept)
             held = learner.replicas[sync.members[0]]
             if recipe.optimizer_at == "server":
                 learner.server = learner.update(learner.server, total)
@@ -410,7 +415,8 @@ def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None)
 
 def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
     """Policies that look at the clock or send changes, and uneven workers: one network, and a
-    server that keeps the model, or everybody where an exchange has none.
+    server that keeps the model, or everybody where an exchange has none or each worker its
+    optimizer.
 
     A round of the results is as many iterations as there are workers, so that curves of policies
     compare at equal work.
@@ -441,7 +447,7 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
                 push, _ = session.system.model(traffic.groups or None)
                 if session.exchange.whole:
                     push = session.system.gradient()
-                sent = _Sent(traffic.rounds, session.coding_s(push, traffic.values))
+                sent = _Sent(session.sent(traffic), session.coding_s(push, traffic.values))
             case Applied(meeting=meeting):
                 _, pull = session.system.model()
                 sent = _Sent(server.answer(meeting), session.coding_s(pull, learner.sizes))
@@ -481,6 +487,9 @@ class _Server:
     def __init__(self, session: _Session, policy: Policy) -> None:
         self.session, self.learner = session, session.learner
         self.policy, self.changes = policy, policy.travels == "delta"
+        at_worker = session.recipe.optimizer_at == "worker" and policy.clock_free
+        self.kept = not session.exchange.whole and (self.changes or not at_worker)
+        """Whether a server hands out its model. Else all take the same step by the sum they get."""
         self.begun: list[int] = []
         self.gradients: dict[int, list[torch.Tensor]] = {}
         # Each worker's model as it was after its last meeting, and after its last global one.
@@ -536,7 +545,8 @@ class _Server:
             return Traffic(rounds=[{}])
         brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
         weights = sync.weights and [weight for weight in sync.weights if weight]
-        self.brought[meeting.number] = self.learner.aggregate(sync.bringing, brought, weights)
+        made = self.learner.aggregate(sync.bringing, brought, weights, not self.kept)
+        self.brought[meeting.number] = made
         return self.brought[meeting.number][1]
 
     def _brings(self, worker: int, level: int) -> list[torch.Tensor]:
@@ -558,12 +568,13 @@ class _Server:
             model.buffers = [b.clone() for b in learner.replicas[sync.bringing[0]].buffers]
         if sync.level == GLOBAL:
             learner.server = model
-        if self.session.exchange.whole:  # everybody has the sum, and adds it to what all began with
+        pulled: Sizes = {}
+        if not self.session.exchange.whole:  # else the sum has come with the push
+            answer, pulled = learner.broadcast(model)
+        if not self.kept:  # everybody has the sum, and adds it to what all began with
             buffers = [buffer.clone() for buffer in model.buffers]
-            answer, pulled = replace(model, buffers=buffers, velocity=None), {}
-            self.answers[meeting.number] = answer
-        else:
-            self.answers[meeting.number], pulled = learner.broadcast(model)
+            answer = replace(model, buffers=buffers, velocity=None)
+        self.answers[meeting.number] = answer
         listening = len(sync.members) - len(sync.bringing)
         self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
         return [pulled]

@@ -1,5 +1,6 @@
 """The live engine as real processes: the trainer's model to the bit, and what rounds take."""
 
+from concurrent.futures import ThreadPoolExecutor
 from statistics import fmean
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from slowlink.methods.synchronization import Sync
 from slowlink.testbed.live import replay
-from slowlink.testbed.live.engine import settings
+from slowlink.testbed.live.engine import settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import run_all
 from slowlink.testbed.live.identity import key_file, make
@@ -170,6 +171,28 @@ def test_real_processes_come_to_the_trainers_model(tmp_path, monkeypatch, name, 
     assert {row.at.get("wire") for row in ended.rows} == {None if dds is None else "dds"}
     (mean,) = curve(ended.rows, "mean_round_time").values()
     assert mean == pytest.approx(fmean(rounds_alone(ended.record)))
+
+
+def test_a_server_evaluates_models_one_after_the_other(tmp_path):
+    """It looks at new ones, for ``worst``, while others are evaluated, with one network."""
+    given = settings.parse(document(tmp_path, "parameter_server"))
+    task, later = tasks.make(given, None), []
+    for _ in range(3):
+        task.step([torch.full(shape, 0.1) for shape in task.shapes])
+        later.append(task.evaluation())
+    alone = [evaluate() for evaluate in later]
+    with ThreadPoolExecutor(2) as pool:
+        beside = list(pool.map(lambda number: later[number % 3](), range(60)))
+    assert beside == alone * 20 and len({its["test_loss"] for its in alone}) == 3
+
+
+def test_who_comes_later_has_the_learning_rate_of_the_others(tmp_path):
+    training = dict(lr=0.5, lr_steps={3: 0.25}, momentum=0.0)
+    task = tasks.make(settings.parse(document(tmp_path, training=training)), 0)
+    task.begin_at(3)
+    before = task.values()
+    task.step([torch.ones(shape) for shape in task.shapes])
+    assert same(task.values(), [value - 0.125 for value in before])
 
 
 def test_shaped_links_set_the_pace_and_nothing_else(tmp_path, monkeypatch):

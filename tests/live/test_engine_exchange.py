@@ -186,7 +186,7 @@ def compare(given, learn, order, weights=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", [*WHOLE, *SERVED])
+@pytest.mark.parametrize("name", [*WHOLE, *SERVED, "k_nomial_tree"])
 def test_any_plan_with_any_codec_in_the_order_of_ranks_is_the_trainer(learn, name, codec):
     given = recipe(name, codec, (2, 2) if name == "butterfly" else (3, 2))
     try:
@@ -235,6 +235,11 @@ def test_one_codec_that_adds_goes_through_all_levels(learn, name, workers, codec
     given = recipe(name, codec, workers)
     given = given.model_copy(update=dict(levels=given.levels[-1:] * 2))
     compare(given, learn, "rank")
+
+
+@pytest.mark.parametrize("name", ["k_nomial_tree", "ring"])
+def test_in_the_order_of_ranks_a_sum_is_the_trainers(learn, name):
+    compare(recipe(name, "identity", (3, 2)), learn, "rank")
 
 
 @pytest.mark.parametrize("codec", CODECS)

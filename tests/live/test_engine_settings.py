@@ -39,6 +39,7 @@ def up(name, **parameters):
 
 
 SERVER = dict(exchange=part("parameter_server"))
+TEXT = dict(dataset="penn_treebank", model=part("lstm"))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,35 @@ SERVER = dict(exchange=part("parameter_server"))
             dict(exchange=part("k_nomial_tree"), synchronization=part("asp")),
             "k_nomial_tree cannot carry asp: .* not with a server that keeps a model",
         ),
+        (dict(exchange=part("butterfly")), "training.exchange: butterfly: needs a power of 2"),
+        (dict(exchange=part("rign")), "training.exchange: no exchange method 'rign'"),
+        (
+            SERVER | dict(synchronization=part("fedavg", min_clients=9)),
+            "training.synchronization: fedavg: nobody computes and nobody meets",
+        ),
+        (
+            SERVER | dict(synchronization=part("fedavg", samples=[1, 2])),
+            "training.synchronization: fedavg: samples has 2 counts for 3 workers",
+        ),
+        (dict(synchronization=part("bsp", local=2)), "training.synchronization: bsp: unknown para"),
+        (SERVER | dict(aggregation=part("men")), "training.aggregation: no aggregation method"),
+        (dict(fusion=part("zzz")), "training.fusion: no fusion method 'zzz'"),
+        (dict(fusion=part("buckets", bogus=1)), "training.fusion: buckets: unknown parameter"),
+        (dict(fusion=part("mg_wfbp")), "training.fusion: mg_wfbp weighs costs"),
+        (dict(gradients="vmap"), "training.gradients: vmap takes the gradients of several"),
+        (dict(compute_s=5.0), "training.compute_s: .* `iteration_s` paces them"),
+        (dict(model=part("lenett")), "training.model: no model 'lenett'; there are: cnn3"),
+        (dict(model=part("lenet5", hiden=3)), "training.model: .*'hiden'"),
+        (dict(dataset="fashion"), "training.dataset: no data set 'fashion'; there are: mnist"),
+        (dict(dataset="penn_treebank"), "training.model: lenet5 is not for penn_treebank, .* text"),
+        (
+            dict(model=part("lstm")),
+            "training.model: lstm is not for fashion_mnist, .* images",
+        ),
+        (TEXT | dict(augment=True), "training.augment: penn_treebank is text"),
+        (TEXT | dict(validation=9), "training.validation: penn_treebank is text"),
+        (dict(limit=100, validation=100), "validation: 100 .* leave none of limit: 100 to train"),
+        (dict(words=50), "training.words: fashion_mnist has none"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_reason(training, said):
@@ -189,7 +219,7 @@ def test_json_and_yaml_say_the_same(tmp_path, form):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("{", "run.yaml: neither JSON nor YAML"),
+        ("{", "run.yaml: cannot be read as JSON or YAML"),
         ("[1]", "run.yaml: Input should be"),
         ("output: a\noutput: b", "run.yaml: .*key 'output' is given twice"),
     ],

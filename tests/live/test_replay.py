@@ -127,7 +127,7 @@ class Dice:
 
     def _hello(self, name):
         self.dead.discard(name)
-        return self._say(name, "hello", run=self.given.run, address="", rounds=[])
+        return self._say(name, "hello", run=self.given.run, address="", rounds=[], model="")
 
     def _die(self, name):
         self.dead.add(name)

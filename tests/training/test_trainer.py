@@ -200,6 +200,83 @@ def test_payloads_that_add_are_coded_by_workers_alone_on_any_number_of_levels(sm
     assert set(kept) <= set(made.nodes)
 
 
+def last_model(spec, **changes):
+    """The server's parameters at the end of a run, and its rows."""
+    spec = spec.model_copy(update=changes)
+    policy = trainer.synchronization.load(spec.synchronization.name)
+    session = trainer._Session(spec, lambda message: None, trainer.load_dataset)
+    course = trainer._event_driven if spec.uneven or spec.seconds else trainer._lockstep
+    rows = frame(course(session, policy))
+    return session.learner.server.parameters, rows
+
+
+@pytest.mark.parametrize("uneven", [None, Uneven(highest=1.5)])
+def test_a_server_that_keeps_the_model_steps_by_what_it_has_decoded_itself(small_data, uneven):
+    """By hand: one step by the mean of the sites' sums, each rounded to float16 on its way up and
+    once more in a site's server; nothing is rounded on a way back that no gradient takes."""
+    levels = (Level(up=HALF), IDENTITY)
+    spec = recipe(levels=levels, optimizer_at="server", rounds=1, evaluate_every=1, uneven=uneven)
+    trained = make_learner(spec, small_data)
+    gradients = trained.gradients(range(3))
+
+    def third(rank, i):
+        return (gradients[rank][i] * (1 / 3)).half()
+
+    found, rows = last_model(spec)
+    for i, (before, after) in enumerate(zip(trained.server.parameters, found, strict=True)):
+        total = (third(0, i) + third(1, i)).float() + third(2, i).float()
+        assert torch.equal(after, torch.sub(before, total, alpha=spec.lr))
+    # Up and back between sites: the sum and the model, both in float32.
+    sent = rows.query("metric == 'bytes_sent' and round == 1")["value"].item()
+    assert sent == 2 * 4 * sum(trained.sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    [
+        ("hips", (Level(up=HALF, down=HALF), Level(up=HALF, down=HALF))),
+        ("hips", (Level(up=Part(name="identity"), down=HALF), SPARSE)),
+        ("parameter_server", (Level(up=HALF, down=Part(name="int8_blocks")),)),
+    ],
+)
+def test_optimizers_at_uneven_workers_do_what_those_of_even_ones_do(name, levels):
+    """To the bit: what each of them gets is the sum, whenever it comes."""
+    spec = recipe(exchange=Part(name=name), levels=levels, momentum=0.9)
+    expected, _ = last_model(spec)
+    for changes in (dict(uneven=Uneven(highest=1.5)), dict(rounds=None, seconds=6 * 0.25 + 0.2)):
+        found, rows = last_model(spec, **changes)
+        assert rows["round"].max() == 6
+        assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("rat", (2, 1)),
+        ("rat", (2, 2)),
+        ("plink", (2, 2)),
+        ("geng_hips", (2, 2)),
+        ("blue_connect", (2, 2)),
+        ("rat", (3, 2)),
+    ],
+)
+@pytest.mark.parametrize("codec", ["identity", "fp16"])
+@pytest.mark.parametrize("uneven", [None, Uneven(highest=1.0)])
+def test_every_worker_that_sends_for_its_site_sends_as_much(name, workers, codec, uneven):
+    """In whichever slot, a message is the whole vector in the one codec of all levels."""
+    level = Level(up=Part(name=codec))
+    spec = recipe(
+        exchange=Part(name=name), levels=(level, level), workers=workers, uneven=uneven, rounds=3
+    )
+    rows = frame(trainer.train(spec))
+    sites = trainer.topology(workers, spec.networks["one"])
+    numel = models.count(models.gradient_shapes(models.make("lenet5", hidden=(20, 16))))
+    size = numel * (4 if codec == "identity" else 2)
+    expected = 0.25 + simulate(exchange.load(name)(sites), sites, size).completion_s
+    assert round_time(rows) == pytest.approx(expected, rel=1e-6)
+    assert rows.query("metric == 'bytes_sent' and round == 3")["value"].item() == 3 * 2 * size
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_not_passed_on(small_data, bad):
     made = make_learner(recipe(), small_data)
@@ -536,6 +613,17 @@ def test_clipping_is_torchs(small_data):
     for ours, parameter in zip(learner.clipped(gradient, 0.01), parameters, strict=True):
         torch.testing.assert_close(ours, parameter.grad, rtol=1e-3, atol=0)
     assert all(map(torch.equal, learner.clipped(gradient, 2 * length), gradient))
+
+
+def test_clipping_does_not_depend_on_the_order_in_memory():
+    """Torch's norm does: the transposed gradient has the same values in another order."""
+    torch.manual_seed(0)
+    gradient = [torch.randn(30, 150) for _ in range(20)]
+    turned = [part.T.contiguous().T for part in gradient]
+    norm = torch.linalg.vector_norm
+    assert not all(torch.equal(norm(a), norm(b)) for a, b in zip(gradient, turned, strict=True))
+    ours, other = learner.clipped(gradient, 0.5), learner.clipped(turned, 0.5)
+    assert all(map(torch.equal, ours, other))
 
 
 @pytest.fixture

@@ -120,7 +120,8 @@ class _Rows:
 
     def add(self, metric: str, value: float, unit: str, **more: Any) -> None:
         settings, recipe = self.settings, self.settings.training
-        variant = "" if settings.order == "plan" else "payloads side by side"
+        alone = settings.exchange.whole or not settings.servers  # else a server adds
+        variant = "payloads side by side" if alone and settings.order == "rank" else ""
         (case,) = recipe.networks
         fields = dict(evidence="measured", variant=variant, case=case)
         if settings.network is not None:
@@ -224,6 +225,7 @@ class Coordinator:
         that all can."""
         everybody, end = {*self.workers, *self.servers}, time.monotonic() + self.limits.join_s
         rounds: dict[str, set[int]] = {}
+        first: tuple[str, str] | None = None
         while missing := everybody - rounds.keys():
             if missing <= self.rank.keys() and len(missing) <= self.settings.spare:
                 break
@@ -242,6 +244,12 @@ class Coordinator:
                 continue
             if head["run"] != self.settings.run:
                 raise Failed(f"{received.sender} has other settings than the coordinator")
+            first = first or (received.sender, head["model"])
+            if head["model"] != first[1]:
+                raise Failed(
+                    f"{received.sender} begins with other parameters than {first[0]}; own.model "
+                    "must give the same model wherever it is called"
+                )
             self.addresses[received.sender] = head["address"]
             self.wire.connect({received.sender: head["address"]})
             rounds[received.sender] = set(head["rounds"])
@@ -255,7 +263,7 @@ class Coordinator:
         self.brought = self.first * len(self.workers)
         self.rows.resume(self.first)
         for name in rounds:
-            self._send(name, "begin", addresses=self.addresses, round=self.first)
+            self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
         if self.first:
             self.say(f"all here, going on from round {self.first}")
         else:
@@ -645,7 +653,8 @@ class Coordinator:
         here = {its: at for its, at in self.addresses.items() if its not in self.gone}
         for other in here.keys() - {name}:
             self._send(other, "moved", addresses={name: head["address"]})
-        self._send(name, "begin", addresses=here, round=0)
+        updates = max(len(self.times[self.rank[its]]) for its in here.keys() & self.rank.keys())
+        self._send(name, "begin", addresses=here, round=0, updates=updates)
         rank, t = self.rank[name], self._now()
         self.doing[rank], self.since_met[rank] = "idle", 0
         self.joins += 1

@@ -93,6 +93,13 @@ class Place:
         down = [load_codec(level.down or default_down(level)) for level in levels[:-1]]
         return passes([load_codec(level.up) for level in levels], down)
 
+    @cached_property
+    def served(self) -> bool:
+        """Whether a server adds what workers bring."""
+        plan = self.exchange(self.topology)
+        nodes = {*plan.src.tolist(), *plan.dst.tolist()}
+        return not self.exchange.whole and not nodes <= {int(n) for n in self.topology.workers}
+
     @property
     def top(self) -> int:
         return len(self.codecs.levels) - 1
@@ -387,7 +394,7 @@ class Meeting:
         anyhow, sums are the same everywhere only if all take them in the order of the ranks. Or
         where the server has to know what each member brings."""
         place = self.place
-        if not place.exchange.whole:
+        if place.apart or place.served:
             return place.apart
         return place.order == "rank" or not len(place.plan(self.bringing, "all").dep_idx)
 

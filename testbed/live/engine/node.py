@@ -2,8 +2,10 @@
 
 What the members tell each other (``head["kind"]``)::
 
-    node -> coordinator   hello     address, rounds it has snapshots of, samples, run
-    coordinator -> node   begin     addresses of all, round to go on from (0: anew)
+    node -> coordinator   hello     address, rounds it has snapshots of, samples, run, and a digest
+                                    of the parameters that it begins with
+    coordinator -> node   begin     addresses of all, round to go on from (0: anew), and the updates
+                                    that a worker who comes later counts as done
                           compute   a worker's next iteration
                           step      by what it has computed, where workers compute on while they
                                     meet: what comes before is about the model as it was
@@ -128,6 +130,12 @@ class Node:
         self.rank = rank.get(self.number)
         self.centre = self.number == settings.servers[0] if settings.servers else False
         self.task = tasks.make(settings, self.rank)
+        keeps = settings.mode == "model" and self.task.statistics()
+        if keeps and settings.statistics == "own":
+            raise ValueError(
+                "statistics: own leaves the server's model, which is evaluated and kept, with "
+                "running statistics that nobody has trained; give mean"
+            )
         self.place = Place(
             self.number,
             settings.topology,
@@ -195,6 +203,7 @@ class Node:
             rounds=sorted(found),
             samples=self.task.samples,
             run=self.settings.run,
+            model=digest(self.task.values()).hex(),
         )
         begun = time.monotonic()
         while True:
@@ -222,7 +231,7 @@ class Node:
                     self._end(head["final"])
                     return
                 elif received.kind == "begin":
-                    self._begin(head["addresses"], found.get(head["round"]))
+                    self._begin(head["addresses"], found.get(head["round"]), head["updates"])
                     if self.snapshots and not found:
                         self._save(0)  # else who dies before its next one would stop all others
                 elif received.kind in COMMANDS:
@@ -253,7 +262,7 @@ class Node:
     def _moved(self, addresses: dict[str, str]) -> None:
         self.wire.connect(addresses)
 
-    def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None) -> None:
+    def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None, updates: int) -> None:
         others = {name: at for name, at in addresses.items() if name != self.name}
         self.wire.connect(others)
         if state is not None:
@@ -262,6 +271,8 @@ class Node:
             self.brought, self.evaluated = state["brought"], state["evaluated"]
             self.carried = state["carried"]
             self.loss = self._loss() if self.guards else math.nan
+        if updates:
+            self.task.begin_at(updates)
         self.base = [value.clone() for value in self.task.values()]
         self.met, self.models, self.began = self.base, {0: self.base}, True
         self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)

@@ -36,7 +36,7 @@ def run(
     model: Callable[[], nn.Module],
     data: Callable[[str, int], Iterable[tuple[Any, Any]]],
     loss: Callable[[Any, Any], Tensor],
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    optimizer: Callable[[Iterable[nn.Parameter]], Any],
     recipe: Mapping[str, Any] | str | Path,
     *,
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,

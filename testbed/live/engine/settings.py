@@ -27,9 +27,12 @@ needs no ``model``, ``dataset``, ``batch`` and ``lr``::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -46,13 +49,15 @@ from pydantic import (
     model_validator,
 )
 
-from slowlink.methods import aggregation, compression, exchange, synchronization
+from slowlink.methods import aggregation, compression, exchange, fusion, synchronization
 from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed.live import documents
 from slowlink.testbed.live.engine.flow import FINITE
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
+from slowlink.testbed.training import models
+from slowlink.testbed.training.fetch import read_sources
 from slowlink.testbed.training.learner import IDENTITY, apart
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
@@ -75,6 +80,9 @@ OF_RECIPES = (
 )  # fmt: skip
 """Fields that say what one's own functions say, where there are any."""
 
+TEXTS = ("penn_treebank",)
+"""Data sets of words, for language models."""
+
 TRIED = 2**18
 """Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
 
@@ -89,11 +97,13 @@ class Own(BaseModel):
 
     Attributes
     ----------
-    model: ``model() -> torch.nn.Module``, seeded alike at every node.
+    model: ``model() -> torch.nn.Module``, seeded alike at every node: torch, numpy and ``random``.
     data: ``data(site, worker)``, names such as ``site1`` and a number from 0: batches ``(x, y)``
         of that worker, as often as it is iterated over. Only a worker calls it, with its own place.
+        Where ``x`` is a tuple or a list, it is what a model of several inputs takes.
     loss: ``loss(model(x), y) -> scalar tensor``.
-    optimizer: ``optimizer(parameters) -> torch.optim.Optimizer``.
+    optimizer: ``optimizer(parameters) -> torch.optim.Optimizer``, or a pair of it and a scheduler
+        of its learning rate, which steps after each of its steps.
     evaluate: ``evaluate(model) -> {metric: number}``, called where the model is; null for none.
     """
 
@@ -168,12 +178,14 @@ class LiveSettings(BaseModel):
     training: see :class:`testbed.training.recipe.Recipe`; :data:`USUAL` may be left out, and
         ``networks``: real links are what they are.
     network: shape the links between the members by these rates, on this machine alone; null for
-        links as they are. Nothing that travels is scaled.
+        links as they are. Nothing that travels is scaled, and ``efficiency`` is for models of
+        networks: these carry real packets.
     own: one's own model and data, instead of the recipe's.
     order: sums where no server is: ``plan``, partial sums on the way, or ``rank``, all payloads
-        side by side to the end and then added as the trainer adds them, which costs their bytes.
+        side by side to the end and then added as the trainer adds them, which costs their bytes. A
+        server adds in the order of the ranks whatever this says.
     statistics: running statistics (BatchNorm) are the ``mean`` over the members after each
-        meeting, or each worker's ``own``.
+        meeting, or each worker's ``own``, where no server keeps the model.
     worst: the server looks at each new model before it takes effect. If its loss is more than so
         many times that of the model before, or of the initial one where this is more, whose change
         alone makes such a model has sent what cannot be; if nobody's does, the old model stays. A
@@ -353,16 +365,24 @@ def check(settings: LiveSettings) -> None:
     recipe = settings.training
     for number, level in enumerate(recipe.levels):
         for way, part in (("up", level.up), ("down", level.down or IDENTITY)):
-            try:
+            with naming(f"training.levels.{number}.{way}"):
                 compression.load(part.name, **part.parameters)
-            except ValueError as error:
-                raise ValueError(f"training.levels.{number}.{way}: {error}") from None
     usual = {name: field.default for name, field in Recipe.model_fields.items()}
     usual |= OWN | dict(model=Part(**OWN["model"]))
     for field in OF_RECIPES if settings.own else ():
         if getattr(recipe, field) != usual[field]:
             raise ValueError(f"training.{field}: leave it out, what is trained is your `own`")
-    between, policy = settings.exchange, settings.policy()
+    if not settings.own:
+        _check_data(recipe)
+    with naming("training.aggregation"):
+        rule = settings.rule
+    with naming("training.fusion"):
+        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+    with naming("training.synchronization"):
+        policy = settings.policy()
+    with naming("training.exchange"):
+        between = settings.exchange
+        between(settings.topology)
     sync, name, workers = recipe.synchronization.name, recipe.exchange.name, sum(recipe.workers)
     depth = len(between.groups(settings.topology))
     if len(recipe.levels) != depth:
@@ -380,9 +400,15 @@ def check(settings: LiveSettings) -> None:
          "factors below 1 would need faster workers"),
         ("stands_for", recipe.stands_for is None, "must be null: real bytes travel"),
         ("accelerator", recipe.accelerator == "cpu", "must be cpu: nodes are CPU processes"),
+        ("compute_s", not recipe.compute_s, "real iterations take what they take; `iteration_s` "
+         "paces them"),
+        ("gradients", recipe.gradients != "vmap",
+         "vmap takes the gradients of several workers at once, and a worker has its own"),
+        ("fusion", not grouping.needs_costs,
+         f"{recipe.fusion.name} weighs costs, which real nodes do not know"),
         ("exchange", between.chunks == 1, "chunks must be 1: messages travel whole"),
         ("exchange", between.overlap, "overlap must be true: phases have no barrier"),
-        ("aggregation", settings.rule is None or known,
+        ("aggregation", rule is None or known,
          f"{recipe.aggregation.name} needs a server that has every worker's values, which "
          f"{name} with {up[-1].name} gives to none"),
         ("optimizer_at", not (between.whole and recipe.optimizer_at == "server"),
@@ -402,10 +428,8 @@ def check(settings: LiveSettings) -> None:
     ):  # fmt: skip
         if not holds:
             raise ValueError(f"training.{field}: {why}")
-    try:
+    with naming("training.exchange"):
         load_system(recipe.exchange, recipe.levels, settings.topology).check_meetings(policy)
-    except ValueError as error:
-        raise ValueError(f"training.exchange: {error}") from None
     if settings.worst is not None and not known:
         raise ValueError(f"worst: {name} with {up[-1].name} has no server that knows whose is bad")
     if settings.iteration_s and (recipe.uneven or len(settings.iteration_s) != workers):
@@ -419,10 +443,8 @@ def check(settings: LiveSettings) -> None:
     parties = sum(map(len, between.groups(settings.topology)[-1]))
     last = recipe.levels[-1].up
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
-    try:
+    with naming("training.levels"):
         compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
-    except ValueError as error:
-        raise ValueError(f"training.levels: {error}") from None
     if settings.mode == "model":
         keeps = between(settings.topology, None, "push").receivers.tolist()
         if len(keeps) != 1 or keeps[0] in settings.workers:
@@ -436,16 +458,52 @@ def check(settings: LiveSettings) -> None:
     _check_levels(settings, policy)
 
 
+@contextlib.contextmanager
+def naming(field: str) -> Iterator[None]:
+    """What is refused meanwhile is refused with the field before the reason."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{field}: {error}") from None
+
+
+def _check_data(recipe: Recipe) -> None:
+    """Refuse what cannot be trained, as far as it is known before any data are read."""
+    with naming("training.model"):
+        if recipe.model.name not in models.MODELS:
+            known = ", ".join(sorted(models.MODELS))
+            raise ValueError(f"no model {recipe.model.name!r}; there are: {known}")
+        inspect.signature(models.MODELS[recipe.model.name]).bind(**recipe.model.parameters)
+    known, name = read_sources(), recipe.dataset
+    if name not in known:
+        raise ValueError(f"training.dataset: no data set {name!r}; there are: {', '.join(known)}")
+    text, limit = name in TEXTS, recipe.limit
+    if (len(models.sample_shape(recipe.model.name)) == 1) != text:
+        what = "text" if text else "images"
+        raise ValueError(f"training.model: {recipe.model.name} is not for {name}, which is {what}")
+    for field, holds, why in (
+        ("augment", not (text and recipe.augment), f"{name} is text, only images are augmented"),
+        ("validation", not (text and recipe.validation), f"{name} is text, only images are held "
+         "out"),
+        ("validation", not (limit and recipe.validation and recipe.validation >= limit),
+         f"{recipe.validation} images held out leave none of limit: {limit} to train on"),
+        ("words", text or not recipe.words, f"{name} has none"),
+    ):  # fmt: skip
+        if not holds:
+            raise ValueError(f"training.{field}: {why}")
+
+
 def _check_levels(settings: LiveSettings, policy: Policy) -> None:
     """Try the policy in virtual time: all of its workers must meet now and then."""
     recipe, count = settings.training, len(settings.workers)
-    log = play(
-        policy,
-        Fixed(tuple(1 + rank / 7 for rank in range(count))),
-        0.1,
-        groups=settings.groups,
-        iterations=PROBED * count,
-    )
+    with naming("training.synchronization"):
+        log = play(
+            policy,
+            Fixed(tuple(1 + rank / 7 for rank in range(count))),
+            0.1,
+            groups=settings.groups,
+            iterations=PROBED * count,
+        )
     levels = {meeting.sync.level for meeting in log.meetings}
     fewest = min(len(its.sync.bringing) for its in log.meetings if its.sync.bringing)
     if settings.rule is not None and fewest < settings.rule.least:

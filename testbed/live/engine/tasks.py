@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib
 import importlib.util
 import math
+import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 from slowlink.methods import fusion
 from slowlink.testbed.live.engine.settings import LiveSettings
@@ -26,6 +30,9 @@ from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica
 
 Metrics = dict[str, tuple[float, str]]
 """Value and unit by name."""
+
+RUNNING = ("running_mean", "running_var", "_u", "_v", "weight_u", "weight_v")
+"""Buffers that follow the batches: of normalisations, and the vectors of spectral norms."""
 
 
 class Task(Protocol):
@@ -56,8 +63,11 @@ class Task(Protocol):
     def adopt(self, values: Sequence[Tensor]) -> None:
         """Go on from these parameters; the optimizer keeps its state."""
 
+    def begin_at(self, updates: int) -> None:
+        """Count so many updates as done, by which learning rates go."""
+
     def statistics(self) -> list[Tensor]:
-        """Running statistics: floating-point buffers of the model."""
+        """Running statistics: floating-point buffers of the model that follow the batches."""
 
     def take_statistics(self, values: Sequence[Tensor]) -> None:
         """Go on with these statistics."""
@@ -95,6 +105,9 @@ class RecipeTask:
         self.codec, self.groups = self.learner.codec, self.learner.groups
         self.shapes = self.learner.shapes
         self.samples = len(data.train_y) // len(settings.workers)
+        self.using = Lock()
+        """Whoever uses the learner's one model holds it: a server's models are evaluated by two
+        threads."""
 
     @property
     def replica(self) -> Replica:
@@ -109,13 +122,17 @@ class RecipeTask:
 
     def gradient(self) -> list[Tensor]:
         self.batches += 1
-        return self.learner.gradient(self.rank)
+        with self.using:
+            return self.learner.gradient(self.rank)
 
     def step(self, gradient: Sequence[Tensor]) -> None:
         self.replica = self.learner.update(self.replica, gradient)
 
     def adopt(self, values: Sequence[Tensor]) -> None:
         self.replica = replace(self.replica, parameters=list(values))
+
+    def begin_at(self, updates: int) -> None:
+        self.replica = replace(self.replica, version=updates)
 
     def statistics(self) -> list[Tensor]:
         return [buffer for buffer in self.replica.buffers if buffer.is_floating_point()]
@@ -129,7 +146,8 @@ class RecipeTask:
         return partial(self._evaluate, replace(self.replica, buffers=buffers))
 
     def _evaluate(self, replica: Replica) -> Metrics:
-        accuracy, loss = self.learner.evaluate(replica)
+        with self.using:
+            accuracy, loss = self.learner.evaluate(replica)
         if not math.isfinite(loss):
             raise Diverged(f"test loss is {loss}; lower lr")
         found = dict(test_accuracy=(accuracy, "%"), test_loss=(loss, ""))
@@ -148,35 +166,40 @@ class RecipeTask:
 
     def model(self) -> dict[str, Tensor]:
         model, replica = self.learner.model, self.replica
-        for parameter, value in zip(self.learner.parameters, replica.parameters, strict=True):
-            parameter.data = value
-        for buffer, value in zip(model.buffers(), replica.buffers, strict=True):
-            buffer.copy_(value)
-        return model.state_dict()
+        with self.using:
+            for parameter, value in zip(self.learner.parameters, replica.parameters, strict=True):
+                parameter.data = value
+            for buffer, value in zip(model.buffers(), replica.buffers, strict=True):
+                buffer.copy_(value)
+            return model.state_dict()
 
 
 class OwnTask:
     """A user's model, data, loss and optimizer.
 
     Every iteration is seeded by its number, so that a run that goes on repeats what it would have
-    done: what draws at random (dropout, an order of samples) draws from torch's own generator.
+    done: what draws at random (dropout, an order of samples) draws from the generators of torch,
+    numpy or Python.
     """
 
     def __init__(self, settings: LiveSettings, rank: int | None) -> None:
         recipe, own = settings.training, settings.own
         self.seed, self.own = recipe.seed, own
-        make_model = named("model", own.model)
-        torch.manual_seed(fan_out(self.seed, "model"))
-        self.net: nn.Module = make_model()
+        self.net = self._made()
+        self.judged: nn.Module | None = None
+        """Another one, which takes the state of the model that is evaluated."""
+        self.judging = Lock()
+        """Whoever evaluates holds it: a server's models are evaluated by two threads."""
         self.parameters = [p for p in self.net.parameters() if p.requires_grad]
-        self.optimizer = named("optimizer", own.optimizer)(self.parameters)
+        self._check_parameters()
+        made = named("optimizer", own.optimizer)(self.parameters)
+        self.optimizer, self.scheduler = made if _is_pair(made) else (made, None)
+        self._check_optimizer()
         self.loss = named("loss", own.loss)
         self.score = own.evaluate and named("evaluate", own.evaluate)
         self.shapes = [parameter.shape for parameter in self.parameters]
         order = list(range(len(self.shapes)))[::-1]
         grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        if grouping.needs_costs:
-            raise ValueError(f"fusion {recipe.fusion.name} weighs costs, which only a recipe has")
         groups = grouping([self.shapes[i].numel() for i in order], None)
         if recipe.codec_scope == "layer":
             groups = [[i] for i in range(len(order))]
@@ -191,22 +214,71 @@ class OwnTask:
             number = int("".join(filter(str.isdigit, worker or site)))
             self.place = (site if worker else "site1"), number
             self.data = named("data", own.data)(*self.place)
+            if not any(hasattr(self.data, its) for its in ("__iter__", "__getitem__")):
+                raise ValueError(f"own.data: must give batches to iterate over, not {self.data!r}")
         self._stream = self._batches()
+
+    def _made(self) -> nn.Module:
+        make_model = named("model", self.own.model)
+        self._draw("model")
+        net = make_model()
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"own.model: must give a torch.nn.Module, not {net!r}")
+        return net
+
+    def _draw(self, what: str) -> None:
+        """Let all that is drawn from now on be what belongs to this."""
+        seed = fan_out(self.seed, what)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+    def _check_parameters(self) -> None:
+        if not self.parameters:
+            raise ValueError("own.model: has no parameters to train")
+        for parameter in self.parameters:
+            if isinstance(parameter, nn.UninitializedParameter):
+                raise ValueError(
+                    "own.model: has lazy layers; pass them a batch before you return the model"
+                )
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"own.model: parameters must be float32, not {parameter.dtype}")
+
+    def _check_optimizer(self) -> None:
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise ValueError(
+                "own.optimizer: must give a torch.optim.Optimizer, or a pair of it and a scheduler,"
+                f" not {self.optimizer!r}"
+            )
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ValueError("own.optimizer: LBFGS asks for the loss again, and gets one gradient")
+        if self.scheduler and not isinstance(self.scheduler, lr_scheduler.LRScheduler):
+            raise ValueError(f"own.optimizer: {self.scheduler!r} is no scheduler of torch")
+        if isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau):
+            raise ValueError("own.optimizer: ReduceLROnPlateau asks for a loss that is not known")
 
     def _batches(self) -> Iterator[tuple[Any, Any]]:
         for epoch in count():
-            torch.manual_seed(fan_out(self.seed, f"{self.place} epoch {epoch}"))
+            self._draw(f"{self.place} epoch {epoch}")
             batch = None
             for batch in self.data:
                 yield batch
             if batch is None:
-                raise ValueError(f"{self.own.data}{self.place} gave no batch")
+                again = " when iterated over again; a generator can be read only once"
+                raise ValueError(
+                    f"own.data: {self.own.data}{self.place} gave no batch{again if epoch else ''}"
+                )
 
     def _next(self) -> tuple[Any, Any]:
         # What follows, drawing the batch included, draws from this seed.
-        torch.manual_seed(fan_out(self.seed, f"{self.place} batch {self.batches}"))
+        self._draw(f"{self.place} batch {self.batches}")
         self.batches += 1
-        return next(self._stream)
+        batch = next(self._stream)
+        if not _is_pair(batch):
+            sized = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+            what = f"{type(batch).__name__}{sized}"
+            raise ValueError(f"own.data: a batch must be a pair (x, y), not a {what}")
+        return batch[0], batch[1]
 
     def values(self) -> list[Tensor]:
         return [parameter.detach() for parameter in self.parameters]
@@ -215,7 +287,10 @@ class OwnTask:
         x, y = self._next()
         self.net.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.net(x), y)
+        loss = self.loss(self.net(*x) if isinstance(x, tuple | list) else self.net(x), y)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"own.loss: must give a tensor of one number, not {what}")
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()}; lower the learning rate")
         loss.backward()
@@ -229,14 +304,26 @@ class OwnTask:
         for parameter, its in zip(self.parameters, gradient, strict=True):
             parameter.grad = its.clone()
         self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
 
     @torch.no_grad()
     def adopt(self, values: Sequence[Tensor]) -> None:
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.copy_(value)
 
+    def begin_at(self, updates: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the optimizer has not stepped before
+            for _ in range(updates if self.scheduler else 0):
+                self.scheduler.step()
+
     def statistics(self) -> list[Tensor]:
-        return [buffer for buffer in self.net.buffers() if buffer.is_floating_point()]
+        return [
+            buffer
+            for name, buffer in self.net.named_buffers()
+            if name.rpartition(".")[2] in RUNNING and buffer.is_floating_point()
+        ]
 
     def take_statistics(self, values: Sequence[Tensor]) -> None:
         for buffer, value in zip(self.statistics(), values, strict=True):
@@ -247,19 +334,33 @@ class OwnTask:
         if self.losses:
             found["train_loss"] = math.fsum(self.losses) / len(self.losses), ""
             self.losses = []
-        return partial(self._evaluate, copy.deepcopy(self.net), found)
+        if not self.score:
+            return lambda: found
+        # Not a copy of the model, which may hold what cannot be copied, such as an activation.
+        self.judged = self.judged or self._made()
+        return partial(self._evaluate, self._state_of_net(), found)
 
-    def _evaluate(self, net: nn.Module, found: Metrics) -> Metrics:
-        if self.score:
-            net.eval()
-            with torch.no_grad():
-                found |= {name: (float(v), "") for name, v in self.score(net).items()}
-        return found
+    def _evaluate(self, state: Mapping[str, Any], found: Metrics) -> Metrics:
+        with self.judging, torch.no_grad():
+            self.judged.load_state_dict(state)
+            self.judged.eval()
+            scores = self.score(self.judged)
+        try:
+            return found | {name: (float(value), "") for name, value in scores.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"own.evaluate: must give numbers by name, not {repr(scores)[:80]}"
+            ) from None
+
+    def _state_of_net(self) -> dict[str, Any]:
+        state = self.net.state_dict().items()
+        return {name: v.clone() if isinstance(v, Tensor) else v for name, v in state}
 
     def state(self) -> dict[str, Any]:
         return dict(
-            net={name: value.clone() for name, value in self.net.state_dict().items()},
+            net=self._state_of_net(),
             optimizer=self.optimizer.state_dict(),
+            scheduler=self.scheduler and self.scheduler.state_dict(),
             batches=self.batches,
             losses=list(self.losses),
         )
@@ -267,6 +368,8 @@ class OwnTask:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler:
+            self.scheduler.load_state_dict(state["scheduler"])
         self.losses = list(state["losses"])
         self._stream, self.batches = self._batches(), 0
         while self.batches < state["batches"]:
@@ -274,6 +377,10 @@ class OwnTask:
 
     def model(self) -> dict[str, Tensor]:
         return self.net.state_dict()
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2
 
 
 loading = False
