@@ -571,9 +571,7 @@ def _variant_ratios(claim: Claim, evidence: Evidence, said: float) -> str:
     return f" ({', '.join(ratios)})" if ratios else ""
 
 
-def _near(
-    printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0
-) -> tuple[str, str]:
+def _near(printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0) -> tuple[str, str]:
     """Whether our number agrees with a printed one under a rule; nearer than ``tie`` to what means
     no effect, it is none."""
     band = rule.band(printed)

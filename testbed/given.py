@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """Reads plain data, and refuses a mapping that has a key twice, of which YAML keeps the last."""
+    """Reads plain data, and refuses a mapping that has a key twice: YAML would keep the last."""
 
     def __init__(self, stream: str | bytes) -> None:
         super().__init__(stream)

@@ -69,6 +69,14 @@ TEXT = dict(dataset="penn_treebank", model=part("lstm"))
             "aggregation: median needs .* parameter_server with sign_sgd gives to none",
         ),
         (
+            SERVER
+            | dict(
+                aggregation=part("median"),
+                levels=[{"up": part("terngrad"), "down": part("int8_blocks")}],
+            ),
+            "levels: down would code the model",
+        ),
+        (
             SERVER | dict(aggregation=part("krum")),
             "aggregation: krum needs 5 workers that bring something to a meeting, bsp has 3",
         ),

@@ -420,6 +420,9 @@ def check(settings: LiveSettings) -> None:
          or recipe.optimizer_at == "server", f"{sync} needs optimizer_at: server"),
         ("levels", not (between.whole and depth > 1) or passes(up, down),
          f"{name} adds payloads on their way through all levels, which need one codec that adds"),
+        ("levels", not (settings.apart and settings.stepwise and recipe.optimizer_at == "worker")
+         or all(level.down in (None, IDENTITY) for level in recipe.levels),
+         "down would code the model, with which a server answers that knows what each brings"),
         ("levels", settings.mode == "sum" or up[-1].one_shot,
          f"{up[-1].name} needs several rounds, and a server that keeps the model is no party"),
         ("exchange", not (name == "parameter_server" and between.whole

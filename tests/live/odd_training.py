@@ -1,0 +1,148 @@
+"""Trainings of one's own that are seldom, and some that cannot be."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+LR, EVERY, FACTOR = 0.1, 2, 0.5
+
+
+def linear():
+    return nn.Linear(2, 2)
+
+
+def drawn():
+    """A model that is drawn by numpy and Python."""
+    model = linear()
+    nn.init.constant_(model.weight, np.random.rand())
+    nn.init.constant_(model.bias, random.random())
+    return model
+
+
+def another(made=[]):  # noqa: B006
+    """Each call gives another model."""
+    made.append(linear())
+    nn.init.constant_(made[-1].bias, len(made))
+    return made[-1]
+
+
+def normed():
+    return nn.Sequential(nn.BatchNorm1d(2), linear())
+
+
+class Buffers(nn.Module):
+    """Constants that are no statistics, and an activation that cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.utils.spectral_norm(normed()[1])
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+        self.register_buffer("far", torch.tensor([1e9]))
+
+    def forward(self, x, more=0.0):
+        self.last = self.inside(self.norm(x + more))
+        return self.last
+
+
+def buffers():
+    return Buffers()
+
+
+def lazy():
+    return nn.LazyLinear(2)
+
+
+def double():
+    return linear().double()
+
+
+def no_module():
+    return [3]
+
+
+def frozen():
+    return linear().requires_grad_(False)
+
+
+X, Y = torch.eye(2), torch.tensor([0, 1])
+
+
+def batches(site, worker):
+    return [(X, Y)] * 3
+
+
+class Noisy:
+    """Samples that numpy and Python draw."""
+
+    def __iter__(self):
+        for _ in range(3):
+            yield X * np.random.rand() + random.random(), Y
+
+
+def noisy(site, worker):
+    return Noisy()
+
+
+def two_inputs(site, worker):
+    return [((X, X), Y)]
+
+
+def generator(site, worker):
+    yield X, Y
+
+
+def dicts(site, worker):
+    return [dict(x=X, y=Y)]
+
+
+def triples(site, worker):
+    return [(X, X, Y)]
+
+
+def number(site, worker):
+    return 3
+
+
+def loss(scores, labels):
+    return nn.functional.cross_entropy(scores, labels)
+
+
+def unreduced(scores, labels):
+    return nn.functional.cross_entropy(scores, labels, reduction="none")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, LR)
+
+
+def stepped(parameters):
+    optimizer = sgd(parameters)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, EVERY, FACTOR)
+
+
+def lbfgs(parameters):
+    return torch.optim.LBFGS(parameters)
+
+
+def plateau(parameters):
+    optimizer = sgd(parameters)
+    return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def bias(model):
+    return {"bias": model.state_dict()["bias"].sum()}
+
+
+def total(model):
+    return {"total": sum(p.sum().item() for p in model.parameters())}
+
+
+def nothing(model):
+    return None
+
+
+def many(model):
+    return {"loss": torch.ones(3)}

@@ -1,0 +1,160 @@
+"""A training of one's own: what is kept, what is told apart, and what is refused by name."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowlink.testbed.live.engine import settings, tasks
+from slowlink.testbed.live.engine.coordinator import Failed
+from tests.live import in_process, odd_training
+from tests.live.odd_training import EVERY, FACTOR, LR
+
+SOURCE = str(Path(odd_training.__file__).resolve())
+
+
+def described(folder, training=(), **changes):
+    names = dict(model="linear", data="batches", loss="loss", optimizer="sgd")
+    names |= changes.pop("own", {})
+    whole = dict(
+        exchange={"name": "parameter_server"},
+        levels=[{"up": {"name": "identity"}}],
+        synchronization={"name": "bsp"},
+        workers=[2],
+        rounds=6,
+        evaluate_every=3,
+    ) | dict(training)
+    own = {field: f"{SOURCE}:{name}" for field, name in names.items()}
+    limits = dict(silence_s=600)
+    given = dict(training=whole, own=own, limits=limits, output=str(folder / "out"))
+    return settings.parse(given | changes)
+
+
+def task(folder, rank=0, **own):
+    return tasks.make(described(folder, own=own), rank)
+
+
+def trained(task, steps):
+    for _ in range(steps):
+        task.step(task.gradient())
+    return task
+
+
+def same(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_what_numpy_and_python_draw_is_the_same_everywhere_and_after_a_pause(tmp_path):
+    own = dict(model="drawn", data="noisy", optimizer="stepped")
+    whole, other = task(tmp_path, **own), task(tmp_path, 1, **own)
+    assert same(whole.values(), other.values())
+    state = trained(whole, 4).state()
+    assert not same(whole.values(), trained(other, 4).values())  # its data are others
+    cut = task(tmp_path, **own)
+    cut.restore(state)
+    assert same(trained(cut, 5).values(), trained(whole, 5).values())
+
+
+def test_a_scheduler_steps_with_its_optimizer_and_is_kept(tmp_path):
+    """Also by a worker that comes when so many updates are done."""
+    own = dict(optimizer="stepped")
+    kept = task(tmp_path, **own)
+    kept.restore(trained(task(tmp_path, **own), 2 * EVERY - 1).state())
+    late = task(tmp_path, **own)
+    late.begin_at(2 * EVERY - 1)
+    for one in (kept, late):
+        rates = []
+        for _ in range(2):
+            before = [value.clone() for value in one.values()]
+            one.step([torch.ones(shape) for shape in one.shapes])
+            rates.append((before[0] - one.values()[0]).mean().item())
+        assert rates == pytest.approx([LR * FACTOR, LR * FACTOR**2])
+
+
+def test_only_what_follows_the_batches_is_averaged(tmp_path):
+    """Neither a mask nor a constant; and a model that holds an activation is evaluated."""
+    own = dict(model="buffers", data="two_inputs", evaluate="total")
+    one = trained(task(tmp_path, **own), 1)
+    assert [tuple(its.shape) for its in one.statistics()] == [(2,)] * 4
+    expected = odd_training.total(one.net)["total"]
+    later = one.evaluation()
+    trained(one, 1)
+    assert later()["total"][0] == expected
+    ended = in_process.run(described(tmp_path, own=own, training=dict(optimizer_at="server")))
+    model = torch.load(tmp_path / "out/model.pt", weights_only=True)
+    assert ended.rows and model["far"] == 1e9 and model["norm.running_mean"].abs().sum() > 0
+
+
+def test_two_threads_evaluate_one_after_the_other(tmp_path):
+    one, found = task(tmp_path, evaluate="bias"), []
+    later = []
+    for number in range(3):
+        one.adopt([torch.full(shape, float(number)) for shape in one.shapes])
+        later.append(one.evaluation())
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda number: later[number % 3]()["bias"][0], range(300)))
+    assert found == [2.0 * (number % 3) for number in range(300)]
+
+
+def test_members_that_begin_with_different_models_are_named(tmp_path):
+    with pytest.raises(Failed, match="begins with other parameters than .*; own.model must give"):
+        in_process.run(described(tmp_path, own=dict(model="another")))
+
+
+def test_who_comes_later_counts_the_updates_of_the_others(tmp_path, monkeypatch):
+    began, begin_at = [], tasks.OwnTask.begin_at
+    monkeypatch.setattr(
+        tasks.OwnTask, "begin_at", lambda self, n: (began.append(n), begin_at(self, n))
+    )
+    policy = dict(name="bsp", local_iterations=2)
+    brought = []
+
+    def dies(head):
+        brought.append(head.get("tag", [""])[0].startswith("push"))
+        return sum(brought) == 3  # two parameters a meeting: in the second
+
+    given = described(tmp_path, dict(synchronization=policy, rounds=8), on_loss="replace")
+    in_process.run(given, deaths={"site1/worker1": dies})
+    assert began and began[0] >= 4 and began[0] % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("ring", "payloads side by side"), ("k_nomial_tree", "payloads side by side")]
+    + [("parameter_server", "")],
+)
+def test_rows_say_where_payloads_travel_side_by_side(tmp_path, name, said):
+    given = described(tmp_path, dict(exchange={"name": name}), order="rank")
+    assert {row.variant for row in in_process.run(given).rows} == {said}
+
+
+def test_a_server_has_no_statistics_of_its_own(tmp_path):
+    own = dict(model="normed")
+    given = described(tmp_path, dict(optimizer_at="server"), statistics="own", own=own)
+    with pytest.raises(ValueError, match="statistics: own leaves the server's model"):
+        in_process.run(given)
+    assert in_process.run(described(tmp_path, statistics="own", own=own)).digests
+
+
+@pytest.mark.parametrize(
+    "own, said",
+    [
+        (dict(model="lazy"), "own.model: has lazy layers"),
+        (dict(model="double"), "own.model: parameters must be float32, not torch.float64"),
+        (dict(model="no_module"), r"own.model: must give a torch.nn.Module, not \[3\]"),
+        (dict(model="frozen"), "own.model: has no parameters to train"),
+        (dict(optimizer="lbfgs"), "own.optimizer: LBFGS"),
+        (dict(optimizer="plateau"), "own.optimizer: ReduceLROnPlateau"),
+        (dict(data="number"), "own.data: must give batches to iterate over, not 3"),
+        (dict(data="dicts"), r"own.data: a batch must be a pair \(x, y\), not a dict"),
+        (dict(data="triples"), r"own.data: a batch must be a pair \(x, y\), not a tuple of 3"),
+        (dict(data="generator"), "own.data: .* gave no batch when iterated over again; a gener"),
+        (dict(loss="unreduced"), r"own.loss: must give a tensor of one number, not \(2,\)"),
+        (dict(evaluate="nothing"), "own.evaluate: must give numbers by name, not None"),
+        (dict(evaluate="many"), "own.evaluate: must give numbers by name, not {'loss'"),
+    ],
+)
+def test_what_functions_cannot_give_is_refused_by_name(tmp_path, own, said):
+    with pytest.raises(ValueError, match=said):
+        trained(task(tmp_path, **own), 2).evaluation()()
