@@ -91,10 +91,10 @@ function reason(offers, by) {
 function passed(offers) {
   const shorter = offers.filter(({ rank, time }) => rank === "" && time < offers[0].time);
   if (!shorter.length) return "";
-  const names = shorter.slice(0, 5).map(({ label }) => label).join(", ") + (shorter.length > 5 ? ", …" : "");
+  const names = shorter.slice(0, 5).map(({ label }) => label).join(", ") + (shorter.length > 5 ? ", …" : ".");
   return (
     ` ${shorter.length} have shorter rounds and no rank: they were not trained to a target, never reach it, ` +
-    `or have rounds that hold only where they were trained: ${names}.`
+    `or have rounds that hold only where they were trained: ${names}`
   );
 }
 

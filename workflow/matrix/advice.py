@@ -737,7 +737,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         text[-1] += (
             f" {len(less)} have shorter rounds and no rank: they were not trained to a target, "
             "never reach it, or have rounds that hold only where they were trained: "
-            f"{', '.join(less[:SHORT])}{', …' * (len(less) > SHORT)}."
+            f"{', '.join(less[:SHORT])}{', …' if len(less) > SHORT else '.'}"
         )
     text.append(f"What each answer of {first.label} is worth, the other three as they are:")
     text.append(worth(found_worth).to_string(index=False))

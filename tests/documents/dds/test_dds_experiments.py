@@ -417,7 +417,7 @@ def known_run(live, dataset):
     known |= dict(groups=groups, tests=[(4, 1.0, 80.0), (6, 1.5, 85.0), (8, 2.0, 90.0)])
     return data_parallel.Run(
         **known, **dict.fromkeys(data_parallel.TIMES, each),
-        launched_early=0.0, finished_early=0.0,
+        launched_early=0.0,
     )  # fmt: skip
 
 
