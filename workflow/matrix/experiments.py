@@ -157,14 +157,24 @@ class Residual(Taught):
     """What is recorded of a residual network.
 
     Rates are tried by successive halving (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs``
-    rounds, of which the better half goes on to the next. ``classes``: methods, the most informative
-    first; all with the first seed come before any with the second. The target is a ``share`` of
-    what the first of them reaches on the validation images, with the tuning seed.
+    rounds, of which the better half goes on to the next; ``grids`` has other rates for some
+    methods, as many. ``classes``: methods, the most informative first; all with the first seed come
+    before any with the second. The target is a ``share`` of what the first of them reaches on the
+    validation images, with the tuning seed.
     """
+
+    grids: dict[str, Annotated[list[PositiveFloat], AfterValidator(distinct)]] = {}
 
     rungs: Annotated[list[PositiveInt], Field(min_length=1)]
     share: Annotated[float, Field(gt=0, le=1)]
     classes: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)]
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Residual:
+        for label, rates in self.grids.items():
+            if label not in self.classes or len(rates) != len(self.grid):
+                raise ValueError(f"grids: {label} is no class, or has not as many rates as grid")
+        return self
 
 
 class Matrix(declarations.Settings):
@@ -626,7 +636,8 @@ def halved(
     bench: Bench, residual: Residual, label: str, system: System
 ) -> Generator[Recipe, None, float | None]:
     """The runs of the search for a method's rate that are known; returns the rate at its end."""
-    rates, (ratio, *_) = list(residual.grid), residual.ratios_of(system)
+    rates = residual.grids.get(label, residual.grid)
+    ratio, *_ = residual.ratios_of(system)
     for rounds in residual.rungs:
         short = residual.tuning_seed, rounds, RATES, system, ratio
         made = {lr: run(bench, residual, label, lr, *short) for lr in rates}
