@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-ray record-checked
-.PHONY: record-survival record-crowd record-federated
+.PHONY: record-survival record-crowd
 .PHONY: lint test test-fast docs clean
 
 help:  ## what can be made
@@ -49,9 +49,6 @@ RECORD := data/recorded/geomx_emulated.json
 record-links: env  ## every cell of GeoMX's tables on emulated links (15 min), kept in data/recorded
 	$(BIN)/snakemake --cores $(CORES) --config scale=paper -- $(LINKS)
 	$(BIN)/python -c 'from slowlink.workflow.documents.geomx.links import record; record("$(LINKS)", "$(RECORD)", "make record-links")'
-
-record-federated: env  ## federated training over seeds, what is not recorded yet (30 min), kept in data/recorded
-	$(BIN)/python -c 'from slowlink.workflow.documents.dds.federated import record; record()'
 
 record-ray: $(VENV)/.installed-ray  ## LPSP's policies on real workers (2 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.documents.lpsp.experiments import record; record("make record-ray")'

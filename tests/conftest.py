@@ -41,7 +41,7 @@ OFFLINE = [
     "--disable-sync",
 ]
 
-DDS = re.compile(r"test_(dds|federated)")
+DDS = re.compile(r"test_dds")
 """Files that draw DDS domains at random: two of them at a time might meet in one."""
 
 SITE = re.compile(r"test_report_(page|browser)")

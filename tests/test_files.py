@@ -1,7 +1,9 @@
-"""Files that are whole or not at all; that they last is tested with the federated checkpoint."""
+"""Files that are whole or not at all."""
 
 import errno
+import os
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +29,25 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, lasting):
         raise KeyboardInterrupt
     assert [path.name for path in path.parent.iterdir()] == ["x"]
     assert path.read_text() == "old"
+
+
+def test_what_lasts_is_there_before_its_name_is(tmp_path, monkeypatch):
+    """Its bytes, then its name, and then the folder that keeps the name."""
+    done = []
+    replace, fsync = os.replace, os.fsync
+
+    def note(what, do, *arguments):
+        done.append(what)
+        return do(*arguments)
+
+    monkeypatch.setattr(os, "replace", lambda *names: note("replace", replace, *names))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: note(Path(f"/dev/fd/{file}").resolve(), fsync, file)
+    )
+    with whole(tmp_path / "model", lasting=True) as part:
+        part.write_bytes(b"model")
+    assert done == [tmp_path / ".model.part", "replace", tmp_path]
+    assert (tmp_path / "model").read_bytes() == b"model"
 
 
 def test_on_a_full_disk_the_error_names_the_file(tmp_path):

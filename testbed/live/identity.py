@@ -5,10 +5,9 @@ key, and on a member's own machine ``NAME.key``, its private key (a slash of the
 there). The lines are public, the key is nobody else's. To revoke a member, delete its line on all
 machines: running processes read the list again within seconds, and refuse the member from then on.
 
-Members are ``rank-0``, ``rank-1``, ... of a group on DDS, ``controller`` and ``client-0``,
-``client-1``, ... of a federated training, ``coordinator``, ``site1/server``, ``site1/worker0``, ...
-of a run of the engine. DDS's sessions sign with the identity; ZeroMQ's CURVE gets the X25519 keys
-that libsodium derives from it.
+Members are ``rank-0``, ``rank-1``, ... of a group on DDS, ``coordinator``, ``site1/server``,
+``site1/worker0``, ... of a run of the engine. DDS's sessions sign with the identity; ZeroMQ's CURVE
+gets the X25519 keys that libsodium derives from it.
 
 ``python -m slowlink.testbed.live.identity FOLDER NAME [NAME ...]`` makes identities.
 """

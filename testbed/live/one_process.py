@@ -1,14 +1,16 @@
-"""What live data-parallel runs are held against: the same steps in one process."""
+"""What live runs are held against: the same in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from slowlink.testbed.live import data_parallel
+from slowlink.testbed.training import trainer
 from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.learner import Diverged, Replica
 from slowlink.testbed.training.recipe import Recipe
 
 
@@ -29,6 +31,21 @@ def simulated(
         total, _ = learner.aggregate(members, {rank: learner.gradient(rank) for rank in members})
         learner.replicas = [learner.update(learner.replicas[0], total)] * len(members)
     return learner.replicas[0].parameters
+
+
+def trained(recipe: Recipe) -> list[Tensor]:
+    """The parameters with which the trainer ends. Raises Diverged if it comes to none."""
+    found: list[Tensor] = []
+    for row in trainer.train(recipe, ended=found.extend):
+        if row.status == "failed":
+            raise Diverged(row.reason)
+    return found
+
+
+def evaluated(recipe: Recipe, parameters: Sequence[Tensor]) -> float:
+    """The test accuracy (%) of a model without running statistics, with these parameters."""
+    learner = data_parallel.make_learner(recipe, trainer.data_of(recipe))
+    return learner.evaluate(Replica(list(parameters), []))[0]
 
 
 def difference(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> float:

@@ -48,6 +48,9 @@ class Record:
     iterations: the seconds of each worker's finished iterations.
     meetings: (push, pull) seconds of each meeting, in the order of the decisions; NaN where the
         end came first.
+    uploads: by meeting, in the same order: seconds by rank from when a worker began to send what it
+        brings until the central server had all of it. Only of those that send it to that server,
+        where one keeps the model and all members are on one machine, whose clock tells it.
     end: what happened until then is recorded.
     accuracy: test accuracy (%) of the server's model at the end.
     digest: of that model's bytes.
@@ -61,6 +64,7 @@ class Record:
     iterations: list[list[float]]
     meetings: list[tuple[float, float]]
     end: float
+    uploads: list[dict[int, float]] = field(default_factory=list)
     accuracy: float = math.nan
     digest: str = ""
     about: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class Record:
             told=told,
             iterations=[[_ticks(s) for s in seconds] for seconds in self.iterations],
             meetings=[[_ticks(s) for s in seconds] for seconds in self.meetings],
+            uploads=[{rank: _ticks(s) for rank, s in its.items()} for its in self.uploads],
             end=_ticks(self.end),
         )
         short = json.JSONEncoder(separators=(",", ":")).encode
@@ -97,6 +102,10 @@ class Record:
                 told=told,
                 iterations=[[_seconds(s) for s in ticks] for ticks in document["iterations"]],
                 meetings=[tuple(_seconds(s) for s in ticks) for ticks in document["meetings"]],
+                uploads=[
+                    {int(rank): _seconds(s) for rank, s in ticks.items()}
+                    for ticks in document.get("uploads", [])  # what others recorded has none
+                ],
                 end=_seconds(document["end"]),
             )
             return cls(**document | times)

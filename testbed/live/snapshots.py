@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slowlink.testbed import files
+
+DIGEST = 16
+"""Bytes at the end of a file that tell whether the others are as they were written."""
 
 
 class Snapshots:
@@ -26,7 +31,11 @@ class Snapshots:
 
     def save(self, number: int, state: dict[str, Any], kept: int = 2) -> None:
         """Write, and forget all but the latest ``kept``: whoever reads finds old or new files."""
-        files.save(self._path(number), {"run": self.run, "state": state}, lasting=True)
+        saved = io.BytesIO()
+        torch.save({"run": self.run, "state": state}, saved)
+        with files.whole(self._path(number), lasting=True) as part, part.open("wb") as file:
+            file.write(saved.getbuffer())
+            file.write(_digest(saved.getbuffer()))
         for old in sorted(n for n in self._numbers() if n <= number)[:-kept]:
             self._path(old).unlink(missing_ok=True)
         for undone in (n for n in self._numbers() if n > number):
@@ -43,8 +52,11 @@ class Snapshots:
         return {number: self._read(self._path(number)) for number in sorted(self._numbers())}
 
     def _read(self, path: Path) -> dict[str, Any]:
+        written = path.read_bytes()
         try:
-            found = torch.load(path, weights_only=True)
+            if _digest(written[:-DIGEST]) != written[-DIGEST:]:
+                raise ValueError("damaged")
+            found = torch.load(io.BytesIO(written[:-DIGEST]), weights_only=True)
         except Exception as error:  # torch raises whatever it stumbles on
             raise ValueError(f"{path}: not a snapshot ({error}); delete it to begin anew") from None
         if found["run"] != self.run:
@@ -57,3 +69,7 @@ class Snapshots:
     def _numbers(self) -> list[int]:
         prefix = self._path(0).name.removesuffix("0.pt")
         return [int(path.name.split(".")[-2]) for path in self.folder.glob(f"{prefix}*.pt")]
+
+
+def _digest(written: bytes | memoryview) -> bytes:
+    return blake2b(written, digest_size=DIGEST).digest()

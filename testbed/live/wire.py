@@ -37,7 +37,7 @@ VERSION = 1
 MAX_HEAD = 2**20
 """Bytes of a message without its body."""
 
-OWN = ("v", "sender", "stream", "dial", "number", "at", "size", "beat")
+OWN = ("v", "sender", "stream", "dial", "number", "at", "size", "beat", "board")
 """Fields of a head that the wire fills in."""
 
 WAITING = 64
@@ -119,6 +119,12 @@ class Wire(Protocol):
     def send(self, to: str, head: Mapping[str, Any], body: bytes = b"") -> None:
         """Send once, in order; does not wait. Raises ValueError where the message is too large."""
 
+    def send_all(self, to: Mapping[str, Mapping[str, Any]], body: bytes) -> None:
+        """Send several members the same body, each with a head of its own, as :meth:`send` does.
+
+        Nobody is sent anything where one of the messages is too large.
+        """
+
     def receive(self, timeout_s: float) -> Received | None:
         """The next message of anybody, None if there is none in time.
 
@@ -151,15 +157,29 @@ class Inbox:
         """Bytes by sender."""
 
     def put(self, message: Received) -> None:
-        sender = message.sender
+        if self.admit(message.sender, len(message.body)):
+            self.hand_on(message)
+
+    def admit(self, sender: str, size: int) -> bool:
+        """Whether this member's message, with a body of so many bytes, may wait here; it is then to
+        be handed on or left out."""
         with self._lock:
-            waiting = self._waiting.get(sender, 0) + len(message.body) + ENTRY_BYTES
+            waiting = self._waiting.get(sender, 0) + size + ENTRY_BYTES
             self._waiting[sender] = waiting
-        if waiting > self.queue_bytes + ENTRY_BYTES * WAITING:
-            self.barred.add(sender)
-            self.refuse(sender, f"{waiting} bytes wait to be received, at most {self.queue_bytes}")
-            return
+        if waiting <= self.queue_bytes + ENTRY_BYTES * WAITING:
+            return True
+        self.barred.add(sender)
+        self.refuse(sender, f"{waiting} bytes wait to be received, at most {self.queue_bytes}")
+        return False
+
+    def hand_on(self, message: Received) -> None:
+        """Let the member's own thread have a message that was admitted."""
         self._queue.put(message)
+
+    def leave_out(self, sender: str, size: int) -> None:
+        """Wait no more for a message that was admitted."""
+        with self._lock:
+            self._waiting[sender] -= size + ENTRY_BYTES
 
     def refuse(self, sender: str, why: str) -> None:
         self.fail(Unreadable(sender, why))
@@ -176,8 +196,7 @@ class Inbox:
             return None
         if isinstance(found, Exception):
             raise found
-        with self._lock:
-            self._waiting[found.sender] -= len(found.body) + ENTRY_BYTES
+        self.leave_out(found.sender, len(found.body))
         return found
 
 
@@ -317,6 +336,12 @@ class ZmqWire:
     def send(self, destination: str, head: Mapping[str, Any], body: bytes = b"") -> None:
         check_message(destination, head, body, self.limit_bytes)
         self._do("send", destination, dict(head, sender=self.name, size=len(body)), body)
+
+    def send_all(self, to: Mapping[str, Mapping[str, Any]], body: bytes) -> None:
+        for name, head in to.items():
+            check_message(name, head, body, self.limit_bytes)
+        for name, head in to.items():
+            self.send(name, head, body)
 
     def receive(self, timeout_s: float) -> Received | None:
         self._called = time.monotonic()

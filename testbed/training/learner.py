@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -21,16 +21,17 @@ from slowlink.methods.compression.pieces.packing import check_finite
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.fusion import Costs
 from slowlink.testbed.prices import Groups, check_pair, default_down, load_codec, passes
-from slowlink.testbed.training import batching, models
+from slowlink.testbed.training import batching, models, splits
 from slowlink.testbed.training.augmentation import augment
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Level, Part, Recipe
-from slowlink.testbed.training.sampling import batches, split
+from slowlink.testbed.training.sampling import batches, batches_in_rounds
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
 """Samples that are evaluated at once: a window of text has scores for every word at every step."""
 
 IDENTITY = Part(name="identity")
+EVEN = Part(name="even")
 
 Sizes = dict[str, dict[int, float] | float]
 """Bytes by message slot: by sender for ``push``, one number for ``pull``."""
@@ -100,10 +101,17 @@ class Codecs:
     Parameters
     ----------
     rank: of each worker, by node.
+    own: by rank, the codec of workers with another one than the innermost level has.
     """
 
-    def __init__(self, levels: Sequence[Level], seed: int, rank: Mapping[int, int]) -> None:
-        self.levels, self.rank = levels, rank
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        seed: int,
+        rank: Mapping[int, int],
+        own: Mapping[int, Part] | None = None,
+    ) -> None:
+        self.levels, self.rank, self.own = levels, rank, own or {}
         self.seed = fan_out(seed, "codec") % 2**31
         self.made: dict[tuple[str, int, int], Compressor] = {}
 
@@ -120,8 +128,11 @@ class Codecs:
         return self.made[key]
 
     def up(self, level: int, node: int) -> Compressor:
-        """The codec towards the server."""
-        return self("up", level, node, self.levels[level].up)
+        """The codec of ``node`` towards the server."""
+        part = self.levels[level].up
+        if level == 0:
+            part = self.own.get(self.rank.get(node), part)
+        return self("up", level, node, part)
 
     def down(self, level: int) -> Compressor:
         """The codec by which an aggregate comes back within ``level``."""
@@ -142,7 +153,7 @@ class Codecs:
             if direction in ("down", "weights"):
                 getattr(self, direction)(level)
             else:
-                self(direction, level, node, self.levels[level].up)
+                self.up(level, node)
         for key, codec in self.made.items():
             codec.load_state_dict(states.get(key, {}))
 
@@ -167,11 +178,11 @@ class Learner:
         self.model = model.to(self.device)
         self.data = _on(dataset, self.device)
         self.text = dataset.train_y.ndim > 1
-        if self.text and recipe.augment:
-            raise ValueError(f"augment: {recipe.dataset} is text, only images are augmented")
+        self._check_text()
         self.nodes = [int(node) for node in topology.workers]
         self.rank = {node: rank for rank, node in enumerate(self.nodes)}
-        self._streams = self._make_streams()
+        self._dealt = lru_cache(maxsize=1)(self._deal)
+        self._streams = [self._stream(rank) for rank in self.rank.values()]
         self._augmenters = [self._generator(f"augment {rank}") for rank in self.rank.values()]
         travelling = models.gradient_shapes(model, norm=recipe.norm)
         self.parameters = [model.get_parameter(name) for name in travelling]
@@ -193,12 +204,24 @@ class Learner:
         )
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
-        self.codec = Codecs(recipe.levels, recipe.seed, self.rank)
+        self.codec = Codecs(recipe.levels, recipe.seed, self.rank, recipe.codecs)
         rule = recipe.aggregation
         self.rule = aggregation.load(rule.name, **rule.parameters)
-        self._mean = rule.name == "mean"
-        """What sums on the way have; no other rule has."""
+        self._adds = rule.name == "mean" and not recipe.codecs
+        """Whether sums on the way are what the server makes of what workers bring: their mean, of
+        what comes in one codec."""
         self._check()
+
+    def _check_text(self) -> None:
+        recipe = self.recipe
+        for field_, given, what in (
+            ("augment", recipe.augment, "augmented"),
+            ("split", recipe.split != EVEN, "split by label"),
+            ("subset", recipe.subset, "drawn for a round"),
+            ("deal", recipe.deal != "once", "dealt anew"),
+        ):
+            if self.text and given:
+                raise ValueError(f"{field_}: {recipe.dataset} is text, only images are {what}")
 
     def _check(self) -> None:
         depth = len(self.exchange.groups(self.topology))
@@ -209,16 +232,28 @@ class Learner:
             )
         outer = load_codec(self.recipe.levels[-1].up)
         check_pair(self.exchange, outer)
-        if not self._mean and not apart(self.exchange, depth, outer):
-            raise ValueError(
-                f"aggregation: {self.recipe.aggregation.name} needs a server that has every "
-                f"member's values; {self.recipe.exchange.name} with {outer.name} gives it only "
-                "what they combine to"
-            )
+        if self.recipe.aggregation.name != "mean":
+            self._check_apart(f"aggregation: {self.recipe.aggregation.name}", outer)
+        for rank, part in self.recipe.codecs.items():
+            try:
+                own = load_codec(part)
+                check_pair(self.exchange, own)
+            except ValueError as error:
+                raise ValueError(f"codecs.{rank}: {error}") from None
+            for codec in (outer, own):
+                self._check_apart(f"codecs.{rank}: {own.name}", codec)
         for level in self.recipe.levels[:-1]:
             inner = load_codec(level.up)
             if not (inner.one_shot or self.passes):
                 raise ValueError(f"{inner.name} needs several rounds: outermost level only")
+
+    def _check_apart(self, what: str, codec: Compressor) -> None:
+        exchange, depth = self.recipe.exchange.name, len(self.recipe.levels)
+        if not apart(self.exchange, depth, codec):
+            raise ValueError(
+                f"{what} needs a server that has every member's values; {exchange} with "
+                f"{codec.name} gives it only what they combine to"
+            )
 
     @cached_property
     def passes(self) -> bool:
@@ -227,17 +262,41 @@ class Learner:
         up = [load_codec(level.up) for level in levels]
         return passes(up, [load_codec(one.down or default_down(one)) for one in levels[:-1]])
 
-    def _make_streams(self):
-        shards = split(len(self.data.train_y), len(self.nodes), self._generator("split"))
-        return [
-            batches(
-                shard,
-                self.recipe.batch,
-                self.recipe.sampler,
-                self._generator(f"sampler {rank}"),
+    def _deal(self, name: str) -> list[torch.Tensor]:
+        """Every worker's share of the samples, as drawn for this purpose."""
+        how, labels = self.recipe.split, self.data.train_y.cpu()
+        generator, workers = self._generator(name), len(self.nodes)
+        return splits.split(how.name, labels, workers, generator, **how.parameters)
+
+    def _stream(self, rank: int) -> Iterator[torch.Tensor]:
+        """The batches of a worker, from the first on."""
+        recipe = self.recipe
+        if recipe.in_rounds:
+            return batches_in_rounds(
+                partial(self._samples, rank),
+                recipe.round_iterations,
+                recipe.batch,
+                recipe.sampler,
+                lambda round_: self._generator(f"order {rank} {round_}"),
             )
-            for rank, shard in enumerate(shards)
-        ]
+        share = self._dealt("split")[rank]
+        if len(share) < recipe.batch:
+            raise ValueError(
+                f"split: {recipe.split.name} gives worker {rank} {len(share)} samples, no batch of "
+                f"{recipe.batch}; take a smaller batch, fewer workers or subset, which takes what "
+                "there is"
+            )
+        return batches(share, recipe.batch, recipe.sampler, self._generator(f"sampler {rank}"))
+
+    def _samples(self, rank: int, round_: int) -> torch.Tensor:
+        """Indices of the samples that a worker takes in its round of this number, from 1."""
+        recipe, anew = self.recipe, self.recipe.deal == "each_round"
+        share = self._dealt(f"split {round_}" if anew else "split")[rank]
+        # An even share that is dealt anew is a draw, in random order; others are in an order.
+        if recipe.subset and not (anew and recipe.split == EVEN):
+            draw = self._generator(f"subset {rank} {round_}")
+            share = share[torch.randperm(len(share), generator=draw)]
+        return share[: recipe.subset]
 
     def _generator(self, name: str) -> torch.Generator:
         return torch.Generator().manual_seed(fan_out(self.recipe.seed, name))
@@ -246,7 +305,7 @@ class Learner:
 
     def rewind(self, rank: int, batches: int) -> None:
         """Begin the data stream of the worker of this rank anew, after so many batches."""
-        self._streams[rank] = self._make_streams()[rank]
+        self._streams[rank] = self._stream(rank)
         self._augmenters[rank] = self._generator(f"augment {rank}")
         for _ in range(batches):
             self._batches([rank])
@@ -323,9 +382,11 @@ class Learner:
         return Replica(list(parameters), buffers, velocity, replica.version + 1)
 
     def adopt(self, worker: int, received: Replica) -> None:
-        """``worker`` goes on from ``received``, with its own momentum and count of updates."""
+        """``worker`` goes on from ``received``, with its own count of updates, and with its own
+        momentum if that lasts."""
         own = self.replicas[worker]
-        self.replicas[worker] = replace(received, velocity=own.velocity, version=own.version)
+        velocity = own.velocity if self.recipe.momentum_lasts == "run" else None
+        self.replicas[worker] = replace(received, velocity=velocity, version=own.version)
 
     def moved(self, replica: Replica, change: Sequence[torch.Tensor]) -> Replica:
         """``replica`` with ``change`` added; a new one."""
@@ -340,18 +401,21 @@ class Learner:
         gradients: dict[int, list[torch.Tensor]],
         weights: Sequence[float] | None = None,
         returns: bool = True,
+        origin: Sequence[torch.Tensor] | None = None,
     ) -> tuple[list[torch.Tensor], Traffic]:
         """The weighted mean of the members' gradients as every member decodes it.
 
         Goes level by level through the codecs of the recipe, exactly as payloads would travel. If
-        the recipe has another ``aggregation`` than the mean, that of what the server decodes.
+        the recipe has another ``aggregation`` than the mean, or codecs of single workers, it is
+        that of what the server decodes.
 
         returns: whether the mean comes back through the inner levels. It stays with a server that
             keeps the model, whose way back is :meth:`broadcast`.
+        origin: the server's model, where members bring no changes but models themselves.
         """
         weights = weights or [1 / len(members)] * len(members)
-        if not self._mean:
-            return self._by_rule(members, gradients, weights)
+        if not self._adds:
+            return self._by_rule(members, gradients, weights, origin)
         nodes = [self.nodes[rank] for rank in members]
         levels = self.exchange.groups(self.topology, nodes)
         brought = {
@@ -377,9 +441,9 @@ class Learner:
                 out[index] = piece
         return out, traffic
 
-    def _by_rule(self, members, gradients, weights) -> tuple[list[torch.Tensor], Traffic]:
-        """What the rule makes of the members' vectors as the server decodes them; it answers with
-        float32 values."""
+    def _by_rule(self, members, gradients, weights, origin) -> tuple[list[torch.Tensor], Traffic]:
+        """What the rule makes of the members' vectors as the server decodes them, each by the
+        codec of who sends it; it answers with float32 values."""
         sizes = [sum(self.sizes[i] for i in group) for group in self.groups]
         nodes = [self.nodes[rank] for rank in members]
         traffic = Traffic(values=sizes, groups=self.exchange.groups(self.topology, nodes))
@@ -392,7 +456,8 @@ class Learner:
                 traffic.add(0, "push/0", node, payload.nbytes)
                 decoded.append(codec.decompress(payload, self.device).flatten())
             vectors.append(torch.cat(decoded))
-        made = by_rule(self.rule, vectors, weights)
+        before = None if origin is None else fused([part.flatten() for part in origin], order)
+        made = by_rule(self.rule, vectors, weights, before)
         self._add_pulls(1, traffic, self._dense_bytes)
         out: list[torch.Tensor | None] = [None] * len(self.sizes)
         for index, piece in unfused(made, order, self.shapes).items():
@@ -565,12 +630,41 @@ def apart(exchange: Exchange, depth: int, outer: Compressor) -> bool:
 
 
 def by_rule(
-    rule: aggregation.Aggregation, vectors: Sequence[torch.Tensor], weights: Sequence[float]
+    rule: aggregation.Aggregation,
+    vectors: Sequence[torch.Tensor],
+    weights: Sequence[float],
+    origin: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What ``rule`` makes of the members' (values,) vectors, times the sum of their weights."""
+    """What ``rule`` makes of the members' (values,) vectors, times the sum of their weights.
+
+    origin: what the vectors are changes from, where they are models and no changes themselves.
+    """
     total = sum(weights)
-    made = rule(torch.stack(list(vectors)), [weight / total for weight in weights])
+    made = rule(torch.stack(list(vectors)), [weight / total for weight in weights], origin)
     return check_finite(total * made, "the aggregate")
+
+
+def spoil(
+    recipe: Recipe,
+    rank: int,
+    iteration: int,
+    brought: Sequence[torch.Tensor],
+    origin: Sequence[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """What the worker of this rank brings in truth, after so many iterations of its own, where an
+    honest one brings a change or a gradient, or a model that has changed from ``origin``."""
+    how = recipe.spoiled
+    if how is None or rank >= how.workers:
+        return list(brought)
+    learned = brought if origin is None else torch._foreach_sub(brought, origin)
+    found = torch._foreach_mul(learned, how.factor)
+    if how.noise:
+        seed = fan_out(recipe.seed, f"spoiled {rank} {iteration}")
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [torch.randn(part.shape, generator=generator).to(part.device) for part in learned]
+        scale = how.noise * _length(learned) / _length(drawn)
+        found = torch._foreach_add(found, torch._foreach_mul(drawn, scale))
+    return list(found if origin is None else torch._foreach_add(origin, found))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -583,10 +677,15 @@ def digest(tensors: Iterable[torch.Tensor]) -> bytes:
 
 def clipped(gradient: list[torch.Tensor], norm: float) -> list[torch.Tensor]:
     """``gradient``, scaled down if all of it together is longer than ``norm``."""
-    # Torch adds up squares in the order of memory, which differs with how a gradient was computed.
-    parts = [part.contiguous() for part in gradient]
-    length = torch.stack([torch.linalg.vector_norm(part) for part in parts]).norm()
+    length = _length(gradient)
     return [part * (norm / length) for part in gradient] if length > norm else gradient
+
+
+def _length(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The Euclidean norm of all values of all tensors."""
+    # Torch adds up squares in the order of memory, which differs with how a gradient was computed.
+    parts = [part.contiguous() for part in tensors]
+    return torch.stack([torch.linalg.vector_norm(part) for part in parts]).norm()
 
 
 def _on(dataset: Dataset, device: torch.device) -> Dataset:

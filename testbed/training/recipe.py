@@ -6,8 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from slowlink.methods import exchange, synchronization
 from slowlink.testbed.results import Scale
 
 How = Literal["one_by_one", "channels_last", "vmap"]
@@ -98,6 +108,18 @@ class Uneven(BaseModel):
     jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
+class Spoiled(BaseModel):
+    """The first ``workers`` bring ``factor`` times what they learned, and Gaussian noise as long as
+    ``noise`` times that: -1 turns it around, -10 a longer one, and 0 with noise is nothing but
+    noise, as of Blanchard et al. 2017 [@blanchard2017machine]."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    workers: PositiveInt
+    factor: FiniteFloat
+    noise: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
 class Recipe(BaseModel):
     """One training run: the four methods, the model, the data, the links and the device.
 
@@ -108,15 +130,27 @@ class Recipe(BaseModel):
         timed on every network; others take exactly one.
     aggregation: how the server combines what the members of a meeting bring.
     codec_scope: whether codecs see the fusion's groups or layers.
+    codecs: by rank, workers with another codec towards the server than ``levels`` says.
+    sends: what workers bring to a meeting where changes travel and a server keeps the model: their
+        ``change``, or their ``weights`` themselves, of whose mean the new model is made. With
+        ``weights_first`` the first meeting of all is one of weights.
+    spoiled: workers that bring something else than they learned; null for none.
     stands_for: the model that ``model`` stands in for: link rates are scaled by the ratio of
         their sizes, computing and compressing take the larger model's time.
     norm: whether BatchNorm's scale and shift train and travel; GeoMX prints sizes without them.
     validation: so many training images are held out of training.
     judged_on: the ``test`` images, or those held out for ``validation``.
     words, steps: of text: the vocabulary that is kept, and tokens a window.
+    split: which samples are whose: one of :mod:`testbed.training.splits`, with its parameters.
+    deal: they are dealt ``once``, or anew for ``each_round`` of a worker, of so many iterations as
+        the policy's ``local_iterations``.
+    subset: samples of its share that a worker takes in each of its rounds, drawn anew; null for a
+        stream of all of them that rounds do not interrupt.
     augment: whether training images are flipped and cropped at random.
     colour: augmented images change their brightness and contrast by at most this share.
     lr_steps: from so many updates on, the learning rate is multiplied by so much (once each).
+    momentum_lasts: whether a worker's momentum goes on through the ``run``, or begins at zero in
+        each ``round``, when the model of a meeting has come.
     clip_norm: each worker's gradient is scaled down to at most this norm, before any codec.
     overlap: whether coding and communication overlap with backward, in the groups of the fusion.
         Workers of one site are then a flat cluster, whose links have the rate ``lan``. If not, they
@@ -148,6 +182,9 @@ class Recipe(BaseModel):
     fusion: Fusion = Part(name="layer_wise")
     aggregation: Aggregation = Part(name="mean")
     codec_scope: CodecScope = "group"
+    codecs: dict[NonNegativeInt, Codec] = {}
+    sends: Literal["change", "weights", "weights_first"] = "change"
+    spoiled: Spoiled | None = None
     model: Model
     stands_for: Model | None = None
     norm: bool = True
@@ -159,6 +196,9 @@ class Recipe(BaseModel):
     words: PositiveInt | None = None
     steps: PositiveInt = 35
     workers: tuple[PositiveInt, ...]
+    split: Part = Part(name="even")
+    deal: Literal["once", "each_round"] = "once"
+    subset: PositiveInt | None = None
     sampler: Literal["random", "sequential"] = "random"
     augment: bool = False
     colour: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -167,6 +207,7 @@ class Recipe(BaseModel):
     lr_steps: dict[PositiveInt, PositiveFloat] = {}
     clip_norm: PositiveFloat | None = None
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum_lasts: Literal["run", "round"] = "run"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     optimizer_at: Literal["worker", "server"] = "worker"
     averaged_over: Literal["members", "all"] = "all"
@@ -218,6 +259,73 @@ class Recipe(BaseModel):
         elif self.overhead_s or self.timed_workers or self.timed_batch:
             raise ValueError("overhead_s, timed_workers and timed_batch need overlap: true")
         return self
+
+    @model_validator(mode="after")
+    def _deals(self) -> Recipe:
+        if self.split != Part(name="even"):
+            from slowlink.testbed.training import splits  # imports torch; most recipes do without
+
+            try:
+                splits.check(self.split.name, self.split.parameters)
+            except ValueError as error:
+                raise ValueError(f"split: {error}") from None
+        if self.in_rounds:
+            field = "subset" if self.subset else "deal: each_round"
+            if not hasattr(self._policy, "local_iterations"):
+                raise ValueError(
+                    f"{field} needs rounds of as many iterations as a policy's local_iterations "
+                    f"says, which {self.synchronization.name} has not; take one that has, or leave "
+                    "it out"
+                )
+            if self.gradients == "vmap":
+                raise ValueError(
+                    f"{field}: a round's last batch may be smaller, and gradients: vmap takes "
+                    "batches of one size; take one_by_one or channels_last"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _brings(self) -> Recipe:
+        count, name = sum(self.workers), self.synchronization.name
+        for rank in self.codecs:
+            if rank >= count:
+                raise ValueError(f"codecs: there is no worker {rank}, ranks are 0 to {count - 1}")
+        if self.spoiled and self.spoiled.workers > count:
+            raise ValueError(f"spoiled: {self.spoiled.workers} workers of {count}")
+        for field, usual in (("momentum_lasts", "run"), ("sends", "change")):
+            given = getattr(self, field)
+            if given != usual and self._policy.travels != "delta":
+                raise ValueError(
+                    f"{field}: {given} needs a policy whose changes travel, and with {name} "
+                    f"gradients do; give it local_iterations of 2 or more, or leave {field} out"
+                )
+        if self.sends != "change":
+            between = exchange.load(self.exchange.name, **self.exchange.parameters)
+            if between.whole:
+                raise ValueError(
+                    f"sends: {self.sends} needs a server that keeps the model, and "
+                    f"{self.exchange.name} has none; take an exchange with a server"
+                )
+            if self._policy.averages_inside:
+                raise ValueError(
+                    f"sends: {self.sends} goes to the one server that keeps the model, and {name} "
+                    "averages at several levels; take sends: change"
+                )
+        return self
+
+    @property
+    def _policy(self) -> synchronization.Policy:
+        return synchronization.load(self.synchronization.name, **self.synchronization.parameters)
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether each round of a worker has samples of its own, and batches do not flow on."""
+        return self.subset is not None or self.deal == "each_round"
+
+    @property
+    def round_iterations(self) -> int:
+        """Iterations of a round of a worker that is :attr:`in_rounds`."""
+        return self._policy.local_iterations
 
     @property
     def id(self) -> str:

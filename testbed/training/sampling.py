@@ -8,6 +8,7 @@ Nothing here touches a global random state.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -85,3 +86,31 @@ def _stream(
 ) -> Iterator[Tensor]:
     while True:
         yield from shard[order(len(shard), generator)[:used]].split(batch_size)
+
+
+def batches_in_rounds(
+    samples: Callable[[int], Tensor],
+    iterations: int,
+    batch_size: int,
+    sampler: str,
+    generator: Callable[[int], Generator],
+) -> Iterator[Tensor]:
+    """A worker's endless stream of mini-batches, whose rounds each have samples of their own.
+
+    A round's samples come in the sampler's order, ``batch_size`` at a time with the smaller last
+    batch kept, and over again in another order until the round has all of its batches.
+
+    Parameters
+    ----------
+    samples: of the round of a number, from 1: (n,) indices, at least one.
+    iterations: batches a round.
+    sampler: a name of ``SAMPLERS``.
+    generator: of the orders in the round of a number.
+
+    Yields
+    ------
+    (batch_size,) int64 indices into the data set, or fewer.
+    """
+    for number in itertools.count(1):
+        stream = batches(samples(number), batch_size, sampler, generator(number), last="keep")
+        yield from itertools.islice(stream, iterations)

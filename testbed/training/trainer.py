@@ -30,7 +30,7 @@ from slowlink.testbed.training import models, pipeline
 from slowlink.testbed.training.allocator import keep_freed_memory
 from slowlink.testbed.training.datasets import Dataset, held_out, load_dataset
 from slowlink.testbed.training.device import Device, profile
-from slowlink.testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic
+from slowlink.testbed.training.learner import Diverged, Learner, Replica, Sizes, Traffic, spoil
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Jitter, Stragglers, uniform
 from slowlink.testbed.training.virtual_time import (
@@ -65,6 +65,7 @@ def train(
     progress: Progress | None = None,
     load: Callable[..., Dataset] | None = None,
     checkpoint: Path | None = None,
+    ended: Callable[[list[torch.Tensor]], Any] | None = None,
 ) -> Iterator[Row]:
     """Run ``recipe`` and yield its result rows.
 
@@ -77,6 +78,7 @@ def train(
     checkpoint: a file that holds the run as it was at its last evaluation. Where it is there, the
         run goes on from it, to the same rows. Only runs whose policies do not look at the clock
         make one; others begin anew.
+    ended: called with the parameters of the model, when it is trained.
     """
     keep_freed_memory()
     torch.set_num_threads(recipe.torch_threads)
@@ -108,6 +110,8 @@ def train(
             yield from _lockstep(session, policy, checkpoint)
         else:
             yield from _event_driven(session, policy)
+        if ended:
+            ended(session.learner.server.parameters)
     except Diverged as error:
         reason = f"diverged with lr {recipe.lr}: {error}"
         failed = dict(status="failed", reason=reason, evidence="measured")
@@ -240,14 +244,28 @@ class _Session:
             return 0.0
         return coding_s(self.device, working, [count / self.shrink for count in values])
 
+    def push_s(self, members: Sequence[int], traffic: Traffic) -> float:
+        """Seconds of coding what these bring to a server that keeps the model, or that decodes what
+        each has sent in a codec of its own: it waits for whose codec takes longest."""
+        if not self.recipe.codecs:
+            return self.coding_s(self.system.model(traffic.groups or None)[0], traffic.values)
+        codecs = [self.learner.codec.up(0, self.learner.nodes[rank]) for rank in members]
+        encoded, decoded = (
+            [self.coding_s([Step(place, what, codec)], traffic.values) for codec in codecs]
+            for place, what in (("worker", "encode"), ("centre", "decode"))
+        )
+        return max(encoded, default=0.0) + sum(decoded)
+
     def spend(self, clock: _Clock, members: Sequence[int], traffic: Traffic) -> None:
         """Let the time of a round go by on ``clock``."""
         if self.recipe.overlap:
             clock.now += clock.iteration_s
             return
         if self.recipe.optimizer_at == "server":
-            push, pull = self.system.model(traffic.groups)
-            coding = self.coding_s(push, traffic.values) + self.coding_s(pull, self.learner.sizes)
+            _, pull = self.system.model(traffic.groups)
+            coding = self.push_s(members, traffic) + self.coding_s(pull, self.learner.sizes)
+        elif self.recipe.codecs:  # the answer is dense
+            coding = self.push_s(members, traffic)
         else:
             coding = self.coding_s(self.system.gradient(traffic.groups), traffic.values)
         clock.now += self.compute_s + coding
@@ -380,6 +398,7 @@ def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None)
             gradients |= learner.gradients(workers)
         for worker in workers:
             iteration[worker] += 1
+            gradients[worker] = spoil(recipe, worker, iteration[worker], gradients[worker])
             done = Finished(worker, iteration[worker], session.clocks[0].now)
             pending += [d for d in policy.on(done) if isinstance(d, Sync)]
         if not pending:
@@ -444,10 +463,11 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
                 server.computed(worker)
             case Decided(meeting=meeting):
                 traffic = server.collect(meeting)
-                push, _ = session.system.model(traffic.groups or None)
                 if session.exchange.whole:
-                    push = session.system.gradient()
-                sent = _Sent(session.sent(traffic), session.coding_s(push, traffic.values))
+                    coding_s = session.coding_s(session.system.gradient(), traffic.values)
+                else:
+                    coding_s = session.push_s(meeting.sync.bringing, traffic)
+                sent = _Sent(session.sent(traffic), coding_s)
             case Applied(meeting=meeting):
                 _, pull = session.system.model()
                 sent = _Sent(server.answer(meeting), session.coding_s(pull, learner.sizes))
@@ -482,7 +502,7 @@ class _Sent:
 
 class _Server:
     """The model at the server, and what meetings bring to it: gradients, to which its optimizer
-    answers, or changes, which it adds."""
+    answers, changes, which it adds, or models, whose mean is the new one."""
 
     def __init__(self, session: _Session, policy: Policy) -> None:
         self.session, self.learner = session, session.learner
@@ -497,7 +517,8 @@ class _Server:
         self.done: Counter[int] = Counter()  # iterations since the last global meeting
         self.apart = 0  # iterations that meetings have brought as long as none was global
         self.joined = False
-        self.brought: dict[int, tuple[list[torch.Tensor], Traffic]] = {}
+        # By meeting, what its members have brought, and whether that is the server's new model.
+        self.brought: dict[int, tuple[list[torch.Tensor], Traffic, bool]] = {}
         self.answers: dict[int, Replica] = {}
         # By meeting and member, the model that it met with.
         self.met: dict[int, dict[int, Replica]] = {}
@@ -543,18 +564,29 @@ class _Server:
             )
         if not sync.bringing:
             return Traffic(rounds=[{}])
-        brought = {worker: self._brings(worker, sync.level) for worker in sync.bringing}
+        sends, server = self.session.recipe.sends, self.learner.server
+        renews = sends == "weights" or (sends == "weights_first" and not server.version)
+        done = {w: its.stop - 1 for w, its in zip(sync.members, meeting.work, strict=True)}
+        brought = {w: self._brings(w, done[w], sync.level, renews) for w in sync.bringing}
         weights = sync.weights and [weight for weight in sync.weights if weight]
-        made = self.learner.aggregate(sync.bringing, brought, weights, not self.kept)
-        self.brought[meeting.number] = made
-        return self.brought[meeting.number][1]
+        origin = server.parameters if renews else None
+        total, traffic = self.learner.aggregate(
+            sync.bringing, brought, weights, not self.kept, origin
+        )
+        self.brought[meeting.number] = total, traffic, renews
+        return traffic
 
-    def _brings(self, worker: int, level: int) -> list[torch.Tensor]:
+    def _brings(self, worker: int, done: int, level: int, renews: bool) -> list[torch.Tensor]:
+        """What ``worker`` brings after so many iterations of its own: a gradient, a change, or its
+        model where that ``renews`` the server's."""
+        spoiled = functools.partial(spoil, self.session.recipe, worker, done)
         if not self.changes:
-            return self.gradients.pop(worker)
+            return spoiled(self.gradients.pop(worker))
         before = (self.last_global if level == GLOBAL else self.last)[worker].parameters
         now = self.learner.replicas[worker].parameters
-        return [new - old for new, old in zip(now, before, strict=True)]
+        if renews:
+            return spoiled(now, before)
+        return spoiled([new - old for new, old in zip(now, before, strict=True)])
 
     def answer(self, meeting: Meeting) -> list[Sizes]:
         """Apply what arrived; what goes back to the members, by round of communication."""
@@ -562,9 +594,12 @@ class _Server:
         model = learner.server if sync.level == GLOBAL else self._base(sync)
         rounds: list[Sizes] = [{}]
         if sync.bringing:
-            total, traffic = self.brought.pop(meeting.number)
+            total, traffic, renews = self.brought.pop(meeting.number)
             rounds = traffic.rounds
-            model = self._moved(model, sync, total)
+            if renews:
+                model = replace(model, parameters=total, version=model.version + 1)
+            else:
+                model = self._moved(model, sync, total)
             model.buffers = [b.clone() for b in learner.replicas[sync.bringing[0]].buffers]
         if sync.level == GLOBAL:
             learner.server = model

@@ -22,6 +22,7 @@ from slowlink.testbed.live.dds.collectives import TOPIC
 from slowlink.testbed.live.dds.domain import configuration, qos
 from slowlink.testbed.live.dds.segments import Segment
 from slowlink.testbed.live.dds.sessions import CARD
+from slowlink.testbed.live.dds.wire import DdsWire
 from slowlink.testbed.live.fork_server import environment
 
 NETWORK = DomainConfig(lease_s=3.0)
@@ -467,3 +468,47 @@ def stumble(domain, size, rank, tell):
             later = str(again)
         group.close(0.5)
         return str(error), later
+
+
+def post(domain, size, lengths, together, rank, tell):
+    """Rank 0 sends all others bodies of these lengths, one at a time: at once, or each on its own.
+
+    It says how long each took until all others had it, and the bytes of bodies that it wrote.
+    """
+    names = [f"rank-{other}" for other in range(size)]
+    written, write = [], DataWriter.write
+
+    def count(writer, segment):
+        written.append(len(segment.body))
+        return write(writer, segment)
+
+    DataWriter.write = count
+    wire, took = DdsWire(names[rank], domain, NETWORK, RUN, names), []
+    others = names[:rank] + names[rank + 1 :]
+    wire.connect(dict.fromkeys(others if rank == 0 else names[:1], wire.address))
+
+    def hear(count):
+        return [wire.receive(WAIT_S) for _ in range(count)]
+
+    if rank == 0:
+        hear(size - 1)
+    else:
+        wire.send(names[0], dict(kind="here"))
+    heads = {name: dict(kind="data", mine=other) for other, name in enumerate(names) if other}
+    for number, length in enumerate(lengths):
+        body = payload(0, number, length)
+        start = time.monotonic()
+        if rank:
+            [received] = hear(1)
+            assert (received.head, received.body) == (heads[names[rank]], body)
+            wire.send(names[0], dict(kind="there"))
+            continue
+        if together:
+            wire.send_all(heads, body)
+        else:
+            for name, head in heads.items():
+                wire.send(name, head, body)
+        hear(size - 1)
+        took.append(time.monotonic() - start)
+    wire.close(WAIT_S)
+    return took, sum(written)

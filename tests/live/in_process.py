@@ -44,14 +44,19 @@ class Queues:
         body = self.spoils(body) if brings else bytes(body)
         self.boxes[to].put(Received(self.name, dict(head), body))
 
+    def send_all(self, to, body):
+        for name, head in to.items():
+            self.send(name, head, body)
 
-def run(given, deaths=None, rogues=None, late=None):
+
+def run(given, deaths=None, rogues=None, late=None, here=True):
     """What a run came to.
 
     deaths: by member, whether its process ends instead of sending a message of this head; it does
         so once, and another one follows where the settings let it.
     rogues: by member, what it makes of the bytes that it brings to a meeting.
     late: by member, how many seconds after the others it comes.
+    here: what the coordinator is told of where the members are.
     """
     boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
 
@@ -77,7 +82,8 @@ def run(given, deaths=None, rogues=None, late=None):
             start(name)
     given.output.mkdir(parents=True, exist_ok=True)
     try:
-        return Coordinator(given, Queues(COORDINATOR, boxes), restart=start).run()
+        its = Coordinator(given, Queues(COORDINATOR, boxes), restart=start, here=here)
+        return its.run()
     finally:
         for timer in timers:
             timer.cancel()

@@ -11,7 +11,7 @@ from slowlink.methods.fusion import Costs
 from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.data_parallel import LiveRun, group, measure_all
 from slowlink.testbed.live.processes import RankFailed
-from slowlink.testbed.training import learner, models, trainer
+from slowlink.testbed.training import learner, models, sampling, trainer
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
 
@@ -219,7 +219,7 @@ def test_replayed_computing_sends_the_first_gradient_at_its_paces():
 
 def test_a_rank_that_raises_ends_the_run_and_is_named(started):
     data = tiny()
-    shard = learner.split(240, 2, torch.Generator().manual_seed(learner.fan_out(7, "split")))[1]
+    shard = sampling.split(240, 2, torch.Generator().manual_seed(learner.fan_out(7, "split")))[1]
     labels = data.train_y.clone()
     labels[shard] = 99
     with pytest.raises(

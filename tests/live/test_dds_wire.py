@@ -1,19 +1,15 @@
 """The engine's messages over DDS: whole, once and in order; who is gone is told, what is lost is
 named, and strangers get nowhere."""
 
-import contextlib
 import time
 
 import pytest
-from cyclonedds.domain import DomainParticipant
 
 from slowlink.testbed.live import identity
-from slowlink.testbed.live.dds import wire as dds_wire
-from slowlink.testbed.live.dds.domain import DomainConfig, connect
-from slowlink.testbed.live.dds.wire import DdsWire
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import Received, Unreadable
 from tests.live import dds_domains
+from tests.live.dds_domains import meet
 from tests.live.said import data, numbers, receive
 
 NAMES = ("a", "b", "site1/c")
@@ -21,26 +17,8 @@ NAMES = ("a", "b", "site1/c")
 
 @pytest.fixture
 def wires(tmp_path, monkeypatch):
-    """Makes wires in one domain, whose keys are known to each other; closed at the end."""
-    identity.make(tmp_path, NAMES)
-    domain, network = dds_domains.fresh(), DomainConfig(lease_s=1.0)
-    entered = connect(domain, network)  # a process may do so only once
-    monkeypatch.setattr(dds_wire, "connect", lambda domain, network: DomainParticipant(domain))
-    with contextlib.ExitStack() as stack:
-
-        def make(name, run="one", **options):
-            options = dict(keys=Keys(tmp_path, name), heartbeat_s=0.1) | options
-            wire = DdsWire(name, domain, network, run, NAMES, **options)
-            stack.callback(wire.close, 0.0)
-            return wire
-
+    with dds_domains.wires(NAMES, tmp_path, monkeypatch) as make:
         yield make
-    del entered
-
-
-def meet(one, other):
-    one.connect({other.name: other.address})
-    other.connect({one.name: one.address})
 
 
 @pytest.mark.parametrize("keys", [True, False])
@@ -60,6 +38,23 @@ def test_messages_arrive_whole_once_and_in_order_on_each_line(wires, keys):
     assert numbers(receive(c, 20)) == list(range(100, 120))
     assert numbers(receive(a, 20)) == list(range(20))
     assert b.receive(0.2) is None and "a" in b.heard
+
+
+def test_the_same_body_goes_to_several_in_the_order_of_all_else(wires):
+    """Be it published or sent to each; of whom nothing is known, nothing becomes."""
+    a, b, c = (wires(name) for name in NAMES)
+    meet(a, b)
+    for number in range(9):
+        if number == 4:
+            meet(a, c)
+        body = bytes([number]) * 10 ** (number % 4 + 2)
+        a.send("b", data(100 + number))
+        a.send_all({"b": data(number), "site1/c": dict(data(number), t=7)}, body)
+    found = receive(b, 18)
+    assert numbers(found) == [n for number in range(9) for n in (100 + number, number)]
+    assert [len(one.body) for one in found[1::2]] == [10 ** (n % 4 + 2) for n in range(9)]
+    sent = [Received("a", dict(data(n), t=7), bytes([n]) * 10 ** (n % 4 + 2)) for n in range(4, 9)]
+    assert receive(c, 5) == sent
 
 
 def test_messages_wait_for_a_member_that_comes_later(wires):
@@ -180,6 +175,8 @@ def test_what_cannot_be(wires):
         a.send("b", data(0), bytes(2**21))
     with pytest.raises(ValueError, match="the wire itself fills in stream"):
         a.send("b", dict(kind="data", stream=3))
+    with pytest.raises(ValueError, match="the wire itself fills in board"):
+        a.send_all({"b": data(0), "site1/c": dict(kind="data", board=3)}, b"")
 
 
 def test_closing_waits_until_all_has_arrived_but_not_for_ever(wires):

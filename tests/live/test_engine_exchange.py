@@ -92,7 +92,7 @@ class Cluster:
             node: Place(
                 node,
                 *shared,
-                Codecs(given.levels, given.seed, learner.rank),
+                Codecs(given.levels, given.seed, learner.rank, given.codecs),
                 learner.groups,
                 learner.shapes,
                 order,
@@ -105,9 +105,10 @@ class Cluster:
     def meet(self, gradients, weights=None, spoil=lambda node, sent: sent):
         """By node and key, what the members' generators return."""
         nodes = self.learner.nodes
-        travels = {}
+        travels, self.meetings = {}, {}
         for node in self.active:
             meeting = Meeting(self.places[node], self.mode, nodes, nodes)
+            self.meetings[node] = meeting
             for key in range(len(self.learner.groups)):
                 if node in nodes:
                     rank = nodes.index(node)
@@ -385,7 +386,7 @@ def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds)
     if adds:
         algebra, head, path = Sums(share, due), {"sum": described}, ["sum"]
     else:
-        head = {"of": [1], "as": [described], "parts": [[0]]}
+        head = {"of": [1], "as": [described | dict(codec="identity")], "parts": [[0]]}
         algebra, path = Bundles(share, due, share.carried(merges=False)), ["as", 0]
     whole = data.draw(st.booleans())
     target = head

@@ -53,9 +53,10 @@ def described(folder, policy, workers=4, rounds=12, **changes):
 
 def on_paper(given, record, policy=None):
     """The server's weight for what happened, and when it changed: every worker has one of its own,
-    steps by its gradient, and brings its change to meetings."""
-    over_all = given.training.averaged_over == "all"
+    steps by its gradient, and brings its change or its weight to meetings."""
+    over_all, sends = given.training.averaged_over == "all", given.training.sends
     workers, server = [Weight() for _ in given.workers], Weight()
+    first, models = True, {}
     brought, answers, curve = {}, {}, []
     times = Iterations(record), Meetings(record)
     changes = [told.event for told in record.told if hasattr(told.event, "worker")]
@@ -71,8 +72,10 @@ def on_paper(given, record, policy=None):
             case Decided(meeting=meeting):
                 own = {rank: workers[rank] for rank in meeting.sync.bringing}
                 inner = meeting.sync.level == 0
+                whole = sends == "weights" or (sends == "weights_first" and first)
+                models[meeting.number] = whole
                 brought[meeting.number] = [
-                    w.value if inner else w.value - w.base for w in own.values()
+                    w.value if inner or whole else w.value - w.base for w in own.values()
                 ]
             case Applied(meeting=meeting):
                 values, sync = brought.pop(meeting.number), meeting.sync
@@ -81,8 +84,12 @@ def on_paper(given, record, policy=None):
                 mean = sum(w * value for w, value in zip(weights, values, strict=True))
                 answers[meeting.number] = mean
                 if sync.level == -1:
+                    first = first and not values
                     scale = len(sync.members) / len(workers) if over_all and not sync.weights else 1
-                    server.value += scale * mean
+                    if models.pop(meeting.number) and values:
+                        server.value = mean
+                    else:
+                        server.value += scale * mean
                     answers[meeting.number] = server.value
                     curve.append((meeting.applied, server.value))
             case Received(meeting=meeting, members=members):

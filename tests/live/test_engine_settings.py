@@ -1,5 +1,6 @@
 """What a live run is, and what it refuses by name before a process starts."""
 
+import itertools
 import json
 import sys
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ def up(name, **parameters):
 
 
 SERVER = dict(exchange=part("parameter_server"))
+FED = SERVER | dict(synchronization=part("fedavg"))
 TEXT = dict(dataset="penn_treebank", model=part("lstm"))
 
 
@@ -138,6 +140,49 @@ TEXT = dict(dataset="penn_treebank", model=part("lstm"))
         (TEXT | dict(validation=9), "training.validation: penn_treebank is text"),
         (dict(limit=100, validation=100), "validation: 100 .* leave none of limit: 100 to train"),
         (dict(words=50), "training.words: fashion_mnist has none"),
+        (TEXT | dict(subset=9), "training.subset: penn_treebank is text"),
+        (TEXT | dict(split=part("by_label")), "training.split: penn_treebank is text"),
+        (TEXT | dict(deal="each_round"), "training.deal: penn_treebank is text"),
+        (FED | dict(split=part("by_lable")), "split: no split 'by_lable'"),
+        (SERVER | dict(sends="weights"), "sends: weights needs a policy whose changes travel"),
+        (
+            dict(synchronization=part("fedavg"), sends="weights_first"),
+            "sends: weights_first needs a server that keeps the model, and ring has none",
+        ),
+        (
+            FED | dict(exchange=part("k_nomial_tree"), sends="weights"),
+            "exchange: k_nomial_tree has no server that could keep the model",
+        ),
+        (
+            SERVER
+            | dict(synchronization=part("mll_sgd", hub_rounds=2, group_size=2), sends="weights"),
+            "sends: weights goes to the one server .* mll_sgd averages at several levels",
+        ),
+        (FED | dict(spoiled=dict(workers=1, factor=-1)), "training.spoiled: must be null"),
+        (FED | dict(codecs={3: part("fp16")}), "codecs: there is no worker 3, ranks are 0 to 2"),
+        (FED | dict(codecs={0: part("nothing")}), "training.codecs.0: no compression method"),
+        (FED | dict(codecs={0: part("fp16", x=1)}), "training.codecs.0: fp16: unknown parameter"),
+        (
+            FED | dict(codecs={1: part("power_sgd")}),
+            "training.codecs.1: parameter_server with power_sgd has no server that decodes what",
+        ),
+        (
+            FED | dict(codecs={1: part("fp16")}, levels=up("sign_sgd")),
+            "training.codecs.1: parameter_server with sign_sgd has no server that decodes what",
+        ),
+        (
+            dict(codecs={1: part("fp16")}),
+            "training.codecs.1: ring with fp16 has no server that decodes what each worker sends; "
+            "take parameter_server",
+        ),
+        (
+            FED | dict(exchange=part("hips"), levels=[IDENTITY] * 2, codecs={1: part("fp16")}),
+            "training.codecs.1: hips with fp16 has no server that decodes what each worker sends",
+        ),
+        (
+            SERVER | dict(codecs={1: part("fp16")}, levels=[IDENTITY | {"down": part("fp16")}]),
+            "levels: down would code the model",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_reason(training, said):
@@ -202,13 +247,31 @@ PLAIN = dict(
         ("validation", 100),
         ("augment", True),
         ("lr_steps", {10: 0.1}),
+        ("split", part("by_label")),
+        ("subset", 5),
+        ("deal", "each_round"),
+        ("momentum_lasts", "round"),
     ],
 )
 def test_what_ones_own_functions_say_is_not_said_twice(field, value):
     given = settings.parse(dict(training=PLAIN, own=OWN, output="runs/one"))
     assert settings.parse(given.model_dump(exclude={"training": {"networks"}})).run == given.run
+    training = PLAIN | dict(synchronization=part("bsp", local_iterations=2)) | {field: value}
     with pytest.raises(ValueError, match=f"training.{field}: leave it out"):
-        settings.parse(dict(training=PLAIN | {field: value}, own=OWN, output="runs/one"))
+        settings.parse(dict(training=training, own=OWN, output="runs/one"))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        dict(name="fedavg", local_iterations=94),
+        dict(name="mll_sgd", local_iterations=10, hub_rounds=8, group_size=1),
+        dict(name="lpsp"),
+    ],
+)
+def test_policies_that_meet_seldom_are_no_error(policy):
+    given = document(training=SERVER | dict(synchronization=policy))
+    assert settings.parse(given).mode == "model"
 
 
 def test_the_example_of_the_module_is_a_run():
@@ -246,6 +309,24 @@ def test_the_network_is_that_of_the_recipe():
     assert link == given.network and "site1/host" in given.topology.node_names
     text = given.model_dump_json(exclude={"training": {"networks"}})
     assert settings.parse(json.loads(text)).run == given.run != settings.parse(document()).run
+
+
+def test_members_know_whom_they_exchange_with():
+    """Every pair that sends each other anything in some meeting, and not all pairs."""
+    hips = SERVER | dict(exchange=part("hips"), levels=[IDENTITY, IDENTITY], workers=[3, 2])
+    for given in (SERVER, hips, dict(workers=[4])):
+        run = settings.parse(document(training=given))
+        names = run.topology.node_names
+        partners = {node: run.partners(node) for node in (*run.servers, *run.workers)}
+        ranks = range(len(run.workers))
+        for some in itertools.chain.from_iterable(
+            itertools.combinations(ranks, count) for count in range(1, len(ranks) + 1)
+        ):
+            plan = run.exchange(run.topology, [run.workers[rank] for rank in some])
+            for src, dst in zip(plan.src.tolist(), plan.dst.tolist(), strict=True):
+                assert src == dst or names[dst] in partners[src] and names[src] in partners[dst]
+        counts = {len(partners[worker]) for worker in run.workers}
+        assert counts == {len(partners) - 1 if run.exchange.whole else 1}
 
 
 def test_workers_sleep_so_long():
@@ -290,6 +371,7 @@ def test_members_are_the_coordinator_the_servers_that_take_part_and_the_workers(
         (SERVER | dict(synchronization=part("bsp", local_iterations=2)), "model"),
         (dict(synchronization=part("bsp", local_iterations=2)), "sum"),
         (SERVER | dict(synchronization=part("asp")), "model"),
+        (SERVER | dict(codecs={0: part("fp16")}), "model"),
     ],
 )
 def test_a_server_keeps_the_model_where_there_is_one_and_it_must(training, mode):

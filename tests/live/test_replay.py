@@ -119,7 +119,8 @@ class Dice:
         self.applied.add(head["meeting"])
         self.version += head["level"] == -1
         self._pull(head, place)
-        return self._say(self.server, "applied", **place, version=self.version)
+        pushed = [[rank, self.draw.random()] for rank in head["members"]]
+        return self._say(self.server, "applied", **place, version=self.version, uploads=pushed)
 
     def _pull(self, head, place):
         for rank in head["members"]:
@@ -152,12 +153,13 @@ def described(tmp_path_factory):
     """Makes the settings of so many workers around a server."""
     output = tmp_path_factory.mktemp("out")
 
-    def make(part, workers, ticks=None, on_loss="continue", rounds=None):
+    def make(part, workers, ticks=None, on_loss="continue", rounds=None, sends="change"):
         training = dict(
             exchange={"name": "parameter_server"},
             levels=[{"up": {"name": "identity"}}],
             synchronization=part,
             optimizer_at="server",
+            sends=sends,
             model={"name": "lenet5"},
             dataset="fashion_mnist",
             workers=[workers],
@@ -177,14 +179,15 @@ def described(tmp_path_factory):
 def rolled(described):
     """Lets a policy run so many dice."""
 
-    def roll(part, workers, *dealt, ticks=110, policy=None, took=None, anew=(), **more):
+    def roll(part, workers, *dealt, ticks=110, policy=None, took=None, anew=(), sent=None, **more):
         its = described(part, workers, None if "rounds" in more else ticks, **more)
         dice = Dice(its, *dealt, took=took, anew=anew)
+        dice.sent = dice.sent if sent is None else sent
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(coordinator, "time", dice)
             if policy is not None:
                 patch.setattr(LiveSettings, "policy", lambda self: policy)
-            ran = Coordinator(its, dice, restart=dice.restart)
+            ran = Coordinator(its, dice, restart=dice.restart, here=True)
             patch.setattr(ran, "_evaluate", lambda round_: None)
             return ran.run().record
 
@@ -212,6 +215,42 @@ def test_virtual_time_repeats_a_run_with_deaths(rolled, name, workers, seed, on_
     assert left == died and came == (died if on_loss == "replace" else set())
     last = {rank for told in record.told[-workers * 8 :] for rank in [_who(told.event)]}
     assert last & (set(range(workers)) - died | came)  # the others went on to the end
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    workers=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+    on_loss=st.sampled_from(["continue", "replace"]),
+    timeout=st.sampled_from([0.0, 5.3, 40.0, math.inf]),
+    late=st.sampled_from(["drop", "next"]),
+    fraction=st.sampled_from([0.4, 1.0]),
+    data=st.data(),
+)
+def test_a_federated_round_ends_or_the_run_does(
+    rolled, workers, seed, on_loss, timeout, late, fraction, data
+):
+    """Whoever dies, is late, or comes again: it waits for nobody who cannot come, and says who is
+    missing where too few are left."""
+    least = data.draw(st.integers(1, workers))
+    part = dict(name="fedavg", min_clients=least, timeout_s=timeout * TICK_S, late=late)
+    died = data.draw(st.sets(st.integers(0, workers - 1), max_size=workers))
+    deaths = {rank: data.draw(st.integers(1, 80)) for rank in sorted(died)}
+    too_few = on_loss == "continue" and workers - len(died) < least
+    try:
+        record = rolled(part | dict(fraction=fraction), workers, seed, deaths, on_loss=on_loss)
+    except Failed as failed:
+        assert too_few
+        gone = str(failed).rpartition("; gone: ")[2]
+        assert "fedavg: nob" in str(failed) or "fedavg: no worker is left" in str(failed)
+        assert 0 < gone.count("it died") <= len(died) and workers - gone.count("it died") < least
+        return
+    if too_few:  # the end came before it was noticed
+        return
+    log = again(record)
+    assert log.told == record.told
+    syncs = [d for told in record.told for d in told.decisions if isinstance(d, Sync)]
+    assert len(syncs) > 3 and min(len(sync.bringing) for sync in syncs) >= least
 
 
 def _who(event):
@@ -292,6 +331,26 @@ class Answers(Policy):
 
     def on(self, event):
         return []
+
+
+@pytest.mark.parametrize("sends", ["change", "weights", "weights_first"])
+def test_all_attempts_at_a_meeting_bring_models_or_none_does(rolled, sends):
+    """Of two first meetings at a time, too: what counts is what the server had when each was
+    decided, though it has more when that is held anew."""
+    anew = 0
+    for seed in range(20):
+        sent, policy = [], Answers((Sync((0, 1)), Sync((2, 3))))
+        with pytest.raises(Failed, match="nobody computes"):
+            rolled(dict(name="lpsp"), 4, seed, {2: 3}, policy=policy, sends=sends, sent=sent)
+        attempts = {}
+        for name, head in sent:
+            if head["kind"] == "meet" and "server" in name:
+                attempts.setdefault(head["meeting"], []).append(head)
+        assert {head["whole"] for heads in attempts.values() for head in heads} == {
+            sends != "change"
+        }
+        anew += attempts[1][-1]["seen"] > 0
+    assert anew > 1
 
 
 @pytest.mark.parametrize(

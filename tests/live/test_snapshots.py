@@ -1,6 +1,7 @@
 """Snapshots on disk: those of this run, whole, and the latest."""
 
 import pytest
+import torch
 
 from slowlink.testbed.live.snapshots import Snapshots
 
@@ -14,6 +15,21 @@ def test_snapshots_of_another_run_and_damaged_ones_are_refused(tmp_path):
     next(tmp_path.iterdir()).write_bytes(b"nothing")
     with pytest.raises(ValueError, match="not a snapshot"):
         Snapshots(tmp_path, "one", "site1/server").load()
+
+
+def test_every_changed_bit_is_found(tmp_path):
+    snapshots = Snapshots(tmp_path, "one", "node")
+    snapshots.save(3, {"weights": torch.arange(50.0)})
+    (file,) = tmp_path.iterdir()
+    written = file.read_bytes()
+    for bit in range(0, 8 * len(written), 61):
+        changed = bytearray(written)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        with pytest.raises(ValueError, match="not a snapshot"):
+            snapshots.load()
+    file.write_bytes(written)
+    assert snapshots.load()[3]["weights"].equal(torch.arange(50.0))
 
 
 def test_only_the_latest_snapshots_stay_and_none_of_undone_rounds(tmp_path):

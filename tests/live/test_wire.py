@@ -163,6 +163,22 @@ def test_messages_arrive_once_and_in_order(plain):
     assert numbers(receive(b, 50)) == numbers(receive(a, 50)) == list(range(50))
 
 
+def test_the_same_body_goes_to_several_each_with_a_head_of_its_own(plain):
+    a, b, c = (plain(name, slice_bytes=4096) for name in NAMES)
+    a.connect({"b": b.address, "site1/c": c.address})
+    body = bytes(n % 251 for n in range(100_000))
+    a.send("b", data(0))
+    a.send_all({"b": data(1), "site1/c": data(2)}, body)
+    a.send_all({}, body)
+    a.send_all({"b": data(3)}, b"")
+    assert receive(b, 3) == [
+        Received("a", data(0)),
+        Received("a", data(1), body),
+        Received("a", data(3)),
+    ]
+    assert receive(c, 1) == [Received("a", data(2), body)]
+
+
 class Cable:
     """Passes bytes on between two ends, until it is torn."""
 
@@ -373,6 +389,12 @@ def test_what_cannot_be(plain):
         a.send("b", dict(kind="hello", text="x" * MAX_HEAD))
     with pytest.raises(ValueError, match="data to b: .* bytes, at most 4096 fit"):
         a.send("b", data(0), bytes(2 * MAX_HEAD))
+    b = plain("b")
+    a.connect({"b": b.address})
+    with pytest.raises(ValueError, match="hello to site1/c: body of over"):
+        a.send_all({"b": data(0), "site1/c": dict(kind="hello", text="x" * MAX_HEAD)}, b"")
+    a.send("b", data(1))
+    assert numbers(receive(b, 1)) == [1]
 
 
 def test_closing_waits_until_all_has_arrived_but_not_for_ever(plain):

@@ -59,9 +59,8 @@ def test_a_run_that_is_over_too_soon_is_no_measurement(recipe, monkeypatch):
 @pytest.mark.parametrize("label", ["HiPS", "DDS federated"])
 def test_a_real_run_is_watched(recipe, tmp_path, label):
     system = recipe.crowd.systems[label]
-    run = crowd._on_dds if system.wire == "dds" else crowd._on_engine
     its = recipe.crowd.model_copy(update=dict(rounds=120))  # so few members are soon done
-    load = run(its, system, 4, tmp_path)
+    load = crowd._run(its, system, 4, tmp_path)
     assert 0 < load.round_s < load.start_s and 0 < load.busy <= 1
     assert 1e6 < load.member_bytes < load.centre_bytes < 1e9
 
@@ -81,7 +80,7 @@ def recorded(recipe, tmp_path, monkeypatch):
     its = recipe.crowd.model_copy(update=dict(systems=systems))
     made = recipe.model_copy(update=dict(crowd=its))
     monkeypatch.setattr(crowd, "RECORD", str(tmp_path))
-    monkeypatch.setattr(crowd, "_on_engine", run)
+    monkeypatch.setattr(crowd, "_run", run)
     told = SimpleNamespace(recipes={"matrix": made})
     monkeypatch.setattr(settings, "load", lambda given: told)
     return made, ran

@@ -10,6 +10,7 @@ import torch
 from slowlink.testbed.training.sampling import (
     SAMPLERS,
     batches,
+    batches_in_rounds,
     split,
 )
 
@@ -86,6 +87,29 @@ def test_random_positions_are_uniform():
     firsts = torch.tensor([int(b[0]) for b in islice(stream, 6000)])
     deviation = (6000 * (1 / 6) * (5 / 6)) ** 0.5
     assert (torch.bincount(firsts, minlength=6) - 1000).abs().max() < 5 * deviation
+
+
+def test_rounds_have_samples_of_their_own():
+    def samples(number):
+        return torch.arange(5) + 10 * number
+
+    def stream(iterations):
+        return batches_in_rounds(samples, iterations, 2, "sequential", seeded)
+
+    taken = [batch.tolist() for batch in islice(stream(4), 9)]
+    first, second = ([[n, n + 1], [n + 2, n + 3], [n + 4], [n, n + 1]] for n in (10, 20))
+    assert taken == [*first, *second, [30, 31]]
+    taken = [batch.tolist() for batch in islice(stream(2), 4)]
+    assert taken == [[10, 11], [12, 13], [20, 21], [22, 23]]
+
+
+def test_a_rounds_order_is_its_own():
+    stream = batches_in_rounds(lambda number: torch.arange(20), 2, 20, "random", seeded)
+    found = list(islice(stream, 4))
+    for number in (1, 2):
+        alone = batches(torch.arange(20), 20, "random", seeded(number))
+        assert all(map(torch.equal, islice(alone, 2), found[2 * number - 2 :]))
+    assert not torch.equal(found[0], found[2])
 
 
 def test_global_random_state_is_left_alone():

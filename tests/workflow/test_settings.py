@@ -86,7 +86,7 @@ WRONG = [
     ("sketch_fusion", ("sizes", "powers"), [4, 12], "20 is needed"),
     ("sketch_fusion", ("live", "steps"), 1, "greater than or equal to 2"),
     ("dds", ("federated", "modes", "fp32_sparse", "codec", "name"), "sparse_fp23", "sparse_fp32"),
-    ("dds", ("federated", "modes", "fp32_dense", "first_baseline"), "zero", "sends weights"),
+    ("dds", ("federated", "modes", "fp32_dense", "sends"), "zero", "'weights_first'"),
     ("dds", ("federated", "live"), ["int8"], "allowed: fp32_dense"),
     ("dds", ("federated", "min_clients"), 3, "there are 2 clients"),
     ("dds", ("federated", "model", "name"), "cnn", "mnist_cnn"),

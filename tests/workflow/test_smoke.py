@@ -85,7 +85,12 @@ METHODS = {
         "matrix: cells/GeoMX",
         "sketch_fusion: compression",
     },
-    "synchronization/gssp": {"lpsp: mnist_12/all", "lpsp: cifar10/all", "lpsp: waiting/8"},
+    "synchronization/gssp": {
+        "lpsp: mnist_12/all",
+        "lpsp: cifar10/all",
+        "lpsp: waiting/8",
+        "matrix: residual/recorded",
+    },
 }
 """Some of the jobs that use a method; of the first, all."""
 

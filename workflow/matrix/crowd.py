@@ -1,8 +1,6 @@
 """How many members a live run takes on one machine: what they and the centre cost, recorded::
 
-    make record-crowd     runs what is not recorded, or was recorded with other settings
-
-The centre is the coordinator of the engine, or the controller of federated training over DDS.
+make record-crowd     runs what is not recorded, or was recorded with other settings
 """
 
 from __future__ import annotations
@@ -24,26 +22,16 @@ from slowlink.workflow.matrix.experiments import Bench
 if not PLANNING:
     import os
     import re
-    import secrets
     import tempfile
-    import threading
     import time
     from collections.abc import Callable
     from dataclasses import asdict, dataclass
 
     import psutil
 
-    from slowlink.testbed.live import fork_server, identity
-    from slowlink.testbed.live.dds.federated import (
-        ControllerSettings,
-        Data,
-        Task,
-        messages,
-        run_live,
-    )
+    from slowlink.testbed.live import fork_server
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.settings import COORDINATOR
-    from slowlink.testbed.training.recipe import Part
     from slowlink.workflow.kept import keep, kept
 
 if TYPE_CHECKING:
@@ -57,15 +45,14 @@ WARM = 2
 
 
 class Crowded(Section):
-    """A system and how many ``members`` it is tried with, in as many ``sites``. ``wire``: tcp for
-    the engine's, dds for federated training over DDS, which needs none of the other answers."""
+    """A system and how many ``members`` it is tried with, in as many ``sites``."""
 
     wire: Literal["tcp", "dds"]
     members: Annotated[list[PositiveInt], Field(min_length=1)]
     sites: PositiveInt = 1
-    exchange: Exchange | None = None
-    levels: list[Level] = []
-    synchronization: Policy | None = None
+    exchange: Exchange
+    levels: list[Level]
+    synchronization: Policy
 
 
 class Crowd(Section):
@@ -124,9 +111,8 @@ def record() -> None:
             if str(members) in runs:
                 continue
             print(f"{label}: {members} members", flush=True)
-            run = _on_dds if system.wire == "dds" else _on_engine
             with tempfile.TemporaryDirectory() as folder:
-                load = run(crowd, system, members, Path(folder))
+                load = _run(crowd, system, members, Path(folder))
             runs[str(members)] = {name: float(f"{x:.4g}") for name, x in asdict(load).items()}
             print(runs[str(members)], flush=True)
             keep(RECORD, label, _setting(crowd, label), COMMAND, runs=runs)
@@ -149,8 +135,8 @@ if not PLANNING:
         start_s: float
 
 
-def _on_engine(crowd: Crowd, system: Crowded, members: int, folder: Path) -> Load:
-    """A run of the engine, whose coordinator is a process of its own here."""
+def _run(crowd: Crowd, system: Crowded, members: int, folder: Path) -> Load:
+    """A live run, whose coordinator is a process of its own here."""
     given = dict(
         training=dict(
             exchange=system.exchange.model_dump(),
@@ -166,6 +152,7 @@ def _on_engine(crowd: Crowd, system: Crowded, members: int, folder: Path) -> Loa
         limits=dict(join_s=crowd.timeout_s, meeting_s=crowd.timeout_s, silence_s=60.0),
         output=str(folder / "out"),
         keys=str(folder / "keys"),
+        dds={} if system.wire == "dds" else None,
     )
     file, said = folder / "run.json", folder / "said.txt"
     file.write_text(json.dumps(given))
@@ -188,53 +175,6 @@ def _on_engine(crowd: Crowd, system: Crowded, members: int, folder: Path) -> Loa
         if run.wait():
             raise RuntimeError(said.read_text().strip().split("\n")[-1])
         run.stdin.close()
-
-
-def _on_dds(crowd: Crowd, system: Crowded, members: int, folder: Path) -> Load:
-    """Federated training over DDS."""
-    task = Task(
-        model=crowd.model,
-        data=Data(name=crowd.dataset, limit=crowd.limit, test_limit=crowd.test_limit),
-        clients=members,
-        batch=crowd.batch,
-        codec=Part(name="identity"),
-    )
-    given = ControllerSettings(
-        task=task,
-        domain=1,
-        run=secrets.token_hex(),
-        keys=folder / "keys",
-        rounds=crowd.rounds,
-        subset=min(crowd.batch, crowd.limit // members),
-        lr=crowd.lr,
-        min_clients=members,
-        wait_s=crowd.timeout_s,
-        lease_s=60.0,
-        state=folder / "state",
-    )
-    identity.make(folder / "keys", messages.members(members))
-    log = folder / "state.log"
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            run_live(given, crowd.timeout_s)
-        except Exception as error:
-            failed.append(error)
-
-    running = threading.Thread(target=run)
-    running.start()
-    try:
-        return _watched(
-            running.is_alive,
-            lambda: log.read_text().count("\n") if log.exists() else 0,
-            messages.CONTROLLER_NAME,
-            crowd,
-        )
-    finally:
-        running.join()
-        if failed:
-            raise failed[0]
 
 
 def _watched(alive: Callable[[], bool], done: Callable[[], int], centre: str, crowd: Crowd) -> Load:
@@ -310,8 +250,8 @@ def _setting(crowd: Crowd, label: str) -> dict[str, Any]:
 @table(
     title="How many members a live run takes",
     shows="All members are processes of one machine. A round is one iteration of everybody, with a "
-    "meeting of all; of it, what the coordinator (of federated training over DDS the controller, "
-    "which also adds up and evaluates) and all other members together spend of processor time. "
+    "meeting of all; of it, what the coordinator and all other members together spend of processor "
+    "time. "
     "Memory that processes share counts in parts. The nearer the processors are to being busy all "
     f"the time, the more they are the limit; the rest is waiting. “{COMMAND}” recorded it.",
     of=[crowded],

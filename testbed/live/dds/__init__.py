@@ -19,7 +19,9 @@ From the bottom:
         total = group.all_reduce(values)  # a handle too; the sum in the order of ranks
         group.barrier(timeout_s=30)
 
-- :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group.
+- :mod:`~testbed.live.dds.data_parallel`: the live training step on such a group;
+- :mod:`~testbed.live.dds.board`: what one member publishes once for several others;
+- :mod:`~testbed.live.dds.wire`: the live engine's messages, on a topic a pair and on boards.
 
 Delivery is reliable and slow readers hold writers up, to a limit. Whoever dies is noticed after
 ``DomainConfig.lease_s``; a shorter pause or partition only delays.

@@ -22,6 +22,9 @@ VERSION = 3
 CUT = 1 << 20
 """Bytes of a message in one segment; all but the last have as many."""
 
+FRAGMENT = 64_000
+"""Bytes of a segment in one datagram on the loopback, see :mod:`testbed.live.dds.domain`."""
+
 HEADS = 1 << 15
 """More bytes than a segment has besides those."""
 
@@ -158,6 +161,22 @@ def wire_bytes(length: int, label: str = "", receivers: int = 1, size: int = CUT
     many these are; without those of DDS and UDP."""
     heads = _overhead(label, TAGGED * receivers if receivers > 1 else 0) + TAG
     return max(1, -(-length // size)) * heads + length
+
+
+def link_bytes(length: int) -> int:
+    """Bytes of a message of ``length`` bytes to one receiver on the loopback's link, counted.
+
+    A segment is one DDS sample; on the loopback it travels in fragments of at most
+    :data:`FRAGMENT` bytes, a datagram each. A datagram has heads of RTPS (20), time stamp (12),
+    DATA (24) or DATA_FRAG (36), UDP (8), IP (20) and Ethernet (14). Acknowledgements, heartbeats
+    and repetitions come on top.
+    """
+    total, heads = 0, 20 + 12 + 8 + 20 + 14
+    for start in range(0, length or 1, CUT):
+        sample = wire_bytes(min(CUT, length - start))
+        pieces = -(-sample // FRAGMENT)
+        total += sample + pieces * (heads + (24 if pieces == 1 else 36))
+    return total
 
 
 def check_label(label: str) -> None:

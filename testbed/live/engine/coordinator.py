@@ -72,6 +72,8 @@ class _Meeting:
     brings: dict[int, int]
     """Iterations by worker."""
     missing: set[int]
+    whole: bool = False
+    """Whether its members bring their models, and not changes."""
     lost: set[int] = field(default_factory=set)
     attempt: int = 0
     applied: float = math.nan
@@ -153,6 +155,8 @@ class Coordinator:
     ----------
     wire: of the member :data:`.settings.COORDINATOR`; it watches the others.
     say: called with a line of progress now and then.
+    here: whether all members run on this machine, so that one clock tells how long what they send
+        is on its way.
     check: called often while members are awaited; raises where one cannot come.
     restart: ends the process of a worker and starts another; by default somebody else does.
     """
@@ -164,8 +168,9 @@ class Coordinator:
         say: Say = lambda line: None,
         check: Callable[[], None] = lambda: None,
         restart: Callable[[str], None] = lambda name: None,
+        here: bool = False,
     ) -> None:
-        self.settings, self.wire = settings, wire
+        self.settings, self.wire, self.here = settings, wire, here
         self.say, self.check, self.restart = say, check, restart
         self.policy, self.limits = settings.policy(), settings.limits
         names = settings.topology.node_names
@@ -188,6 +193,7 @@ class Coordinator:
         self.since_met = [0] * len(self.workers)
         self.meetings: dict[int, _Meeting] = {}
         self.past: list[tuple[float, float]] = []
+        self.uploads: list[dict[int, float]] = []
         self.timers: list[tuple[float, int, str]] = []
         self.told: list[Told] = []
         self.rounds = self.brought = self.first = self.version = self.evaluated = 0
@@ -286,7 +292,12 @@ class Coordinator:
     # Time ----------------------------------------------------------------------------------------
 
     def _now(self) -> float:
-        """Seconds since the beginning: whole ticks, later than all before, and before any timer."""
+        """Seconds since the beginning: whole ticks, later than all before, and before any timer.
+
+        A timer that would not be later any more goes off first; so all must be as the policy has
+        been told.
+        """
+        self._let_timers_go_off()
         self.ticks = self._next()
         return self.ticks * TICK_S
 
@@ -296,8 +307,15 @@ class Coordinator:
             now = min(now, math.ceil(self.timers[0][0] / TICK_S) - 1)
         return max(self.ticks + 1, now)
 
-    def _stamp(self, t: float) -> None:
-        self.ticks = max(self.ticks, math.ceil(t / TICK_S))
+    def _let_timers_go_off(self, until: float = 0.0) -> None:
+        """Those that are due by then, or by the next tick."""
+        while self.timers and not self.over:
+            when, _, name = self.timers[0]
+            if when > max(until, self._next() * TICK_S):
+                return
+            self.timers.pop(0)
+            self.ticks = max(self.ticks, math.ceil(when / TICK_S))
+            self._tell(Timer(name, when))
 
     # The run -----------------------------------------------------------------------------------
 
@@ -310,13 +328,7 @@ class Coordinator:
             self._check_alive()
             self._progress(f"{self._round(self.rounds)} ({time.monotonic() - self.clock:.1f} s)")
             received = self._following(self._patience())
-            while self.timers and not self.over:
-                when, _, name = self.timers[0]
-                if when > max(time.monotonic() - self.clock, self._next() * TICK_S):
-                    break
-                self.timers.pop(0)
-                self._stamp(when)
-                self._tell(Timer(name, when))
+            self._let_timers_go_off(time.monotonic() - self.clock)
             self.over = self.over or time.monotonic() >= self.ends
             if received is not None and self.over:
                 self.later.appendleft(received)  # it may be rows
@@ -357,7 +369,7 @@ class Coordinator:
                 self._tell(Finished(rank, len(self.times[rank]), t))
             case "applied" if rank is None:
                 self.version = head["version"]
-                self._applied(head["meeting"], head["attempt"])
+                self._applied(head["meeting"], head["attempt"], head["uploads"])
             case "dropped" if rank is None:
                 meeting = self.meetings.get(head["meeting"])
                 if meeting and head["attempt"] == meeting.attempt:
@@ -408,7 +420,9 @@ class Coordinator:
                         self.doing[rank] = "meeting"
                     number = len(self.past)
                     self.past.append((math.nan, math.nan))
-                    meeting = _Meeting(number, decision, t, brings, set(members))
+                    self.uploads.append({})
+                    whole = self._brings_models(decision)
+                    meeting = _Meeting(number, decision, t, brings, set(members), whole)
                     if not decision.bringing:  # its members take the model of this moment
                         meeting.applied = t
                     self.meetings[number] = meeting
@@ -418,6 +432,14 @@ class Coordinator:
                     self.timers.sort()
                 case Wait(worker=rank):
                     self._idle(decision, [rank])
+
+    def _brings_models(self, sync: Sync) -> bool:
+        """Whether the members of a meeting that is decided now bring their models; held anew, they
+        bring the same."""
+        sends = self.settings.training.sends
+        if sends == "weights_first" and (self.version or self.first):
+            return False  # the first meeting of all is over, maybe in an earlier process
+        return sends != "change" and sync.level == GLOBAL
 
     def _computes_on(self, rank: int) -> bool:
         """Whether this worker may meet although it computes."""
@@ -440,6 +462,7 @@ class Coordinator:
             members=list(sync.members),
             weights=sync.weights and list(sync.weights),
             brings=sum(meeting.brings.values()),
+            whole=meeting.whole,
             seen=self.version,
         )
         for name in self._involved(sync):
@@ -449,11 +472,12 @@ class Coordinator:
     def _involved(self, sync: Sync) -> list[str]:
         return [*(self.workers[rank] for rank in sync.members), *self.servers]
 
-    def _applied(self, number: int, attempt: int) -> None:
+    def _applied(self, number: int, attempt: int, uploads: Sequence[tuple[int, float]]) -> None:
         meeting = self.meetings.get(number)
         if meeting is None or attempt != meeting.attempt or not meeting.sync.bringing:
             return
         meeting.applied = self._now()
+        self.uploads[number] = dict(uploads) if self.here else {}
         self._count(meeting)
         if not meeting.missing:
             self._close(meeting)
@@ -469,11 +493,11 @@ class Coordinator:
 
     def _close(self, meeting: _Meeting) -> None:
         """All members hold the result."""
+        t = math.nan if meeting.number < 0 else self._now()
         self.due.pop(f"meeting {meeting.number}", None)
         del self.meetings[meeting.number]
         if meeting.number < 0:
             return
-        t = self._now()
         if self.settings.mode == "sum":
             meeting.applied = t
             self._count(meeting)
@@ -586,6 +610,8 @@ class Coordinator:
             why = (
                 "nobody computes, nobody meets and no timer runs" if alive else "no worker is left"
             )
+            gone = ", ".join(f"{name} ({its})" for name, its in sorted(self.gone.items()))
+            why += f"; gone: {gone}" if gone else ""
             raise Failed(f"{self.settings.training.synchronization.name}: {why}")
 
     def _too_long(self, number: int) -> str:
@@ -617,6 +643,7 @@ class Coordinator:
             return
         if self.settings.on_loss == "stop" or name not in self.rank:
             raise Failed(f"{name}: {why}")
+        t = self._now()
         self.gone[name] = why
         self.say(f"goes on without {name}: {why}")
         log.warning("%s is lost: %s", name, why)
@@ -628,7 +655,7 @@ class Coordinator:
         self.doing[rank] = "away"
         self.expecting.discard(rank)
         # First the policy hears of it, as in virtual time; what it met for is over later.
-        self._tell(Left(rank, self._now()))
+        self._tell(Left(rank, t))
         for meeting in list(self.meetings.values()):
             if rank in set(meeting.sync.members) - meeting.lost:
                 self._meet_without(meeting, rank)
@@ -691,7 +718,10 @@ class Coordinator:
             left = [weight for worker, weight in pairs if worker in members]
             total = sum(left)
             weights = tuple(weight / total for weight in left) if total else tuple(left)
-        meeting.sync = Sync(members, meeting.sync.level, weights)
+        sync = Sync(members, meeting.sync.level, weights)
+        if not sync.bringing:  # they take the model of this moment
+            meeting.applied = self._now()
+        meeting.sync = sync
         meeting.attempt += 1
         meeting.missing = set(members)
         self._call(meeting)
@@ -754,6 +784,7 @@ class Coordinator:
             told=self.told,
             iterations=self.times,
             meetings=self.past,
+            uploads=self.uploads,
             end=end,
             accuracy=scores[-1] if scores else math.nan,
             digest=digests[keeper],

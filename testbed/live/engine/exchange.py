@@ -68,7 +68,8 @@ class Place:
     shapes: of all parameters.
     limit: largest tensor, in bytes of float32.
     largest: of the values that a member brings, by magnitude.
-    rule: by which the central server combines what members bring; None for their weighted mean.
+    rule: by which the central server combines what it decodes of each member; None for the weighted
+        mean of all as sums have it.
     apart: whether the central server gets what each member brings, and not their sum.
     """
 
@@ -197,15 +198,24 @@ class Meeting:
         total = self._sum_of(codec, combined, parties, key)
         return check_finite(total, f"the sum of tensor {key}")
 
-    def by_rule(self, weights: Sequence[float]) -> list[Tensor]:
+    def by_rule(
+        self, weights: Sequence[float], origin: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
         """The total by parameter, of what the central server has got of each who brings something,
-        where it is no sum."""
-        vectors = [self.brought(node) for node in self.bringing]
-        return self.unfused(by_rule(self.place.rule, vectors, weights))
+        where it is no sum.
+
+        origin: the server's model, where models were brought.
+        """
+        vectors, before = [self.brought(node) for node in self.bringing], None
+        if origin is not None:
+            order = [index for group in self.place.groups for index in group]
+            before = torch.cat([origin[index].flatten() for index in order])
+        return self.unfused(by_rule(self.place.rule, vectors, weights, before))
 
     def brought(self, node: int) -> Tensor:
-        """All values that this worker has brought, where they come apart, group by group."""
-        codec, parts = self.place.codecs.up(self.place.top, ANSWER), []
+        """All values that this worker has brought, where they come apart, group by group, as its
+        own codec decodes them."""
+        codec, parts = self.place.codecs.up(self.place.top, node), []
         for key in range(len(self.place.groups)):
             parties, payloads = self._came[key]
             payload = payloads[parties.index(node)]
@@ -377,16 +387,23 @@ class Meeting:
         )
 
     def _algebra(self, part: Part, codec: Compressor, key: int, step: int) -> Algebra:
-        shape = self.place.shape(key)
-        rounds = codec.payload_bytes(shape)
-        if step >= len(rounds):
-            raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
-        place = self.place
-        due = Due(codec.name, place.limit, tuple(shape), rounds[step], place.largest)
+        due = self._due(codec, key, step)
         adds = codec.combine == "sum" and not self.side_by_side
         if adds:
             return Sums(part, due)
-        return Bundles(part, due, part.carried(codec.combine == "merge"))
+        own, place = {}, self.place
+        if place.apart:  # each comes straight from who sends it, in that one's codec
+            nodes = {part.src[t] for t in part.arriving}
+            own = {n: self._due(place.codecs.up(place.top, n), key, step) for n in nodes}
+        return Bundles(part, due, part.carried(codec.combine == "merge"), own)
+
+    def _due(self, codec: Compressor, key: int, step: int) -> Due:
+        """What a payload of this codec may be in this round of communication."""
+        place, shape = self.place, self.place.shape(key)
+        rounds = codec.payload_bytes(shape)
+        if step >= len(rounds):
+            raise ValueError(f"{codec.name}: more than {len(rounds)} rounds")
+        return Due(codec.name, place.limit, tuple(shape), rounds[step], place.largest)
 
     @property
     def side_by_side(self) -> bool:

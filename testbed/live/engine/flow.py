@@ -267,11 +267,20 @@ class Bundles:
     """Payloads by contributor, side by side; of an opaque body a segment is a range of bytes.
 
     What arrives is refused if it is of others than those ``carried`` has.
+
+    Parameters
+    ----------
+    own: by contributor, what is due of it instead of ``due``.
     """
 
-    def __init__(self, part: Part, due: Due, carried: Carried) -> None:
-        self.part, self.due, self.carried = part, due, carried
+    def __init__(
+        self, part: Part, due: Due, carried: Carried, own: Mapping[int, Due] | None = None
+    ) -> None:
+        self.part, self.due, self.carried, self.dues = part, due, carried, own or {}
         self.known: dict[int, tuple[str, str, tuple[int, ...], int]] = {}
+
+    def _due(self, contributor: int) -> Due:
+        return self.dues.get(contributor, self.due)
 
     def own(self, payload: Payload, contributor: int) -> Value:
         self.known[contributor] = payload.form, payload.dtype, payload.shape, payload.nbytes
@@ -291,7 +300,8 @@ class Bundles:
         described = []
         for contributor in of:
             form, dtype, shape, size = self.known[contributor]
-            described.append(dict(form=form, dtype=dtype, shape=list(shape), size=size))
+            its = dict(form=form, dtype=dtype, shape=list(shape), size=size)
+            described.append(its | dict(codec=self._due(contributor).codec))
         parts = [[of.index(contributor) for contributor in item] for item in value.values()]
         body = b"".join(piece for item in value.values() for piece in item.values())
         return {"of": of, "as": described, "parts": parts}, body
@@ -307,9 +317,12 @@ class Bundles:
         for contributor, its in zip(of, described, strict=True):
             if type(contributor) is not int or contributor not in awaited:
                 raise Refused(sender, f"it sent what is of {contributor!r:.50}, which is not due")
-            known = self.due.described(sender, its)
+            due = self._due(contributor)
+            known = due.described(sender, its)
+            if (codec := its.get("codec")) != due.codec:
+                raise Refused(sender, f"it sent {codec!r:.50}, where {due.codec!r} is due")
             if contributor != ANSWER:
-                self.due.check_bytes(sender, known[3])
+                due.check_bytes(sender, known[3])
             if self.known.setdefault(contributor, known) != known:
                 raise Refused(sender, f"it describes the payload of {contributor} otherwise")
         value: Value = {}
@@ -341,7 +354,8 @@ class Bundles:
         for contributor in sorted({c for item in value.values() for c in item}):
             form, dtype, shape, _ = self.known[contributor]
             pieces = [value[i][contributor] for i in range(len(self.part.edges) - 1)]
-            found[contributor] = Payload(b"".join(pieces), self.due.codec, shape, form, dtype)
+            codec = self._due(contributor).codec
+            found[contributor] = Payload(b"".join(pieces), codec, shape, form, dtype)
         return found
 
 

@@ -92,6 +92,9 @@ class Launched:
     RuntimeError: links cannot be shaped here; says why.
     """
 
+    here = True
+    """Whether all members run on this machine."""
+
     def __init__(
         self,
         settings: LiveSettings,
@@ -161,7 +164,8 @@ class Launched:
     def run(self, say: Say = lambda line: None) -> Ended:
         """Coordinate the run, or see to the coordinator; raises Failed."""
         if self.links is None:
-            return Coordinator(self.settings, self.wire, say, self._check, self.restart).run()
+            watches = dict(check=self._check, restart=self.restart, here=self.here)
+            return Coordinator(self.settings, self.wire, say, **watches).run()
         self._await(say)
         return Ended(None, {}, written(self.settings.output), self.measured)
 

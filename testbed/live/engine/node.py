@@ -2,8 +2,8 @@
 
 What the members tell each other (``head["kind"]``)::
 
-    node -> coordinator   hello     address, rounds it has snapshots of, samples, run, and a digest
-                                    of the parameters that it begins with
+    node -> coordinator   hello     address, rounds it has snapshots of, run, and a digest of the
+                                    parameters that it begins with
     coordinator -> node   begin     addresses of all, round to go on from (0: anew), and the updates
                                     that a worker who comes later counts as done
                           compute   a worker's next iteration
@@ -12,7 +12,8 @@ What the members tell each other (``head["kind"]``)::
                           over      meeting: all members hold the result, which takes effect; told
                                     only there
                           meet      meeting, attempt, level, members and weights by rank, brings,
-                                    and the version of the server's model that was seen so far
+                                    whether these bring their models and not changes (whole), and
+                                    the version of the server's model that was seen so far
                           drop      meeting: that meeting is off, its members hold what they held;
                                     of a server that keeps the model, unless it has been applied
                           evaluate  round
@@ -24,7 +25,8 @@ What the members tell each other (``head["kind"]``)::
                                     this version, and evaluate it as that of a round, or of none
     node -> coordinator   finished  an iteration
                           applied   meeting: the server's model has what the meeting brought, and
-                                    is of this version
+                                    is of this version; by rank, how long what came from workers
+                                    was on its way
                           dropped   meeting: the server's model does not have it, and will not
                           synced    meeting: this worker holds the result
                           rows      round, metrics by name
@@ -34,7 +36,8 @@ What the members tell each other (``head["kind"]``)::
                           bad       member, why: it has sent what cannot be
                           done      digest of the parameters, bytes sent
                           failed    reason
-    node -> node          data      meeting, attempt, tag and transfer of an exchange
+    node -> node          data      meeting, attempt, tag and transfer of an exchange; of what a
+                                    worker brings, when it began to send
 
 A result is held back until the coordinator says what comes next, so that a meeting in which a
 member was lost can be dropped and held anew among the others.
@@ -96,6 +99,14 @@ class _Held(Delivery):
     level: int
     brings: int
     scale: float
+    whole: bool
+    """Whether its members bring their models, of which the server's new one is made."""
+    origin: list[Tensor] | None
+    """At the server the model that it had when such a meeting was called, else None."""
+    since: float | None = None
+    """When this worker began to send what it brings, on this machine's clock."""
+    uploads: dict[int, float] = field(default_factory=dict)
+    """By rank of those who send to this server, seconds until it had all that they bring."""
     seen: set[tuple[Tag, int]] = field(default_factory=set)
     """Transfers that have come, each of which comes once."""
     before: dict | None = None
@@ -125,6 +136,7 @@ class Node:
         self.settings, self.name, self.wire = settings, name, wire
         names = settings.topology.node_names
         self.number = names.index(name)
+        self.partners = settings.partners(self.number)
         self.names = dict(enumerate(names))
         rank = {node: rank for rank, node in enumerate(settings.workers)}
         self.rank = rank.get(self.number)
@@ -175,7 +187,8 @@ class Node:
         self.held: dict[int, _Held] = {}
         self.commit: tuple[int, Callable[[], None], dict | None] | None = None
         """The last meeting, what its result does, and the codecs as they were before it."""
-        self.strays: dict[tuple[int, int], list[Received]] = defaultdict(list)
+        self.strays: dict[tuple[int, int], list[tuple[Received, float]]] = defaultdict(list)
+        """What came for meetings before these were called, and when."""
         self.stray_bytes = 0
         self.later: list[tuple[str, dict[str, Any]]] = []
         """Commands for when this worker has the model that it begins with."""
@@ -201,7 +214,6 @@ class Node:
             "hello",
             address=self.wire.address,
             rounds=sorted(found),
-            samples=self.task.samples,
             run=self.settings.run,
             model=digest(self.task.values()).hex(),
         )
@@ -222,7 +234,7 @@ class Node:
             head = received.head
             try:
                 if received.kind == "data":
-                    self._arrived(received)
+                    self._arrived(received, time.monotonic())
                 elif received.sender != COORDINATOR:
                     log.warning("dropped %s of %s", received.kind, received.sender)
                 elif received.kind == "stop":
@@ -260,11 +272,11 @@ class Node:
             getattr(self, f"_{kind}")(**fields)
 
     def _moved(self, addresses: dict[str, str]) -> None:
-        self.wire.connect(addresses)
+        # With everybody there would be more connections than messages in a large run.
+        self.wire.connect({name: at for name, at in addresses.items() if name in self.partners})
 
     def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None, updates: int) -> None:
-        others = {name: at for name, at in addresses.items() if name != self.name}
-        self.wire.connect(others)
+        self._moved(addresses)
         if state is not None:
             self.task.restore(state["task"])
             self.task.codec.load(state["codecs"])
@@ -348,6 +360,7 @@ class Node:
         members: list[int],
         weights: list[float] | None,
         brings: int,
+        whole: bool,
         seen: int,
         level: int,
     ) -> None:
@@ -357,7 +370,7 @@ class Node:
         bringing = [w for i, w in enumerate(members) if weights is None or weights[i]]
         nodes = settings.workers
         scale = 1.0
-        over_all = settings.training.averaged_over == "all" and level == GLOBAL
+        over_all = settings.training.averaged_over == "all" and level == GLOBAL and not whole
         if not settings.stepwise and weights is None and over_all:
             scale = len(members) / len(nodes)
         held = self.held[meeting] = _Held(
@@ -374,6 +387,8 @@ class Node:
             level=level,
             brings=brings,
             scale=scale,
+            whole=whole,
+            origin=self.models[seen] if whole and self.centre else None,
         )
         if settings.on_loss != "stop":
             held.before = self.task.codec.states()
@@ -381,10 +396,11 @@ class Node:
         if self.computes_on and self.rank in members:
             # Held anew among fewer, it brings the same.
             self.came_with.setdefault(meeting, [value.clone() for value in self.task.values()])
+        own = self._brings(held) if self.rank in bringing else None
         for key in range(len(self.place.groups)):
-            if self.rank in bringing:
+            if own is not None:
                 weight = held.shares[bringing.index(self.rank)]
-                held.running["push", key] = travels.bring(self._brings(held), weight, key)
+                held.running["push", key] = travels.bring(own, weight, key)
             elif self.centre and bringing:
                 held.running["push", key] = travels.serve(key)
             elif self.rank is None and bringing and self._passes_on(travels.bringing):
@@ -396,16 +412,16 @@ class Node:
                 elif self.rank is None and not self.centre and self._passes_on(travels.members):
                     held.running["pull", index] = travels.pass_down(0, index)
         if settings.statistics == "mean" and self.task.statistics() and bringing:
-            own = as_vector(self.task.statistics()) if self.rank in bringing else None
-            held.running["mean", STATISTICS] = travels.mean(own)
+            vector = as_vector(self.task.statistics()) if self.rank in bringing else None
+            held.running["mean", STATISTICS] = travels.mean(vector)
         for which in list(held.running):
             self._go_on(held, which)
         if self.centre and settings.mode == "model" and not bringing:
             model = self.models[seen] if level == GLOBAL else self.given[members[0]]
             self._hand_out(held, model)
-        for stray in self.strays.pop((meeting, attempt), []):
+        for stray, at in self.strays.pop((meeting, attempt), []):
             self.stray_bytes -= len(stray.body)
-            self._arrived(stray)
+            self._arrived(stray, at)
         self._close(held)
 
     def _passes_on(self, workers: Sequence[int]) -> bool:
@@ -418,6 +434,8 @@ class Node:
             return self.last
         before = self.base if held.level == GLOBAL else self.met
         now = self.came_with.get(held.number, self.task.values())
+        if held.whole:
+            return now
         return [new - old for new, old in zip(now, before, strict=True)]
 
     def _drop(self, meeting: int) -> None:
@@ -498,7 +516,8 @@ class Node:
 
     # Meetings ------------------------------------------------------------------------------------
 
-    def _arrived(self, received: Received) -> None:
+    def _arrived(self, received: Received, at: float) -> None:
+        """Take what has come of an exchange at this time."""
         head = received.head
         try:
             number, attempt = int(head["meeting"]), int(head["attempt"])
@@ -509,7 +528,7 @@ class Node:
             raise Refused(sender, "a message of no exchange") from None
         held = self.held.get(number)
         if held is None or attempt > held.attempt:
-            self.strays[number, attempt].append(received)
+            self.strays[number, attempt].append((received, at))
             self.stray_bytes += len(received.body)
             if self.stray_bytes > self.settings.limits.queue_bytes:
                 sender = self.settings.topology.node_names.index(received.sender)
@@ -517,7 +536,8 @@ class Node:
             return
         if attempt < held.attempt:
             return
-        sender = self.names[self._sender_of(held, tag, t)]
+        node = self._sender_of(held, tag, t)
+        sender = self.names[node]
         if sender != received.sender:
             culprit = self.settings.topology.node_names.index(received.sender)
             raise Refused(culprit, f"it sent what {sender} should have sent")
@@ -527,6 +547,8 @@ class Node:
             raise Refused(culprit, f"{tag} is not of this meeting, or came before")
         held.seen.add((tag, t))
         self.carried += len(received.body) * (tag[1] != STATISTICS)
+        if self.centre and node in held.meeting.bringing and tag[1] != STATISTICS:
+            self._time(held, node, head.get("since"), at)
         arrival = t, head, received.body
         which = held.take(tag, arrival)
         if which is not None:
@@ -543,15 +565,43 @@ class Node:
             raise ValueError(f"{plan.name} has no transfer {t}")
         return int(plan.src[t])
 
+    def _time(self, held: _Held, node: int, since: Any, at: float) -> None:
+        """Note how long what a worker brings to this server was on its way until now."""
+        if isinstance(since, float) and 0 <= at - since < math.inf:
+            rank = self.settings.workers.index(node)
+            held.uploads[rank] = max(at - since, held.uploads.get(rank, 0.0))
+
     def _go_on(self, held: _Held, which: Which, arrival: Arrival | None = None) -> None:
+        heads: dict[str, dict[str, Any]] = {}
+        body: bytes | memoryview = b""
         for tag, sent in held.go_on(which, arrival):
+            name = self.names[sent.to]
+            if heads and (name in heads or sent.body != body):
+                self._send(heads, body)
+                heads = {}
             head = dict(kind="data", meeting=held.number, attempt=held.attempt)
             head |= dict(tag=list(tag), t=sent.t, **sent.head)
-            self.wire.send(self.names[sent.to], head, sent.body)
+            if self.rank is not None and which[0] == "push" and self.settings.mode == "model":
+                held.since = held.since or time.monotonic()
+                head["since"] = held.since
+            heads[name], body = head, sent.body
+            if which[0] != "pull":  # only answers are the same for many, others need not wait
+                self._send(heads, body)
+                heads = {}
             self.sent_bytes += len(sent.body)
             self.carried += len(sent.body) * (tag[1] != STATISTICS)
+        if heads:
+            self._send(heads, body)
         if which in held.results and self._all_pushed(held, which):
             self._apply(held)
+
+    def _send(self, heads: dict[str, dict[str, Any]], body: bytes | memoryview) -> None:
+        """Send one body to one member or to several, each with its head."""
+        if len(heads) > 1:
+            self.wire.send_all(heads, body)
+            return
+        ((name, head),) = heads.items()
+        self.wire.send(name, head, body)
 
     def _all_pushed(self, held: _Held, which: Which) -> bool:
         if not self.centre or self.settings.mode != "model" or which[0] != "push":
@@ -566,9 +616,11 @@ class Node:
         if self.settings.rule is None:
             total = self._pushed(held)
         else:
-            total = held.meeting.by_rule(held.shares)
+            total = held.meeting.by_rule(held.shares, held.origin)
         if held.scale != 1.0:
             total = [part * held.scale for part in total]
+        if held.whole:  # pieces of one vector, which would be held as long as any of them
+            total = [part.clone() for part in total]
         if held.level != GLOBAL:
             model = list(torch._foreach_add(self._begun_with(held), total))
         else:
@@ -576,13 +628,14 @@ class Node:
             if held.refused:
                 return
             if good:
-                self._change(total)
+                self._change(held, total)
             self.brought += held.brings
             self.version += 1
             model = self.models[self.version] = [value.clone() for value in task.values()]
         held.applied = True
         place = dict(meeting=held.number, attempt=held.attempt)
-        self.tell("applied", **place, version=self.version)
+        uploads = [[rank, seconds] for rank, seconds in sorted(held.uploads.items())]
+        self.tell("applied", **place, version=self.version, uploads=uploads)
         self._hand_out(held, model)
         self._count()
 
@@ -595,8 +648,11 @@ class Node:
                 total[i] = piece
         return total
 
-    def _change(self, total: Sequence[Tensor]) -> None:
-        if self.changes:
+    def _change(self, held: _Held, total: Sequence[Tensor]) -> None:
+        """Let the server's model be what the meeting makes of it."""
+        if held.whole:
+            self.task.adopt(total)
+        elif self.changes:
             self.task.adopt(torch._foreach_add(self.task.values(), total))
         else:
             self.task.step(total)
@@ -606,8 +662,8 @@ class Node:
         before, most = copy.deepcopy(self.task.state()), self.settings.worst
         most *= max(self.loss, self.guess)
 
-        def loss(change: Sequence[Tensor]) -> float:
-            self._change(change)
+        def loss(brought: Sequence[Tensor]) -> float:
+            self._change(held, brought)
             found = self._loss()
             self.task.restore(copy.deepcopy(before))
             return found
@@ -621,7 +677,8 @@ class Node:
                 vector = vector / share
             if not loss(held.meeting.unfused(vector)) <= most:
                 held.refused = True
-                why = "its change alone makes a model that is too bad to take"
+                what = "model" if held.whole else "change"
+                why = f"its {what} alone makes a model that is too bad to take"
                 self.tell("bad", member=self.names[node], why=why)
         if not held.refused:
             log.warning("a new model is too bad to take: its loss is %.3g, of %.3g", found, most)

@@ -76,6 +76,8 @@ class Placed(Launched):
     ValueError: shaped links, or no keys where Ray's nodes are on several hosts.
     """
 
+    here = False
+
     def __init__(self, settings: LiveSettings, ray: Any) -> None:
         super().__init__(settings)
         self.ray = ray

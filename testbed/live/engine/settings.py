@@ -76,7 +76,8 @@ OWN: dict[str, Any] = dict(model={"name": "own"}, dataset="own", batch=1, lr=1.0
 
 OF_RECIPES = (
     *OWN, "stands_for", "norm", "limit", "test_limit", "validation", "words", "steps", "sampler",
-    "augment", "colour", "lr_steps", "momentum", "weight_decay", "gradients",
+    "augment", "colour", "lr_steps", "momentum", "weight_decay", "gradients", "split", "deal",
+    "subset", "momentum_lasts",
 )  # fmt: skip
 """Fields that say what one's own functions say, where there are any."""
 
@@ -86,8 +87,9 @@ TEXTS = ("penn_treebank",)
 TRIED = 2**18
 """Values of a tensor that codecs are tried on, more than any of them leaves as it is."""
 
-PROBED = 24
-"""Iterations of each worker by which a policy is tried in virtual time before a process starts."""
+PROBED, MET = 24, 4
+"""Iterations of each worker by which a policy is tried in virtual time before a process starts, or
+as many as are between so many meetings of all."""
 
 Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
@@ -314,6 +316,16 @@ class LiveSettings(BaseModel):
         there = {*plan.src.tolist(), *plan.dst.tolist()} - set(self.workers)
         return tuple(int(node) for node in self.topology.servers if int(node) in there)
 
+    def partners(self, node: int) -> set[str]:
+        """Names of the members that ``node`` may exchange anything with, whoever meets: those of
+        the whole plan where a server stands between all others, else everybody else."""
+        names, plan = self.topology.node_names, self.exchange(self.topology)
+        if self.exchange.whole:
+            found = {*self.servers, *self.workers}
+        else:
+            found = {*plan.dst[plan.src == node].tolist(), *plan.src[plan.dst == node].tolist()}
+        return {names[other] for other in found - {node}}
+
     @cached_property
     def members(self) -> tuple[str, ...]:
         """Names of all processes of the run."""
@@ -328,9 +340,12 @@ class LiveSettings(BaseModel):
 
     @cached_property
     def rule(self) -> Aggregation | None:
-        """By which the server combines what workers bring; None for their mean."""
-        part = self.training.aggregation
-        return None if part.name == "mean" else aggregation.load(part.name, **part.parameters)
+        """By which the server combines what it decodes of each worker; None for the mean of all
+        that come in one codec, which sums have."""
+        part, codecs = self.training.aggregation, self.training.codecs
+        if part.name == "mean" and not codecs:
+            return None
+        return aggregation.load(part.name, **part.parameters)
 
     @property
     def apart(self) -> bool:
@@ -367,6 +382,9 @@ def check(settings: LiveSettings) -> None:
         for way, part in (("up", level.up), ("down", level.down or IDENTITY)):
             with naming(f"training.levels.{number}.{way}"):
                 compression.load(part.name, **part.parameters)
+    for rank, part in recipe.codecs.items():
+        with naming(f"training.codecs.{rank}"):
+            compression.load(part.name, **part.parameters)
     usual = {name: field.default for name, field in Recipe.model_fields.items()}
     usual |= OWN | dict(model=Part(**OWN["model"]))
     for field in OF_RECIPES if settings.own else ():
@@ -393,12 +411,16 @@ def check(settings: LiveSettings) -> None:
     up = [load_codec(level.up) for level in recipe.levels]
     down = [load_codec(level.down or default_down(level)) for level in recipe.levels[:-1]]
     known = apart(between, depth, up[-1])
+    keeps = settings.mode == "model"
+    _check_codecs(recipe, between, depth)
     for field, holds, why in (
         ("overlap", not recipe.overlap, "must be false: nothing is sent during backward"),
         ("uneven", recipe.uneven is None
          or min(recipe.uneven.sites or [1.0]) * (1 - recipe.uneven.jitter) >= 1,
          "factors below 1 would need faster workers"),
         ("stands_for", recipe.stands_for is None, "must be null: real bytes travel"),
+        ("spoiled", recipe.spoiled is None,
+         "must be null: workers bring what they learned, and only virtual time tries others"),
         ("accelerator", recipe.accelerator == "cpu", "must be cpu: nodes are CPU processes"),
         ("compute_s", not recipe.compute_s, "real iterations take what they take; `iteration_s` "
          "paces them"),
@@ -414,7 +436,7 @@ def check(settings: LiveSettings) -> None:
         ("optimizer_at", not (between.whole and recipe.optimizer_at == "server"),
          f"must be worker: {name} has no server"),
         ("synchronization", not policy.continues_after_upload
-         or policy.travels == "delta" and settings.mode == "model",
+         or policy.travels == "delta" and keeps,
          f"{sync} lets workers compute on while changes travel to a server, and here is none"),
         ("synchronization", not policy.asynchronous or policy.travels == "delta"
          or recipe.optimizer_at == "server", f"{sync} needs optimizer_at: server"),
@@ -423,7 +445,7 @@ def check(settings: LiveSettings) -> None:
         ("levels", not (settings.apart and settings.stepwise and recipe.optimizer_at == "worker")
          or all(level.down in (None, IDENTITY) for level in recipe.levels),
          "down would code the model, with which a server answers that knows what each brings"),
-        ("levels", settings.mode == "sum" or up[-1].one_shot,
+        ("levels", not keeps or up[-1].one_shot,
          f"{up[-1].name} needs several rounds, and a server that keeps the model is no party"),
         ("exchange", not (name == "parameter_server" and between.whole
                           and up[-1].combine == "merge"),
@@ -437,7 +459,7 @@ def check(settings: LiveSettings) -> None:
         raise ValueError(f"worst: {name} with {up[-1].name} has no server that knows whose is bad")
     if settings.iteration_s and (recipe.uneven or len(settings.iteration_s) != workers):
         raise ValueError(f"iteration_s: give those of {workers} workers, and no training.uneven")
-    if settings.on_loss == "replace" and settings.mode != "model":
+    if settings.on_loss == "replace" and not keeps:
         raise ValueError("on_loss: replace needs a server that keeps the model")
     if settings.begin_with is not None and settings.on_loss != "replace":
         raise ValueError("begin_with: needs on_loss: replace, by which workers may join")
@@ -448,9 +470,9 @@ def check(settings: LiveSettings) -> None:
     codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
     with naming("training.levels"):
         compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
-    if settings.mode == "model":
-        keeps = between(settings.topology, None, "push").receivers.tolist()
-        if len(keeps) != 1 or keeps[0] in settings.workers:
+    if keeps:
+        keepers = between(settings.topology, None, "push").receivers.tolist()
+        if len(keepers) != 1 or keepers[0] in settings.workers:
             raise ValueError(f"training.exchange: {name} has no server that could keep the model")
     if settings.state is not None and not (policy.clock_free and policy.together):
         raise ValueError(
@@ -468,6 +490,19 @@ def naming(field: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{field}: {error}") from None
+
+
+def _check_codecs(recipe: Recipe, between: Exchange, depth: int) -> None:
+    """Refuse codecs of single workers where no server decodes what each worker sends."""
+    name = recipe.exchange.name
+    for rank, part in recipe.codecs.items():
+        for codec in (load_codec(part), load_codec(recipe.levels[-1].up)):
+            if not apart(between, depth, codec):
+                raise ValueError(
+                    f"training.codecs.{rank}: {name} with {codec.name} has no server that decodes "
+                    "what each worker sends; take parameter_server, and codecs of one round that "
+                    "add"
+                )
 
 
 def _check_data(recipe: Recipe) -> None:
@@ -488,6 +523,11 @@ def _check_data(recipe: Recipe) -> None:
         ("augment", not (text and recipe.augment), f"{name} is text, only images are augmented"),
         ("validation", not (text and recipe.validation), f"{name} is text, only images are held "
          "out"),
+        ("split", not text or recipe.split == Part(name="even"), f"{name} is text, only images are "
+         "split by label"),
+        ("subset", not (text and recipe.subset), f"{name} is text, only images are drawn for a "
+         "round"),
+        ("deal", not text or recipe.deal == "once", f"{name} is text, only images are dealt anew"),
         ("validation", not (limit and recipe.validation and recipe.validation >= limit),
          f"{recipe.validation} images held out leave none of limit: {limit} to train on"),
         ("words", text or not recipe.words, f"{name} has none"),
@@ -499,13 +539,14 @@ def _check_data(recipe: Recipe) -> None:
 def _check_levels(settings: LiveSettings, policy: Policy) -> None:
     """Try the policy in virtual time: all of its workers must meet now and then."""
     recipe, count = settings.training, len(settings.workers)
+    between = getattr(policy, "local_iterations", 1) * getattr(policy, "hub_rounds", 1)
     with naming("training.synchronization"):
         log = play(
             policy,
             Fixed(tuple(1 + rank / 7 for rank in range(count))),
             0.1,
             groups=settings.groups,
-            iterations=PROBED * count,
+            iterations=max(PROBED, MET * between) * count,
         )
     levels = {meeting.sync.level for meeting in log.meetings}
     fewest = min(len(its.sync.bringing) for its in log.meetings if its.sync.bringing)

@@ -43,13 +43,11 @@ class Task(Protocol):
     codec: of all nodes; a node uses its own.
     groups: of parameters by index, each of which codecs see as one tensor.
     shapes: of the parameters that travel.
-    samples: how many a worker has; 0 where it is not known.
     """
 
     codec: Codecs
     groups: Sequence[Sequence[int]]
     shapes: Sequence[torch.Size]
-    samples: int
 
     def values(self) -> list[Tensor]:
         """The parameters as they are; not to be changed."""
@@ -61,7 +59,8 @@ class Task(Protocol):
         """Let the optimizer take a step by ``gradient``."""
 
     def adopt(self, values: Sequence[Tensor]) -> None:
-        """Go on from these parameters; the optimizer keeps its state."""
+        """Go on from these parameters; the optimizer keeps its state, unless momentum lasts for a
+        round."""
 
     def begin_at(self, updates: int) -> None:
         """Count so many updates as done, by which learning rates go."""
@@ -104,7 +103,6 @@ class RecipeTask:
         self.rank, self.batches = 0 if rank is None else rank, 0
         self.codec, self.groups = self.learner.codec, self.learner.groups
         self.shapes = self.learner.shapes
-        self.samples = len(data.train_y) // len(settings.workers)
         self.using = Lock()
         """Whoever uses the learner's one model holds it: a server's models are evaluated by two
         threads."""
@@ -129,7 +127,9 @@ class RecipeTask:
         self.replica = self.learner.update(self.replica, gradient)
 
     def adopt(self, values: Sequence[Tensor]) -> None:
-        self.replica = replace(self.replica, parameters=list(values))
+        again = self.learner.recipe.momentum_lasts == "round"
+        velocity = None if again else self.replica.velocity
+        self.replica = replace(self.replica, parameters=list(values), velocity=velocity)
 
     def begin_at(self, updates: int) -> None:
         self.replica = replace(self.replica, version=updates)
@@ -205,8 +205,8 @@ class OwnTask:
             groups = [[i] for i in range(len(order))]
         self.groups = [[order[i] for i in group] for group in groups]
         ranks = {node: number for number, node in enumerate(settings.workers)}
-        self.codec = Codecs(recipe.levels, self.seed, ranks)
-        self.samples = self.batches = 0
+        self.codec = Codecs(recipe.levels, self.seed, ranks, recipe.codecs)
+        self.batches = 0
         self.losses: list[float] = []
         self.place = None
         if rank is not None:

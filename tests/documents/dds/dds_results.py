@@ -88,7 +88,7 @@ def results(live: tuple[int, ...] = SEEDS) -> pd.DataFrame:
     for mode, accuracy in finals.items():
         for seed in SEEDS:
             place = dict(
-                model="mnist_cnn", evidence="simulated", compression=CODECS[mode.split(" ")[0]]
+                model="mnist_cnn", evidence="recorded", compression=CODECS[mode.split(" ")[0]]
             )
             _accuracies(add, "federated_seeds", _of(mode), accuracy, seed, 10, 1, **place)
     for method, values in METHODS.items():
@@ -115,9 +115,10 @@ def results(live: tuple[int, ...] = SEEDS) -> pd.DataFrame:
 
 def _of(mode: str) -> dict[str, str]:
     """The coordinates of a mode."""
-    sparse = mode in ("fp32_sparse", "int8_sparse", "int8_sparse C=8192")
-    feedback = "on" if mode.endswith("EF") else "off"
-    return dict(mode=mode, feedback=feedback, first_baseline="zero" if sparse else "model")
+    sends = "weights" if "dense" in mode else "weights_first"
+    if mode.endswith(("from model", "EF")):
+        sends = "change"
+    return dict(mode=mode, feedback="on" if mode.endswith("EF") else "off", sends=sends)
 
 
 def _bytes(add, experiment: str, mode: str, **more) -> None:

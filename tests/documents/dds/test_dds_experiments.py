@@ -1,8 +1,6 @@
 """What DDS's experiments must show, on tiny settings; real processes are tests/live's affair."""
 
 import math
-import threading
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from slowlink.methods.synchronization import Sync
 from slowlink.testbed import results
 from slowlink.testbed.live import data_parallel
-from slowlink.testbed.live.dds.federated import Data, messages, simulate
 from slowlink.testbed.live.identity import Keys
-from slowlink.testbed.live.one_process import simulated
-from slowlink.testbed.training import datasets, models
+from slowlink.testbed.live.one_process import simulated, trained
+from slowlink.testbed.results import Row
+from slowlink.testbed.training import datasets, models, trainer
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.recipe import Part
 from slowlink.workflow import documents
 from slowlink.workflow.documents.dds import data_parallel as ddp_experiments
 from slowlink.workflow.documents.dds import federated as federated_experiments
@@ -55,7 +53,7 @@ def images(monkeypatch):
         mean=torch.tensor([0.5]),
         std=torch.tensor([0.3]),
     )
-    monkeypatch.setattr(Data, "load", lambda self: data)
+    monkeypatch.setattr(trainer, "load_dataset", lambda name, **limits: data)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **limits: data)
     return data
 
@@ -145,36 +143,36 @@ def test_bytes_are_those_of_the_formulas(recipe):
 
 @pytest.fixture
 def as_live(monkeypatch):
-    """Stands in for real processes: the same rounds, with times that are known."""
-    told, alone = [], threading.Lock()
+    """Stands in for real processes: the same training, with times that are known."""
+    told = []
 
-    def live(settings, timeout_s):
-        assert settings.timeout_s < timeout_s < 2 * settings.timeout_s
-        told.append(settings)
-        with alone:  # models are drawn from a generator that all threads share
-            done, weights = simulate(settings)
-        timed = []
-        for one in done:
-            sent = {
-                client: replace(its, train_s=2.0, communication_s=client + one.number)
-                for client, its in one.sent.items()
-            }
-            timed.append(replace(one, round_s=3.0 * one.number, sent=sent))
-        return timed, weights
+    def live(bench, timeout_s, recipe):
+        assert timeout_s == 600.0
+        told.append(recipe)
+        rows, weights = list(trainer.train(recipe)), trained(recipe)
+        rounds = range(1, recipe.rounds // recipe.evaluate_every + 1)
+        return federated_experiments.Live(
+            rows,
+            [3.0 * number for number in rounds],
+            [[2.0 for _ in rounds] for _ in range(2)],
+            [[float(client + number) for number in rounds] for client in range(2)],
+            weights,
+        )
 
     monkeypatch.setattr(federated_experiments, "_live", live)
     return told
 
 
+@pytest.mark.slow
 def test_live_runs_of_the_modes(recipe, as_live):
     """Rounds 1 and 2 take 3 s and 6 s; client c is on its way for c + 1 and c + 2 s."""
     table = run(recipe, "federated")
     live = table[table["experiment"] == "federated"]
     variants = recipe.federated.variants
     assert set(live["mode"]) == {*recipe.federated.live, *variants}
-    assert len({settings.run for settings in as_live}) == len(as_live)
     # And one mode with feedback, for its check alone.
     assert len(as_live) == len(recipe.federated.live) + len(variants) + 1
+    assert as_live[-1].levels[0].up.parameters["error_feedback"]
     for label in recipe.federated.live:
         for client in (0, 1):
             own = live[(live["mode"] == label) & (live["client"] == client)]
@@ -187,85 +185,87 @@ def test_live_runs_of_the_modes(recipe, as_live):
         curve = live[(live["mode"] == label) & (live["metric"] == "test_accuracy")]
         assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == [3.0, 9.0]
         assert value(table, "live_difference", mode=label, experiment="federated_seeds") == 0
-    of = {(one.codec.name, one.sends, one.first_baseline) for one in (s.task for s in as_live[:-1])}
-    dense = {(codec, "weights", "model") for codec in ("identity", "int8_blocks")}
-    assert of == dense | {(codec, "delta", "zero") for codec in ("sparse_fp32", "sparse_int8")}
+        # Smoke's rounds are fewer than those of the seeds that are recorded.
+        ends = {value(live, f"{end}_accuracy", mode=label) for end in ("judged", "final")}
+        assert len(ends) == 1
+    of = {(one.levels[0].up.name, one.sends) for one in as_live[:-1]}
+    dense = {(codec, "weights") for codec in ("identity", "int8_blocks")}
+    assert of == dense | {(codec, "weights_first") for codec in ("sparse_fp32", "sparse_int8")}
     # With the text's chunk: sent for its bytes alone.
+    sizes = ["uplink_bytes", "frame_bytes", "link_bytes"]
     for label, nbytes in {
         "int8_dense C=8192": 20 + VALUES + 4 * math.ceil(VALUES / 8192),
         "int8_sparse C=8192": 20 + 5 * (VALUES // 10) + 4,
     }.items():
         assert value(live, "uplink_bytes", mode=label) == nbytes
-        assert set(live[live["mode"] == label]["metric"]) == set(
-            federated_experiments.SIZES.values()
-        )
+        assert set(live[live["mode"] == label]["metric"]) == set(sizes)
         assert value(table, "live_difference", mode=label) == 0
     # Only what was sent is measured; what is put around it is counted.
-    sizes = live[live["metric"].isin(["uplink_bytes", "frame_bytes", "link_bytes"])]
-    evidence = sizes.groupby("metric")["evidence"].unique().map(list).to_dict()
-    computed = dict.fromkeys(["frame_bytes", "link_bytes"], ["computed"])
-    assert evidence == computed | {"uplink_bytes": ["measured"]}
+    counted = live[live["metric"].isin(sizes)].groupby("metric")["evidence"]
+    computed = dict.fromkeys(sizes[1:], ["computed"])
+    assert counted.unique().map(list).to_dict() == computed | {"uplink_bytes": ["measured"]}
 
 
-def test_live_runs_have_fresh_identities(recipe, monkeypatch):
+def test_a_live_run_is_the_engines_with_fresh_identities(recipe, monkeypatch):
+    """Of two clients with one iteration a round, and 2 rounds: what the record says of them."""
     found = []
 
-    def run_live(settings, timeout_s):
-        names = messages.members(settings.task.clients)
-        found.append([Keys(settings.keys, name).allowed()[name] for name in names])
-        return simulate(settings)
+    def run_all(settings):
+        found.append([Keys(settings.keys, name).allowed()[name] for name in settings.members])
+        assert settings.dds is not None
+        assert settings.training.model_copy(update=dict(networks=short.networks)) == short
+        settings.output.mkdir()
+        torch.save(dict(a=torch.ones(2), b=torch.zeros(1)), settings.output / "model.pt")
+        told = [SimpleNamespace(decisions=[Sync((0, 1))], t=t) for t in (2.5, 8.0)]
+        told.insert(1, SimpleNamespace(decisions=[], t=4.0))
+        uploads = [{0: 0.5, 1: 0.25}, {0: 0.75, 1: 0.125}]
+        pushed = [(0.5, 0.1), (1.0, math.nan)]
+        record = SimpleNamespace(
+            told=told, meetings=pushed, iterations=[[1.0, 4.0], [2.0, 5.0]], uploads=uploads
+        )
+        return SimpleNamespace(rows=[], record=record)
 
-    monkeypatch.setattr(federated_experiments, "run_live", run_live)
-    settings = federated_experiments._settings(
-        Bench("dds", "federated", recipe, "smoke"),
-        recipe.federated,
-        recipe.federated.modes["fp32_dense"],
-        1,
-        model=Part(**MODEL),
-        rounds=1,
-    )
+    monkeypatch.setattr(federated_experiments.launch, "run_all", run_all)
+    bench = Bench("dds", "federated", recipe, "smoke", lambda message: None)
+    short = federated_experiments._recipe(bench, recipe.federated, "fp32_dense", 1, subset=64)
     for _ in range(2):
-        federated_experiments._live(settings, 1.0)
+        live = federated_experiments._live(bench, 60.0, short)
     assert len({key for keys in found for key in keys}) == 2 * len(found[0])
+    assert live.round_s == [3.0, 6.0] and live.train_s == [[1.0, 4.0], [2.0, 5.0]]
+    assert live.upload_s == [[0.5, 0.75], [0.25, 0.125]]
+    assert [one.tolist() for one in live.weights] == [[1.0, 1.0], [0.0]]
 
 
 def test_error_feedback_and_its_control_differ_in_the_feedback_alone(recipe):
     bench, chosen = Bench("dds", "federated_seeds", recipe, "smoke"), recipe.federated
     for mode in ("fp32_sparse", "int8_sparse"):
         control, with_ef = (
-            federated_experiments._settings(bench, chosen, chosen.modes[label], 1).task
+            federated_experiments._recipe(bench, chosen, label, 1)
             for label in (f"{mode} from model", f"{mode} EF")
         )
-        assert with_ef.codec.parameters == control.codec.parameters | {"error_feedback": True}
-        assert with_ef.first_baseline == control.first_baseline == "model"
-        assert with_ef.model_copy(update={"codec": control.codec}) == control
+        level = with_ef.levels[0].up.parameters
+        assert level == control.levels[0].up.parameters | {"error_feedback": True}
+        assert with_ef.sends == control.sends == "change"
+        same = dict(levels=control.levels, at=control.at, system=control.system)
+        assert with_ef.model_copy(update=same | dict(networks=control.networks)) == control
 
 
+@pytest.mark.slow
 def test_other_rounds_than_those_of_the_run_are_run_once_more(recipe, as_live):
     run(recipe, "federated", federated=dict(checked_rounds=1))
     modes = len(recipe.federated.live)
     again = modes + len(recipe.federated.variants) + 1
-    assert [settings.rounds for settings in as_live] == [2] * modes + [1] * again
+    rounds = [one.rounds // one.evaluate_every for one in as_live]
+    assert rounds == [2] * modes + [1] * again
 
 
-def test_the_seeds_model_is_checked_with_error_feedback(recipe, as_live):
-    live = dict(model={"name": "lenet5"}, checked_rounds=1)
-    table = run(recipe, "federated", federated=live, federated_seeds=dict(model=MODEL))
-    checks = table[table["metric"] == "live_difference"].set_index("mode")
-    assert (checks["value"] == 0).all() and set(checks["round"]) == {1}
-    models = dict.fromkeys([*recipe.federated.live, *recipe.federated.variants], "lenet5")
-    assert checks["model"].to_dict() == models | {"int8_sparse EF": "mlp"}
-    [live] = [settings for settings in as_live if settings.task.model.name == "mlp"]
-    assert live.task.codec.parameters["error_feedback"]
-    assert (live.rounds, live.subset) == (1, recipe.federated.checked_subset)
-
-
+@pytest.mark.slow
 def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeypatch):
     honest = federated_experiments._live
 
     def off(*given):
-        done, weights = honest(*given)
-        return done, weights + 1e-6
+        done = honest(*given)
+        return replace(done, weights=[weight + 1e-6 for weight in done.weights])
 
     monkeypatch.setattr(federated_experiments, "_live", off)
     with pytest.raises(
@@ -274,92 +274,61 @@ def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeyp
         run(recipe, "federated")
 
 
-def test_further_seeds_are_the_live_run_with_another_seed(recipe, as_live):
-    live = run(recipe, "federated")
-    again, other = (run(recipe, "federated_seeds", part) for part in ("1", "2"))
-    for label in recipe.federated_seeds.modes:
-        curves = [
-            t[(t["mode"] == label) & (t["metric"] == "test_accuracy")]["value"].tolist()
-            for t in (live, again, other)
-        ]
-        assert curves[0] == curves[1] != curves[2]
-    assert set(again["evidence"]) == {"simulated"} and set(other["seed"]) == {2}
+def test_the_documents_accuracy_is_judged_by_seeds_that_train_as_the_live_run(recipe):
+    """The recorded runs train as the live run does at desk and paper scale, not at smoke's."""
+    desk = load({"scale": "desk"}, names=False).recipes["dds"]
+    bench = Bench("dds", "federated_seeds", desk, "desk")
+    sections = dict(federated=desk.federated, federated_seeds=desk.federated_seeds)
+    runs = list(documents.load("dds").experiments["federated_seeds"].runs(bench, sections).values())
+    assert len(runs) == len(desk.federated_seeds.modes) * len(desk.federated_seeds.seeds)
+    live = federated_experiments._recipe(bench, desk.federated, "fp32_dense", 1, test_limit=None)
+    assert runs[0] == live
+    rows = [
+        Row(**run.told, case=run.system, metric="test_accuracy", value=90.0 + number, unit="%",
+            round=number * run.evaluate_every, evidence="recorded")
+        for run in runs for number in range(11)
+    ]  # fmt: skip
+    for told, judged in ((desk, desk.federated.live), (recipe, [])):
+        made = list(federated_experiments._summary(results.frame(rows), told))
+        ends = [row for row in made if row.metric == "final_accuracy"]
+        assert len(ends) == len(runs) and {row.value for row in ends} == {100.0}
+        counted = {row.at["mode"] for row in made if row.metric == "judged_accuracy"}
+        assert counted == set(judged)
+        assert {row.experiment for row in made} <= {"federated", "federated_seeds"}
 
 
-def test_the_documents_accuracy_is_judged_by_seeds_that_train_as_the_live_run(recipe, as_live):
-    """By one kind of run a mode: further seeds where there are any, else the live run itself."""
-
-    def judged(experiment, part="", **changed):
-        table = run(recipe, experiment, part, federated_seeds=changed)
-        chosen = table[table["metric"] == "judged_accuracy"]
-        assert set(chosen["experiment"]) <= {"federated"}
-        return list(zip(chosen["mode"], chosen["evidence"], strict=True))
-
-    both, live = recipe.federated_seeds.modes, recipe.federated.live
-    measured = [(label, "measured") for label in live]
-    assert judged("federated") == [one for one in measured if one[0] not in both]
-    assert judged("federated_seeds", "2") == [
-        (label, "simulated") for label in both if label in live
-    ]
-    other = dict(model={"name": "mlp", "hidden": 3})
-    assert (
-        judged("federated", **other) == measured and judged("federated_seeds", "2", **other) == []
-    )
-
-
+@pytest.mark.slow
 def test_unlike_clients(recipe, monkeypatch):
-    seen = []
+    seen, train = [], trainer.train
     monkeypatch.setattr(
-        federated_experiments, "simulate", lambda s: seen.append(s.task.split) or simulate(s)
+        federated_experiments, "train", lambda recipe: seen.append(recipe) or train(recipe)
     )
     table = run(recipe, "non_iid", "1")
-    assert [split.name for split in seen] == ["anew", "by_label", "dirichlet"]
-    assert seen[2].parameters == {"alpha": 0.1}
+    assert [(one.split.name, one.deal) for one in seen] == [
+        ("even", "each_round"),
+        ("by_label", "once"),
+        ("dirichlet", "once"),
+    ]
+    assert seen[2].split.parameters == {"alpha": 0.1}
     final = table[table["metric"] == "final_accuracy"]
     assert final["split"].tolist() == ["alike", "by label", "dirichlet 0.1"]
 
 
-def test_what_is_recorded_is_what_would_be_trained_and_only_with_these_settings(
-    recipe, monkeypatch, tmp_path
-):
-    class Inline:
-        """A pool of processes, in this one."""
-
-        def __init__(self, **_):
-            self.done = []
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def submit(self, function, *given):
-            ran.append(given)
-            future = Future()
-            future.set_result(function(*given))
-            return future
-
-    ran = []
-    monkeypatch.setattr(federated_experiments, "RECORD", str(tmp_path))
-    monkeypatch.setattr(federated_experiments, "ProcessPoolExecutor", Inline)
-    live = recipe.federated.model_copy(update=dict(model=Part(**MODEL)))
-    told = SimpleNamespace(recipes={"dds": recipe.model_copy(update=dict(federated=live))})
-    monkeypatch.setattr("slowlink.workflow.settings.load", lambda given: told)
-    recorded = dict(recorded=True)
-    missing = run(recipe, "federated_seeds", "1", federated_seeds=recorded)
-    assert set(missing["status"]) == {"failed"}
-    federated_experiments.record()
-    federated_experiments.record()
-    assert len(ran) == len(recipe.federated_seeds.modes) * len(recipe.federated_seeds.seeds)
-    trained = run(recipe, "federated_seeds", "1")
-    kept = run(recipe, "federated_seeds", "1", federated_seeds=recorded)
-    assert set(kept["evidence"]) == {"recorded"} and set(trained["evidence"]) == {"simulated"}
-    same = ["metric", "mode", "round", "seed", "status"]
-    assert kept[same].equals(trained[same])
-    assert kept["value"].tolist() == pytest.approx(trained["value"].tolist(), abs=1e-4)
-    other = run(recipe, "federated_seeds", "1", federated_seeds=recorded, federated=dict(lr=0.5))
-    assert set(other["status"]) == {"failed"}
+@pytest.mark.slow
+def test_attackers_are_the_first_clients(recipe, monkeypatch):
+    seen, train = [], trainer.train
+    monkeypatch.setattr(
+        federated_experiments, "train", lambda recipe: seen.append(recipe) or train(recipe)
+    )
+    rules = {"mean": {"name": "mean"}, "median": {"name": "median"}}
+    table = run(recipe, "attack", attack=dict(rules=rules, clients=5, attackers=2, subset=16))
+    attacks = {name: (its.factor, its.noise) for name, its in recipe.attack.attacks.items()}
+    spoiled = [(one.spoiled.workers, one.spoiled.factor, one.spoiled.noise) for one in seen
+               if one.spoiled]  # fmt: skip
+    assert spoiled == [(2, *how) for how in attacks.values()] * 2
+    assert [one.aggregation.name for one in seen] == ["mean"] * 4 + ["median"] * 4
+    assert table["attackers"].tolist() == [0, 2, 2, 2] * 2
+    assert set(table["metric"]) == {"final_accuracy"}
 
 
 def test_data_parallel_methods(recipe, images, monkeypatch):

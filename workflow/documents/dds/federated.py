@@ -3,90 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from slowlink.testbed.results import Row
-from slowlink.testbed.training.recipe import Aggregation, Codec, Dataset, Model, Part
+from slowlink.testbed.results import Row, row_of
+from slowlink.testbed.training.recipe import (
+    Aggregation,
+    Codec,
+    Dataset,
+    Level,
+    Link,
+    Model,
+    Part,
+    Recipe,
+    Spoiled,
+)
 from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, need
-from slowlink.workflow.experiment import PLANNING, Section, Seeds, experiment
+from slowlink.workflow.experiment import PLANNING, Section, Seeds, experiment, training
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 if not PLANNING:
-    import itertools
     import math
-    import secrets
     import tempfile
-    import time
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+    from concurrent.futures import ThreadPoolExecutor
     from functools import partial
-    from importlib import metadata
-    from itertools import accumulate
-    from multiprocessing import get_context
+    from itertools import accumulate, pairwise
     from pathlib import Path
     from statistics import mean, stdev
 
     import torch
     from torch import Tensor
 
+    from slowlink.methods.synchronization import Sync
     from slowlink.testbed.live import identity
-    from slowlink.testbed.live.dds.domain import draw
-    from slowlink.testbed.live.dds.federated import (
-        ControllerSettings,
-        Data,
-        Round,
-        Sent,
-        Task,
-        messages,
-        run_live,
-        simulate,
-    )
-    from slowlink.testbed.live.dds.federated.attacks import spoiled
-    from slowlink.testbed.live.dds.federated.training import Examiner
-    from slowlink.testbed.live.one_process import same
-    from slowlink.workflow.kept import keep, kept
+    from slowlink.testbed.live.dds import segments
+    from slowlink.testbed.live.engine import launch
+    from slowlink.testbed.live.engine.settings import parse
+    from slowlink.testbed.live.one_process import evaluated, same, trained
+    from slowlink.testbed.training.pipeline import layers
+    from slowlink.testbed.training.trainer import train
 
 DENSE = "fp32_dense"
 """The mode that the others are held against."""
-SIZES = {
-    "payload_bytes": "uplink_bytes",
-    "frame_bytes": "frame_bytes",
-    "link_bytes": "link_bytes",
-}
-"""What a client sends in a round: the fields of :class:`Sent`, and their metrics. All but the
-first are counted by the formats, whether anything was sent or not."""
 FEW = 100
 """Test images where the accuracy is of no interest."""
 UNTIMED = 2
 """Live runs at the same time where nobody times them: they mostly start and wait."""
+HEAD = 200
+"""Bytes of a message beside its payload: what it is, as JSON, to a few."""
 NOBODY = "none"
 """The attack of nobody."""
-RECORD = "data/recorded/dds_federated"
-COMMAND = "make record-federated"
-START_S = 60.0
-"""Allowed for processes to start and to find each other."""
-ROUND = ("rounds", "subset", "epochs", "lr")
-"""What the controller says of its rounds."""
-Live = dict[str, tuple[list["Round"], "Tensor"]]
-"""The rounds of a run on real processes and its final (n,) weights, by mode."""
-
 
 # What is trained ----------------------------------------------------------------------------------
 
 
 class Mode(Section):
-    """A codec, and whether clients send ``weights`` or their change in the round (``delta``); in
-    round 1 this is a change from the initial ``model`` or from ``zero``."""
+    """A codec, and what clients send: their ``weights``, the ``change`` of them in the round, or in
+    round 1 the weights and then changes (``weights_first``), as a change from zero is."""
 
     codec: Codec
-    sends: Literal["weights", "delta"] = "delta"
-    first_baseline: Literal["model", "zero"] = "model"
-
-    @model_validator(mode="after")
-    def _baseline_of_changes(self) -> Mode:
-        if self.sends == "weights" and self.first_baseline == "zero":
-            raise ValueError("first_baseline: this mode sends weights, not changes")
-        return self
+    sends: Literal["change", "weights", "weights_first"] = "change"
 
 
 class Federated(Section):
@@ -95,7 +75,8 @@ class Federated(Section):
     Of the test images, ``round_test_limit`` are looked at after each round of a live run.
     ``variants`` are modes of which bytes alone matter. ``live``: the modes that run on real
     processes, one after the other if they are ``timed``; ``checked_rounds`` of ``checked_subset``
-    samples, also of variants, are repeated in one process.
+    samples, also of variants, are repeated in one process. A run in which no round ends for
+    ``timeout_s`` has failed.
     """
 
     dataset: Dataset
@@ -128,59 +109,48 @@ class Federated(Section):
         return self
 
 
-class Repeated(Section):
-    """Modes repeated in one process on other seeds; with another ``model`` and with ``subset``
-    samples, if they are given."""
+class FederatedSeeds(Section):
+    """Modes on further seeds, in one process; so many ``rounds`` of ``subset`` samples."""
 
     modes: list[str]
     seeds: Seeds
-    model: Model | None
-    subset: PositiveInt | None
-    test_limit: PositiveInt | None
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """What is other than in the live runs, which may be nothing."""
-        given = dict(model=self.model, subset=self.subset)
-        given = {name: value for name, value in given.items() if value is not None}
-        return given | dict(test_limit=self.test_limit)
+    rounds: PositiveInt
+    subset: PositiveInt
 
     def repeats(self, live: Federated, label: str) -> bool:
         """Whether the live run of a mode is repeated as it is, with other seeds."""
-        of_live = dict(model=live.model, subset=live.subset, test_limit=live.test_limit)
-        return label in live.live and label in self.modes and of_live == of_live | self.changed
-
-
-class FederatedSeeds(Repeated):
-    """``recorded``: they are read from :data:`RECORD`, where ``make record-federated`` keeps
-    them."""
-
-    recorded: bool = False
+        alike = (live.rounds, live.subset, live.test_limit) == (self.rounds, self.subset, None)
+        return alike and label in live.live and label in self.modes
 
 
 class Split(Part):
-    """One of :mod:`testbed.training.splits`, with its parameters; or ``anew``, an even one that is
-    drawn in each round."""
+    """One of :mod:`testbed.training.splits`, with its parameters. An even one is dealt anew in each
+    round, as the document's is."""
 
-    name: Literal["even", "by_label", "dirichlet", "anew"]
+    name: Literal["even", "by_label", "dirichlet"]
 
 
-class NonIid(Repeated):
-    """The same on unlike clients: how the data set is split, by label."""
+class NonIid(Section):
+    """Modes on unlike clients: how the data set is split, by label; with another ``model`` if it is
+    given."""
 
+    modes: list[str]
     splits: dict[str, Split]
+    seeds: Seeds
+    model: Model | None
+    test_limit: PositiveInt | None
 
 
-class Spoiled(Section):
-    """What an attacker sends, see :func:`testbed.live.dds.federated.attacks.spoiled`."""
+class Poison(Section):
+    """What an attacker brings, see :class:`testbed.training.recipe.Spoiled`."""
 
     factor: float
     noise: NonNegativeFloat = 0.0
 
 
 class Attacked(Section):
-    """``attackers`` of ``clients`` send what one of ``attacks`` makes of what they learned, and the
-    server combines all by one of ``rules``; and the same without attackers."""
+    """``attackers`` of ``clients`` bring what one of ``attacks`` makes of what they learned, and
+    the server combines all by one of ``rules``; and the same without attackers."""
 
     dataset: Dataset
     model: Model
@@ -194,7 +164,7 @@ class Attacked(Section):
     test_limit: PositiveInt | None
     seeds: Seeds
     rules: dict[str, Aggregation]
-    attacks: dict[str, Spoiled]
+    attacks: dict[str, Poison]
 
     @model_validator(mode="after")
     def _fits(self) -> Attacked:
@@ -204,343 +174,321 @@ class Attacked(Section):
         return self
 
 
-def _settings(
-    bench: Bench, chosen: Federated, mode: Mode, seed: int, **changed: Any
-) -> ControllerSettings:
-    """Of a mode's training; ``changed`` are ``model``, ``rounds``, ``subset``, ``test_limit`` and
-    ``split``."""
-    own = dict(model=chosen.model, rounds=chosen.rounds, subset=chosen.subset)
-    own |= dict(test_limit=chosen.round_test_limit, split=Part(name="anew")) | changed
-    task = Task(
-        model=own["model"],
-        data=Data(name=chosen.dataset, test_limit=own["test_limit"]),
-        clients=chosen.clients,
-        split=own["split"],
-        seed=seed,
-        batch=chosen.batch,
-        momentum=chosen.momentum,
+EVEN = Split(name="even")
+
+
+def _recipe(
+    bench: Bench, chosen: Federated, label: str, seed: int, split: Split = EVEN, **changed: Any
+) -> Recipe:
+    """The training of a mode or variant, of so many ``rounds`` of ``subset`` samples; ``changed``
+    are fields of the section."""
+    chosen = chosen.model_copy(update=changed)
+    mode = (chosen.modes | chosen.variants)[label]
+    feedback = "on" if mode.codec.parameters.get("error_feedback") else "off"
+    return _described(
+        bench,
+        chosen,
+        label,
+        at=dict(mode=label, sends=mode.sends, feedback=feedback),
         codec=mode.codec,
         sends=mode.sends,
-        first_baseline=mode.first_baseline,
-        torch_threads=bench.settings.threads,
-    )
-    return ControllerSettings(
-        task=task,
-        domain=draw(),
-        run=secrets.token_hex(),
-        rounds=own["rounds"],
-        subset=own["subset"],
         epochs=chosen.epochs,
-        lr=chosen.lr,
         min_clients=chosen.min_clients,
-        timeout_s=chosen.timeout_s,
-        worst=None,  # as the document's controller, which looks at a model after it is out
-        state=Path("model"),
+        split=split,
+        seed=seed,
     )
 
 
-def _feeds_back(codec: Part) -> bool:
-    return codec.parameters.get("error_feedback", False)
-
-
-def _row(
-    bench: Bench, label: str, settings: ControllerSettings, at: dict | None = None, **fields: Any
-) -> Callable[..., Row]:
-    """Rows of a mode, with the choices that modes of one codec differ in."""
-    task = settings.task
-    choices = dict(
-        first_baseline=task.first_baseline, feedback="on" if _feeds_back(task.codec) else "off"
+def _described(
+    bench: Bench,
+    chosen: Federated | Attacked,
+    system: str,
+    *,
+    codec: Part,
+    seed: int,
+    split: Split = EVEN,
+    epochs: int = 1,
+    min_clients: int = 1,
+    **more: Any,
+) -> Recipe:
+    """Clients around a server that asks for so many ``epochs`` of a part of their data a round, in
+    each of which their momentum begins anew."""
+    steps = epochs * -(-chosen.subset // chosen.batch)
+    policy = dict(local_iterations=steps, min_clients=min_clients)
+    return Recipe(
+        document=bench.document,
+        experiment=bench.experiment,
+        scale=bench.scale,
+        system=system,
+        exchange=Part(name="parameter_server"),
+        levels=(Level(up=codec),),
+        synchronization=Part(name="fedavg", **policy),
+        fusion=Part(name="whole_model"),
+        model=chosen.model,
+        dataset=chosen.dataset,
+        test_limit=chosen.test_limit,
+        workers=(chosen.clients,),
+        cluster="star",
+        split=Part(**split.model_dump()),
+        deal="each_round" if split.name == EVEN.name else "once",
+        subset=chosen.subset,
+        batch=chosen.batch,
+        lr=chosen.lr,
+        momentum=chosen.momentum,
+        momentum_lasts="round",
+        rounds=steps * chosen.rounds,
+        evaluate_every=steps,
+        seed=seed,
+        device="v100_matrix",  # of whose time nobody asks, as of the link's
+        accelerator="cpu",
+        networks={system: Link(lan=1.0, wan=1.0)},
+        gradients="channels_last",
+        torch_threads=bench.settings.threads,
+        **more,
     )
-    own = dict(
-        case=label,
-        at=dict(mode=label) | choices | (at or {}),
-        exchange="parameter_server",
-        compression=task.codec.name,
-        synchronization="fedavg",
-        model=task.model.name,
-        dataset=task.data.name,
-        workers=task.clients,
-        seed=task.seed,
-    )
-    return partial(bench.row, **own | fields)
 
 
-def _sizes(row: Callable[..., Row], sent: Sent) -> Iterator[Row]:
-    """Bytes, which no seed changes."""
-    for name, metric in SIZES.items():
-        counted = {} if name == "payload_bytes" else {"evidence": "computed"}
-        yield row(metric, getattr(sent, name), "B", **({"seed": -1} | counted))
+def _row(bench: Bench, recipe: Recipe, **fields: Any) -> Callable[..., Row]:
+    """Rows of a run."""
+    told = recipe.told | dict(case=recipe.system, document=bench.document, fusion="", device="")
+    return partial(bench.row, **told | dict(experiment=bench.experiment) | fields)
 
 
-def _accuracies(
-    row: Callable[..., Row], rounds: Sequence[Round], final: float | None = None
+def _ends(
+    row: Callable[..., Row], accuracies: Sequence[float], times: Sequence[float], final: float
 ) -> Iterator[Row]:
-    times = accumulate(one.round_s for one in rounds)
-    for one, time_s in zip(rounds, times, strict=True):
-        yield row("test_accuracy", one.accuracy, "%", round=one.number, time_s=time_s)
-    yield row("final_accuracy", rounds[-1].accuracy if final is None else final, "%")
+    """The curve of a run, of which each round is tested, and its end."""
+    for number, (accuracy, time_s) in enumerate(zip(accuracies, times, strict=True), start=1):
+        yield row("test_accuracy", accuracy, "%", round=number, time_s=time_s)
+    yield row("final_accuracy", final, "%")
+
+
+def _curve(rows: Sequence[Row]) -> list[float]:
+    """Test accuracies after each round."""
+    return [one.value for one in rows if one.metric == "test_accuracy" and one.round > 0]
+
+
+# Bytes ------------------------------------------------------------------------------------------
+
+
+def _sizes(row: Callable[..., Row], payload: float) -> Iterator[Row]:
+    """Bytes that a client sends in a round: of the payload; and counted by the formats, whether
+    anything was sent or not, with the heads of messages and segments, and with all heads of the
+    link. No seed changes them."""
+    yield row("uplink_bytes", payload, "B", seed=-1)
+    message, counted = int(payload) + HEAD, dict(seed=-1, evidence="computed")
+    yield row("frame_bytes", segments.wire_bytes(message), "B", **counted)
+    yield row("link_bytes", segments.link_bytes(message), "B", **counted)
+
+
+def _down(recipe: Recipe) -> int:
+    """Bytes of the model, which the server answers with in every mode."""
+    return 4 * sum(layers(recipe.model).sizes)
 
 
 @experiment(minutes=30)
 def federated_bytes(bench: Bench, federated: Federated) -> Iterator[Row]:
     """What a client sends in a round, of an update that was really trained, for a step, and
     encoded."""
-    short = dict(rounds=1, subset=federated.batch, test_limit=FEW)
+    short = dict(rounds=1, subset=federated.batch, epochs=1, test_limit=FEW)
     # Neither feedback nor what changes start from alters the bytes of the modes that run live.
-    modes = {label: federated.modes[label] for label in federated.live} | federated.variants
-    settings = {
-        label: _settings(bench, federated, mode, federated.seed, **short)
-        for label, mode in modes.items()
-    }
-    data = settings[DENSE].task.data.load()
-    done = {}
-    for label, of in settings.items():
+    up, recipes = {}, {}
+    for label in (*federated.live, *federated.variants):
         bench.say(f"bytes: {label}")
-        (done[label],), _ = simulate(of, data)
-    dense = done[DENSE]
-    whole = dense.sent[0].payload_bytes + dense.downlink_bytes
-    for label, of in settings.items():
-        sent, down = done[label].sent[0], done[label].downlink_bytes
-        row = _row(bench, label, of, seed=-1, evidence="computed")
-        yield from _sizes(row, sent)
+        recipes[label] = _recipe(bench, federated, label, federated.seed, **short)
+        *_, (_, both) = _carried(list(train(recipes[label])))
+        up[label] = both - _down(recipes[label])
+    whole = up[DENSE] + _down(recipes[DENSE])
+    for label, recipe in recipes.items():
+        row, down = _row(bench, recipe, evidence="computed", seed=-1), _down(recipe)
+        yield from _sizes(row, up[label])
         yield row("downlink_bytes", down, "B")
-        yield row("uplink_mib", sent.payload_bytes / MIB, "1")
-        yield row("up_and_down_ratio", (sent.payload_bytes + down) / whole, "1")
+        yield row("uplink_mib", up[label] / MIB, "1")
+        yield row("up_and_down_ratio", (up[label] + down) / whole, "1")
+
+
+def _carried(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """By round that was tested, the payload bytes that a client has sent and received so far."""
+    return [(one.round, one.value) for one in rows if one.metric == "bytes_sent"]
+
+
+def _up(rows: Sequence[Row], down: int) -> float:
+    """Bytes that a client sends in each round. Raises RuntimeError where rounds differ."""
+    total = [nbytes for _, nbytes in _carried(rows)]
+    found = {after - before - down for before, after in pairwise(total)}
+    if len(found) != 1:
+        raise RuntimeError(f"{rows[0].case}: updates of different sizes: {sorted(found)}")
+    return found.pop()
+
+
+# On real processes --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Live:
+    """A run on real processes.
+
+    Attributes
+    ----------
+    rows: of the engine.
+    round_s: of every round.
+    train_s, upload_s: by client, of every round.
+    weights: at the end.
+    """
+
+    rows: list[Row]
+    round_s: list[float]
+    train_s: list[list[float]]
+    upload_s: list[list[float]]
+    weights: list[Tensor]
 
 
 @experiment(alone=True, memory_mb=6000, makes=("federated_seeds",))
 def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeeds) -> Iterator[Row]:
-    """Modes on real processes; and a few short rounds of each, of variants, and of error feedback
-    on the model of further seeds, beside the same in one process.
+    """Modes on real processes; and a few short rounds of each, of variants, and of error feedback,
+    beside the same in one process.
 
     A run has one seed and measures each of its rounds: what was timed has a row a round, whose
     number stands in the place of the seed.
     """
-    of_seed = partial(_settings, bench, federated, seed=federated.seed)
-    modes = {label: federated.modes[label] for label in federated.live}
-    settings = {label: of_seed(mode) for label, mode in modes.items()}
+    of_seed = partial(_recipe, bench, federated, seed=federated.seed)
+    limited = dict(test_limit=federated.round_test_limit)
+    whole = {label: of_seed(label, **limited) for label in federated.live}
     few = dict(rounds=federated.checked_rounds, subset=federated.checked_subset)
     alike = few == dict(rounds=federated.rounds, subset=federated.subset)
-    short = {
-        label: of_seed(mode, test_limit=FEW, **few)
-        for label, mode in (({} if alike else modes) | federated.variants).items()
-    }
-    model = federated_seeds.model or federated.model
-    others = {label: mode for label, mode in federated.modes.items() if label not in modes}
-    for label in [label for label, mode in others.items() if _feeds_back(mode.codec)][-1:]:
-        short[label] = of_seed(others[label], model=model, test_limit=FEW, **few)
-    timed = _all_live(bench, settings, 1) if federated.timed else {}
+    labels = [*([] if alike else federated.live), *federated.variants]
+    fed_back = [label for label in federated.modes if _feeds_back(federated.modes[label])]
+    labels += [label for label in fed_back[-1:] if label not in federated.live]
+    short = {label: of_seed(label, test_limit=FEW, **few) for label in labels}
+    run = partial(_live, bench, federated.timeout_s)
+    timed = _all(run, whole, 1) if federated.timed else {}
 
-    def live() -> tuple[Live, Live, dict[str, float]]:
-        """The modes, what is repeated in one process, and the modes' final accuracies."""
-        done = timed or _all_live(bench, settings, UNTIMED)
-        again = (done if alike else {}) | _all_live(bench, short, UNTIMED)
-        tests = Data(name=federated.dataset, test_limit=federated.test_limit).load()
-        finals = {
-            label: Examiner(settings[label].task, tests).accuracy(weights)
-            for label, (_, weights) in done.items()
-        }
-        return done, again, finals
+    def live() -> tuple[dict[str, Live], dict[str, Live]]:
+        """The modes, and what is repeated in one process."""
+        done = timed or _all(run, whole, UNTIMED)
+        return done, (done if alike else {}) | _all(run, short, UNTIMED)
 
     threads = dict(initializer=torch.set_num_threads, initargs=(bench.settings.threads,))
     with ThreadPoolExecutor(1, **threads) as pool:
         beside = pool.submit(live)
         bench.say("federated: the same in one process")
-        checked = (settings if alike else {}) | short
-        loaded = {data: data.load() for data in {of.task.data for of in checked.values()}}
-        repeated = {label: simulate(of, loaded[of.task.data])[1] for label, of in checked.items()}
-        done, again, finals = beside.result()
-    for label, (rounds, _) in done.items():
-        row = _row(bench, label, settings[label], evidence="measured")
-        sent = [[one.sent[client] for one in rounds] for client in range(federated.clients)]
-        yield from _sizes(row, _alike(label, rounds))
-        for client, its in enumerate(sent):
-            own = _row(bench, label, settings[label], dict(client=client), evidence="measured")
-            for number, one in enumerate(its, start=1):
-                yield own("communication_time", one.communication_s, "s", seed=number)
-        for number, one in enumerate(rounds, start=1):
-            trained = mean(sent.train_s for sent in one.sent.values())
-            yield row("round_time", one.round_s, "s", seed=number)
-            yield row("train_time", trained, "s", seed=number)
-        yield row("round_time_sd", stdev([one.round_s for one in rounds]), "s", seed=-1)
-        yield from _accuracies(row, rounds, finals[label])
+        checked = (whole if alike else {}) | short
+        repeated = {label: trained(recipe) for label, recipe in checked.items()}
+        done, again = beside.result()
+    for label, its in done.items():
+        recipe = whole[label]
+        row = _row(bench, recipe, evidence="measured")
+        yield from _sizes(row, _up(its.rows, _down(recipe)))
+        for client, seconds in enumerate(its.upload_s):
+            own = _row(bench, recipe, evidence="measured", at=recipe.at | dict(client=client))
+            for number, one in enumerate(seconds, start=1):
+                yield own("communication_time", one, "s", seed=number)
+        for number, one in enumerate(its.round_s, start=1):
+            yield row("round_time", one, "s", seed=number)
+        for number, one in enumerate(zip(*its.train_s, strict=True), start=1):
+            yield row("train_time", mean(one), "s", seed=number)
+        yield row("round_time_sd", stdev(its.round_s), "s", seed=-1)
+        tested = recipe.model_copy(update=dict(test_limit=federated.test_limit))
+        final = evaluated(tested, its.weights)
+        yield from _ends(row, _curve(its.rows), list(accumulate(its.round_s)), final)
         if not federated_seeds.repeats(federated, label):
-            yield row("judged_accuracy", finals[label], "%")
-    for label, (rounds, weights) in again.items():
-        row = _row(bench, label, (settings | short)[label], evidence="measured")
+            yield row("judged_accuracy", final, "%")
+    for label, its in again.items():
+        row = _row(bench, checked[label], evidence="measured")
         if label in federated.variants:
-            yield from _sizes(row, _alike(label, rounds))
-        apart = same([weights], [repeated[label]], label)
+            yield from _sizes(row, _up(its.rows, _down(checked[label])))
+        apart = same(its.weights, repeated[label], label)
         fields = dict(experiment="federated_seeds", round=federated.checked_rounds)
         yield row("live_difference", apart, "1", **fields)
 
 
-def _alike(label: str, rounds: Sequence[Round]) -> Sent:
-    """What each client sent in each round. Raises RuntimeError where sizes differ."""
-    every = [sent for one in rounds for sent in one.sent.values()]
-    sizes = {tuple(getattr(sent, name) for name in SIZES) for sent in every}
-    if len(sizes) > 1:
-        raise RuntimeError(f"{label}: updates of different sizes: {sorted(sizes)}")
-    return every[0]
+def _feeds_back(mode: Mode) -> bool:
+    return bool(mode.codec.parameters.get("error_feedback"))
 
 
-def _all_live(bench: Bench, settings: dict[str, ControllerSettings], at_once: int) -> Live:
-    def run(label: str) -> tuple[list[Round], Tensor]:
-        of = settings[label]
-        bench.say(f"federated: {label} on {of.task.clients} clients, {of.rounds} rounds")
-        return _live(of, START_S + of.timeout_s)
-
+def _all(
+    run: Callable[[Recipe], Live], recipes: dict[str, Recipe], at_once: int
+) -> dict[str, Live]:
     with ThreadPoolExecutor(at_once) as pool:
-        return dict(zip(settings, pool.map(run, settings), strict=True))
+        return dict(zip(recipes, pool.map(run, recipes.values()), strict=True))
 
 
-def _live(settings: ControllerSettings, timeout_s: float) -> tuple[list[Round], Tensor]:
+def _live(bench: Bench, timeout_s: float, recipe: Recipe) -> Live:
     """On real processes with fresh identities; fails if no round ends for ``timeout_s``."""
+    clients, steps = sum(recipe.workers), recipe.evaluate_every
+    bench.say(f"federated: {recipe.system} on {clients} clients, {recipe.rounds // steps} rounds")
     with tempfile.TemporaryDirectory() as folder:
-        keys = Path(folder) / "keys"
-        identity.make(keys, messages.members(settings.task.clients))
-        here = dict(state=Path(folder) / settings.state, keys=keys)
-        return run_live(settings.model_copy(update=here), timeout_s)
+        output, keys = Path(folder) / "run", Path(folder) / "keys"
+        limits = dict(compute_s=timeout_s, meeting_s=timeout_s)
+        told = dict(training=recipe.model_dump(exclude={"networks"}), dds={}, limits=limits)
+        settings = parse(told | dict(output=str(output), keys=str(keys)))
+        identity.make(keys, settings.members)
+        ended = launch.run_all(settings)
+        weights = list(torch.load(output / "model.pt").values())
+    record = ended.record
+    # A round is over when the server has the new model.
+    called = [told.t for told in record.told if any(isinstance(d, Sync) for d in told.decisions)]
+    ends = [t + push for t, (push, _) in zip(called, record.meetings, strict=True)]
+    return Live(
+        ended.rows,
+        [after - before for before, after in pairwise([0.0, *ends])],
+        [[sum(its[i : i + steps]) for i in range(0, len(its), steps)] for its in record.iterations],
+        [[its[client] for its in record.uploads] for client in range(clients)],
+        weights,
+    )
 
 
-@experiment(
-    minutes=30,
-    makes=("federated",),
-    parts=lambda recipe: map(str, recipe.federated_seeds.seeds),
-    files=(f"{RECORD}/*.json",),
-)
+# In one process -----------------------------------------------------------------------------------
+
+
+def _summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
+    """How every run ended; what trains as the live runs is what these are judged by."""
+    federated, seeds = recipe.federated, recipe.federated_seeds
+    by_run = curves[curves["metric"] == "test_accuracy"].groupby(["case", "seed"], sort=False)
+    for _, run in by_run:
+        last = row_of(run.iloc[-1].to_dict())
+        made = last.model_copy(update=dict(metric="final_accuracy", round=-1, time_s=math.nan))
+        yield made
+        if made.status == "ok" and seeds.repeats(federated, made.at["mode"]):
+            judged = dict(experiment="federated", metric="judged_accuracy")
+            yield made.model_copy(update=judged)
+
+
+@training(summarise=_summary, recorded=True, makes=("federated",))
 def federated_seeds(
-    bench: Bench, part: str, federated: Federated, federated_seeds: FederatedSeeds
-) -> Iterator[Row]:
-    """Every mode in one process; those that train as the live runs are what these are judged by."""
-    made = _recorded if federated_seeds.recorded else _in_one_process
-    for label in federated_seeds.modes:
-        for row in made(bench, federated, label, int(part), federated_seeds.changed):
-            yield row
-            if row.metric == "final_accuracy" and federated_seeds.repeats(federated, label):
-                judged = dict(experiment="federated", metric="judged_accuracy")
-                yield row.model_copy(update=judged)
+    bench: Bench, federated: Federated, federated_seeds: FederatedSeeds
+) -> Iterator[Recipe]:
+    """Every mode on the document's own model, with other seeds."""
+    own = dict(rounds=federated_seeds.rounds, subset=federated_seeds.subset, test_limit=None)
+    for seed in federated_seeds.seeds:
+        for label in federated_seeds.modes:
+            yield _recipe(bench, federated, label, seed, **own)
 
 
 @experiment(minutes=30, parts=lambda recipe: map(str, recipe.non_iid.seeds))
 def non_iid(bench: Bench, part: str, federated: Federated, non_iid: NonIid) -> Iterator[Row]:
     """Modes in one process, on clients that have different labels."""
+    changed = dict(test_limit=non_iid.test_limit, model=non_iid.model or federated.model)
     for label in non_iid.modes:
         for name, split in non_iid.splits.items():
-            changed = non_iid.changed | dict(split=split)
-            yield from _in_one_process(bench, federated, label, int(part), changed, split=name)
-
-
-def _in_one_process(
-    bench: Bench, chosen: Federated, label: str, seed: int, changed: dict[str, Any], **at: str
-) -> Iterator[Row]:
-    settings = _settings(bench, chosen, chosen.modes[label], seed, **changed)
-    bench.say(" ".join([f"{bench.experiment}: {label}", *at.values(), f"seed {seed}"]))
-    rounds, _ = simulate(settings)
-    yield from _accuracies(_row(bench, label, settings, at, evidence="simulated"), rounds)
-
-
-def _recorded(
-    bench: Bench, chosen: Federated, label: str, seed: int, changed: dict[str, Any]
-) -> Iterator[Row]:
-    """What is kept of a mode and seed; a failed row where nothing is, with these settings."""
-    settings = _settings(bench, chosen, chosen.modes[label], seed, **changed)
-    row = _row(bench, label, settings, evidence="recorded")
-    runs = {run["seed"]: run for run in kept(RECORD, label, _setting(settings)).get("runs", [])}
-    if seed not in runs:
-        lost = dict(status="failed", reason=f"not recorded with these settings; {COMMAND} does")
-        yield row("final_accuracy", math.nan, "%", **lost)
-        return
-    *_, final = accuracies = runs[seed]["accuracies"]
-    for number, accuracy in enumerate(accuracies, start=1):
-        yield row("test_accuracy", accuracy, "%", round=number)
-    yield row("final_accuracy", final, "%")
-
-
-def _setting(settings: ControllerSettings) -> dict[str, Any]:
-    """What a run depends on besides its seed."""
-    task = settings.task.model_dump(mode="json", exclude={"seed"})
-    return dict(task=task) | {key: getattr(settings, key) for key in ROUND}
-
-
-def record() -> None:
-    """Run and keep, one on each core, what is not recorded yet of every mode and seed."""
-    from slowlink.workflow import settings
-
-    recipe = settings.load({"scale": "desk"}).recipes["dds"]
-    bench, repeated = Bench("dds", "federated_seeds", recipe, "desk"), recipe.federated_seeds
-    done: dict[str, dict[int, dict[str, Any]]] = {}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        left = {}
-        for label, seed in itertools.product(repeated.modes, repeated.seeds):
-            mode = recipe.federated.modes[label]
-            its = _settings(bench, recipe.federated, mode, seed, **repeated.changed)
-            known = kept(RECORD, label, _setting(its)).get("runs", [])
-            done[label] = {run["seed"]: run for run in known}
-            if seed not in done[label]:
-                left[pool.submit(_timed, its)] = label, seed, _setting(its)
-        print(f"{len(left)} runs to record", flush=True)
-        for future in as_completed(left):
-            label, seed, setting = left[future]
-            done[label][seed] = dict(seed=seed) | future.result()
-            print(f"{label}, seed {seed}: {done[label][seed]}", flush=True)
-            runs = [done[label][one] for one in sorted(done[label])]
-            versions = {name: metadata.version(name) for name in ("torch", "torchvision")}
-            keep(RECORD, label, setting, COMMAND, versions=versions, runs=runs)
-
-
-def _timed(settings: ControllerSettings) -> dict[str, Any]:
-    """The accuracies of a run in this process, and how long it took."""
-    begun = time.monotonic()
-    rounds, _ = simulate(settings)
-    accuracies = [round(one.accuracy, 4) for one in rounds]
-    return dict(accuracies=accuracies, seconds=round(time.monotonic() - begun))
+            bench.say(f"non_iid: {label} {name} seed {part}")
+            recipe = _recipe(bench, federated, label, int(part), split, **changed)
+            row = _row(bench, recipe, evidence="simulated", at=recipe.at | dict(split=name))
+            curve = _curve(list(train(recipe)))
+            yield from _ends(row, curve, [math.nan] * len(curve), curve[-1])
 
 
 @experiment(minutes=10)
 def attack(bench: Bench, attack: Attacked) -> Iterator[Row]:
     """Every rule under every attack, in one process."""
-    data = Data(name=attack.dataset, test_limit=attack.test_limit)
-    task = Task(
-        model=attack.model,
-        data=data,
-        clients=attack.clients,
-        batch=attack.batch,
-        momentum=attack.momentum,
-        torch_threads=bench.settings.threads,
-    )
-    loaded = data.load()
     for label, rule in attack.rules.items():
         for seed in attack.seeds:
-            settings = ControllerSettings(
-                task=task.model_copy(update=dict(seed=seed)),
-                domain=1,
-                run="attack",
-                rounds=attack.rounds,
-                subset=attack.subset,
-                lr=attack.lr,
-                min_clients=attack.clients,
-                aggregation=rule,
-                state=Path("model"),
-            )
             for name, how in {NOBODY: None, **attack.attacks}.items():
                 bench.say(f"attack: {label}, {name}, seed {seed}")
-                script = how and spoiled(how.factor, how.noise)
-                scripts = dict.fromkeys(range(attack.attackers), script) if how else {}
-                rounds, _ = simulate(settings, loaded, scripts)
-                at = dict(rule=label, attack=name, attackers=len(scripts))
-                yield bench.row(
-                    "final_accuracy",
-                    rounds[-1].accuracy,
-                    "%",
-                    case=label,
-                    at=at,
-                    exchange="parameter_server",
-                    compression=task.codec.name,
-                    synchronization="fedavg",
-                    model=task.model.name,
-                    dataset=task.data.name,
-                    workers=task.clients,
-                    seed=seed,
-                    evidence="simulated",
-                )
+                at = dict(rule=label, attack=name, attackers=attack.attackers if how else 0)
+                spoiled = how and Spoiled(workers=attack.attackers, **how.model_dump())
+                given = dict(codec=Part(name="identity"), at=at, seed=seed)
+                given |= dict(aggregation=rule, spoiled=spoiled)
+                recipe = _described(bench, attack, label, **given, min_clients=attack.clients)
+                final = _curve(list(train(recipe)))[-1]
+                yield _row(bench, recipe, evidence="simulated")("final_accuracy", final, "%")

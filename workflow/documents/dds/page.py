@@ -351,7 +351,7 @@ def _bytes(rows: Rows, colour: str, title: str) -> Bars:
 federated_bytes = Figure(
     title="What is in a payload, and what compression leaves",
     shows="Left, payloads by their layout. Sparse modes still send four bytes of index a value, so "
-    "int8_sparse is 12.5 % of fp32 and not a quarter of 20 %. Right, the controller answers with "
+    "int8_sparse is 12.5 % of fp32 and not a quarter of 20 %. Right, the server answers with "
     "the whole model in fp32 in every mode, published once for all clients.",
     says="About 1/4 for eight bits, 20 % for the largest tenth; for both together nothing is said.",
     of=[federated.federated_bytes],
@@ -399,7 +399,7 @@ def federated_bytes_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.Data
 
 fl_figure2 = Figure(
     title="Federated, Figure 2: communication time",
-    shows=_LIVE_RUN + _ROUNDS + "From a client's publishing its update until the controller has "
+    shows=_LIVE_RUN + _ROUNDS + "From a client's beginning to send its update until the server has "
     "all of it, by one clock.",
     says=_RECOVERED + "Two machines, whose clocks its code subtracts; Client0 takes some 420 ms "
     "whatever it sends.",
@@ -419,8 +419,8 @@ fl_figure2 = Figure(
 
 fl_figure3 = Figure(
     title="Federated, Figure 3: round time",
-    shows=_LIVE_RUN + _ROUNDS + "From the command to train until the next model is on disk and "
-    "handed to the senders; squares are the training in it.",
+    shows=_LIVE_RUN + _ROUNDS + "From the command to train until the server has the next model; "
+    "squares are the training in it.",
     says=_RECOVERED + "10.5, 10.0, 9.4 and 9.6 s. By the logs rounds vary by 0.5 to 0.8 s "
     "(standard deviation), more than most of these differ.",
     of=[federated.federated],
@@ -438,12 +438,11 @@ fl_figure3 = Figure(
 
 fl_figure4 = Figure(
     title="Federated, Figure 4: accuracy",
-    shows="MNIST. Lines and squares are the run on real processes; dots are rounds in one process, "
+    shows="MNIST. Lines and squares are the run on real processes; dots are recorded runs of the "
+    "trainer, "
     + _SEEDS
-    + "One process is a loop without clock, network "
-    "or policy, not the engine on virtual time; its first rounds equal those of the real processes "
-    "to the bit, on the document's model and, with feedback, on that of the seeds, which each run "
-    "checks. When a round ends is up to the controller's policy (fedavg). EF feeds back what was "
+    + "Its first rounds equal those of the real processes to the bit, with feedback and without, "
+    "which each run checks. When a round ends is up to the policy (fedavg). EF feeds back what was "
     "not sent, which the document does not; from model is the same without it. Both send in round "
     "1 what changed from the model, where the document's sparse modes send a tenth of the weights "
     "themselves.",
@@ -458,18 +457,18 @@ fl_figure4 = Figure(
         Layer(Rows("final_accuracy", experiment="federated"), "s", "on real processes"),
         _printed(_of_modes("acc")),
         title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
-        name="seeds in one process",
+        name="seeds, recorded",
     ),
 )
 
 
 @table(
     title="Federated in numbers",
-    shows=_LIVE_RUN + "Accuracies over seeds are of rounds in one process, of the model that is "
-    "named. More by feedback: EF less from model, seed by seed. Apart: the largest difference of a "
-    "parameter when a few rounds on real processes, of the model in brackets, are repeated in one "
-    "process; anything but 0 stops the run. One mode with feedback is checked on the model of the "
-    'seeds. Columns "there" are recovered from the document\'s repository.',
+    shows=_LIVE_RUN
+    + "Accuracies over seeds are of recorded runs of the trainer, of the model that is named. More "
+    "by feedback: EF less from model, seed by seed. Apart: the largest difference of a parameter "
+    "when a few rounds on real processes are repeated by the trainer, in one process; anything but "
+    '0 stops the run. Columns "there" are recovered from the document\'s repository.',
     of=[federated.federated, federated.federated_seeds],
 )
 def federated_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -501,7 +500,7 @@ def federated_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 
 def _gained(final: pd.DataFrame) -> dict[str, str]:
     """What error feedback adds to a mode that is else the same, seed by seed."""
-    alike = ["compression", "first_baseline", "seed"]
+    alike = ["compression", "sends", "seed"]
     without = final[final["feedback"] == "off"].set_index(alike)["value"]
     with_it = final[final["feedback"] == "on"]
     return {
@@ -541,7 +540,7 @@ attack = Figure(
     title="Some clients send poison",
     shows="MNIST, a small model, all in one process. After training as all do, a few clients send "
     "other changes of the model than they learned: turned around, that and ten times as long, or "
-    "noise alone, a hundred times as long. The controller takes the mean of all, as the "
+    "noise alone, a hundred times as long. The server takes the mean of all, as the "
     "document's does, or one of five rules that a few cannot spoil. " + _DOTS,
     says="Nothing: the document has no such rule and no trial of it.",
     of=[federated.attack],
