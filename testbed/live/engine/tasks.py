@@ -127,9 +127,7 @@ class RecipeTask:
         self.replica = self.learner.update(self.replica, gradient)
 
     def adopt(self, values: Sequence[Tensor]) -> None:
-        again = self.learner.recipe.momentum_lasts == "round"
-        velocity = None if again else self.replica.velocity
-        self.replica = replace(self.replica, parameters=list(values), velocity=velocity)
+        self.learner.adopt(self.rank, replace(self.replica, parameters=list(values)))
 
     def begin_at(self, updates: int) -> None:
         self.replica = replace(self.replica, version=updates)
