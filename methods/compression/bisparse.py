@@ -134,12 +134,7 @@ class BiSparse(Compressor):
         state = self._memory(key, flat, "velocity", "position")
         velocity, position = state["velocity"], state["position"]
         threshold = self._threshold(key, state, flat)
-
-        def update(start: int, stop: int) -> None:
-            of_block = (x[start:stop] for x in (flat, velocity, position))
-            memory.momentum_correct(*of_block, self.momentum)
-
-        sent = sampling.indices_at_least(position, threshold, update)
+        sent = memory.correct_and_find(flat, velocity, position, self.momentum, threshold)
         k = self.most(n)
         sent = sent[:k] if self.selection == "first" else sampling.largest_of(position, sent, k)
         values = memory.take(position, sent)

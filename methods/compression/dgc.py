@@ -181,17 +181,15 @@ class Dgc(Compressor):
         n, ratio = flat.numel(), self.ratio_at(state["step"])
         k = sampling.ceil_share(n, ratio)
 
-        def update(start: int, stop: int) -> None:
-            of_block = (x[start:stop] for x in (flat, velocity, accumulated))
-            memory.momentum_correct(*of_block, self.momentum, self.nesterov)
-
         # The sample's values, before all the others become what they will be.
         at = self._sampled(n, ratio, key, state["step"]).to(flat.device)
         gradient, fast, sample = (memory.take(x, at) for x in (flat, velocity, accumulated))
         memory.momentum_correct(gradient, fast, sample, self.momentum, self.nesterov)
         rank = sampling.ceil_share(sample.numel(), ratio)
         threshold = sampling.kth_largest(sample.abs_(), rank)
-        kept = sampling.indices_at_least(accumulated, threshold, update)
+        kept = memory.correct_and_find(
+            flat, velocity, accumulated, self.momentum, threshold, self.nesterov
+        )
         for _ in range(self.adaptations):
             if kept.numel() < self.lower * k:
                 threshold = threshold * self.lower

@@ -20,7 +20,8 @@ class EfSignSgd(Compressor):
     """Signs times the mean magnitude of the tensor; what was not sent is added to the next one.
 
     Each step p = gradient + residual; sent is mean|p|·sign(p), 0 as +, and the residual is p
-    less what was sent. Its squared norm is (1 - ‖p‖₁²/(n·‖p‖²))·‖p‖², so less than p's.
+    less what was sent. Its squared norm is (1 - ‖p‖₁²/(n·‖p‖²))·‖p‖², so less than p's. Kept are p
+    (``sum``) and the mean (``scale``), which are the residual in one pass fewer.
 
     Body (``scaled``): the scale as float32, then a bit a value, 1 for negative, the first value
     in the highest bit: 4 + ⌈n/8⌉ bytes. All parties' payloads are decoded and added.
@@ -34,8 +35,9 @@ class EfSignSgd(Compressor):
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         flat = self._unchecked(tensor, key)
-        residual = self._memory(key, flat, "residual")["residual"]
-        body = quantising.scaled_signs(flat, residual, self._what(key))
+        state = self._memory(key, flat, "sum")
+        total, sent = state["sum"], state.get("scale", 0.0)
+        body, state["scale"] = quantising.scaled_signs(flat, total, sent, self._what(key))
         return self._payload(body, tensor.shape, "scaled")
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -96,13 +96,27 @@ def test_kth_largest_and_largest_of():
     assert sampling.largest_of(values, indices, 0).tolist() == []
 
 
-def test_updates_while_searching_reach_every_value_once():
-    values, before = torch.zeros(2**19 + 9), normal(2**19 + 9)
-    found = sampling.indices_at_least(
-        values, 2.0, lambda start, stop: values[start:stop].add_(before[start:stop])
-    )
-    assert torch.equal(values, before)
-    assert found.tolist() == np.flatnonzero(np.abs(before.numpy()) >= 2).tolist()
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 511, 513, 1_000, 2**18 + 1, 2**19 + 9])
+def test_correcting_and_searching_at_once_is_one_after_the_other(n, nesterov):
+    g, *buffers = (normal(n, seed) for seed in range(3))
+    expected = [buffer.clone() for buffer in buffers]
+    memory.momentum_correct(g, *expected, 0.9, nesterov)
+    found = memory.correct_and_find(g, *buffers, 0.9, 2.0, nesterov)
+    assert all(map(torch.equal, buffers, expected))
+    assert found.tolist() == np.flatnonzero(np.abs(expected[1].numpy()) >= 2).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 511, 513, 1_000, 2**19 + 9])
+def test_the_largest_of_a_sum_are_taken_and_leave_zeros(n):
+    g, residual, k = normal(n), normal(n, 1), -(-n // 100)
+    total = residual + g
+    values, taken = memory.take_largest(g, k, "a tensor", residual)
+    by_size = np.argsort(-np.abs(total.numpy()), kind="stable")
+    assert taken.tolist() == sorted(by_size[:k].tolist())
+    assert torch.equal(values, total[taken])
+    total[taken] = 0
+    assert torch.equal(residual, total)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

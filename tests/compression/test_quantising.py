@@ -87,15 +87,15 @@ def test_threshold_kernel_equals_torch(n):
 
 @pytest.mark.parametrize("n", [0, 1, 7, 1_000, LONG])
 def test_sign_kernel_equals_torch(n):
-    gradient, kernel = normal(n), normal(n, 1)
+    gradient, kernel, sent = normal(n), normal(n, 1), 0.75
     gradient[::3], kernel[::3] = 0, 0
-    total, plain = (gradient + kernel).double().abs().sum(), gradient + kernel
-    body = quantising.scaled_signs(gradient, kernel, "x")
-    scale = float(np.frombuffer(body, np.float32, 1)[0])
-    assert scale == pytest.approx(float(total) / max(n, 1), rel=1e-7)
-    codes = quantising.subtract_signs_torch(plain, scale)
+    plain = torch.where(kernel < 0, kernel + sent, kernel - sent) + gradient
+    by_torch = kernel.clone()
+    codes = quantising.add_to_rest_torch(gradient, by_torch, sent)
+    body, scale = quantising.scaled_signs(gradient, kernel, sent, "x")
+    assert scale == pytest.approx(float(plain.double().abs().sum()) / max(n, 1), rel=1e-7)
     assert body == quantising.write_scaled(scale, codes, 1)
-    assert torch.equal(kernel, plain)
+    assert torch.equal(kernel, plain) and torch.equal(by_torch, plain)
 
 
 @pytest.mark.parametrize("bucket", [4, 512, 5_000])

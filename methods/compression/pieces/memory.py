@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numba
 import numpy as np
 import torch
 
 from slowlink.methods.compression.pieces import packing, sampling
-from slowlink.methods.compression.pieces.threads import each_block
+from slowlink.methods.compression.pieces.threads import NEAR, each_block
 
 SAMPLE = 2**15
 """Values looked at to guess where the largest begin; speed only, the selection is exact."""
@@ -51,12 +51,8 @@ def take_largest(
         return values, taken
 
     packing.check_finite(gradient, what)
-
-    def update(start: int, stop: int) -> None:
-        accumulate(gradient[start:stop], residual[start:stop])
-
     guess = sampling.threshold_for(residual[some] + gradient[some], n, k)
-    taken = sampling.largest(residual, k, guess, update)
+    taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
     values = take(residual, taken)
     mask(taken, residual)
     return values, taken
@@ -84,6 +80,41 @@ def momentum_correct(
     else:
         velocity.mul_(momentum).add_(gradient)
         accumulated.add_(velocity)
+
+
+def correct_and_find(
+    gradient: torch.Tensor,
+    velocity: torch.Tensor,
+    accumulated: torch.Tensor,
+    momentum: float,
+    threshold: torch.Tensor | float,
+    nesterov: bool = False,
+) -> torch.Tensor:
+    """:func:`momentum_correct`, and where ``accumulated`` then is ``threshold`` or more, as
+    :func:`.sampling.indices_at_least` says, in one pass."""
+    if gradient.device.type != "cpu":
+        momentum_correct(gradient, velocity, accumulated, momentum, nesterov)
+        return sampling.indices_at_least(accumulated, threshold)
+    buffers = gradient.numpy(), velocity.numpy(), accumulated.numpy()
+    factor, bound = buffers[0].dtype.type(momentum), sampling.bits_of_magnitude(threshold)
+
+    def find(start: int, stop: int) -> np.ndarray:
+        block = (buffer[start:stop] for buffer in buffers)
+        return _correct_and_find(*block, factor, nesterov, bound, start)
+
+    return sampling.in_blocks(gradient.numel(), find)
+
+
+def _add_and_find(
+    gradient: torch.Tensor, residual: torch.Tensor, threshold: torch.Tensor | float
+) -> torch.Tensor:
+    """:func:`accumulate` and :func:`.sampling.indices_at_least` of the sum, in one pass."""
+    if gradient.device.type != "cpu":
+        return sampling.indices_at_least(accumulate(gradient, residual), threshold)
+    new, kept, bound = gradient.numpy(), residual.numpy(), sampling.bits_of_magnitude(threshold)
+    return sampling.in_blocks(
+        len(new), lambda start, stop: _find(new[start:stop], kept[start:stop], bound, start)
+    )
 
 
 def mask(indices: torch.Tensor, *buffers: torch.Tensor) -> None:
@@ -150,6 +181,38 @@ def _momentum_correct(
         for i in range(len(gradient)):
             velocity[i] = momentum * velocity[i] + gradient[i]
             accumulated[i] += velocity[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _find(
+    gradient: np.ndarray, residual: np.ndarray, threshold: np.int32, offset: int
+) -> np.ndarray:
+    """Indices, plus ``offset``, of what reaches the threshold when the gradient is added."""
+    found, at, bits = np.empty(gradient.size, np.int64), 0, residual.view(np.int32)
+    for start in range(0, gradient.size, NEAR):
+        of = slice(start, start + NEAR)
+        _accumulate(gradient[of], residual[of])
+        at = sampling.append_at_least(bits[of], threshold, offset + start, found, at)
+    return found[:at].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def _correct_and_find(
+    gradient: np.ndarray,
+    velocity: np.ndarray,
+    accumulated: np.ndarray,
+    momentum: np.float32,
+    nesterov: bool,
+    threshold: np.int32,
+    offset: int,
+) -> np.ndarray:
+    """As :func:`_find`, with momentum."""
+    found, at, bits = np.empty(gradient.size, np.int64), 0, accumulated.view(np.int32)
+    for start in range(0, gradient.size, NEAR):
+        of = slice(start, start + NEAR)
+        _momentum_correct(gradient[of], velocity[of], accumulated[of], momentum, nesterov)
+        at = sampling.append_at_least(bits[of], threshold, offset + start, found, at)
+    return found[:at].copy()
 
 
 @numba.njit(nogil=True, cache=True)

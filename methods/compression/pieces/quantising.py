@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression.pieces import buffers, packing, vectors
-from slowlink.methods.compression.pieces.threads import BLOCK, each_block
+from slowlink.methods.compression.pieces.threads import BLOCK, NEAR, each_block
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -26,9 +26,6 @@ TOP = 127
 
 LARGEST_SCALE = float(np.nextafter(np.float32(LARGEST / TOP), np.float32(0)))
 """The largest scale of int8 codes: 127 times the next float32 would be infinite."""
-
-NEAR = 2**12
-"""Values that several passes in a row take from the nearest cache."""
 
 Stream = tuple[int, int]
 """Two 32-bit words that select a stream of random numbers."""
@@ -68,43 +65,42 @@ def threshold_codes_torch(
     return down * codes[0] + up * codes[1]
 
 
-def scaled_signs(gradient: torch.Tensor, residual: torch.Tensor, what: str) -> bytes:
-    """Scaled signs of their sum: its mean magnitude as float32, then a bit a value (EF-SignSGD).
+def scaled_signs(
+    gradient: torch.Tensor, total: torch.Tensor, sent: float, what: str
+) -> tuple[bytes, float]:
+    """Scaled signs of a sum: its mean magnitude as float32, then a bit a value (EF-SignSGD).
 
-    ``residual`` becomes the sum less what is sent. Nothing is written before all of the gradient
-    is found finite: one pass adds magnitudes up, the next does the rest.
+    ``total`` is the last step's sum, of which ±``sent`` left, and becomes this one's: the gradient
+    and what was not sent. To subtract that before the next sum, and not once the scale is known,
+    spares a pass. Nothing is written before all of the gradient is found finite.
+
+    Returns the body and the scale, ``sent`` of the next step.
     """
+    packing.check_finite(gradient, what)
     if gradient.device.type != "cpu":
-        residual.add_(packing.check_finite(gradient, what))
-        total = float(residual.abs().sum(dtype=torch.float64))
-        scale = min(total / max(residual.numel(), 1), LARGEST)
-        return write_scaled(scale, subtract_signs_torch(residual, scale), 1)
-    g, r = gradient.contiguous().numpy(), residual.numpy()
-    bits = g.view(np.int32)
-
-    def add_up(i: int, j: int) -> tuple[np.int32, float]:
-        return vectors.largest(bits[i:j]), _magnitude(g[i:j], r[i:j])
-
-    parts = each_block(g.size, add_up)
-    if max((largest for largest, _ in parts), default=0) >= vectors.INFINITE:
-        packing.refuse(gradient, what)
-    scale = min(math.fsum(part for _, part in parts) / max(g.size, 1), LARGEST)
+        negative = add_to_rest_torch(gradient, total, sent)
+        magnitude = float(total.abs().sum(dtype=torch.float64))
+        scale = min(magnitude / max(total.numel(), 1), LARGEST)
+        return write_scaled(scale, negative, 1), scale
+    g, t = gradient.contiguous().numpy(), total.numpy()
     made, memory = buffers.body(scaled_bytes(g.size, 1))
+    packed, last = memory[4:], np.float32(sent)
+
+    def write(i: int, j: int) -> float:
+        return _scaled_signs(g[i:j], t[i:j], last, packed[i // 8 : -(-j // 8)])
+
+    scale = min(math.fsum(each_block(g.size, write)) / max(g.size, 1), LARGEST)
     memory[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
-    packed = memory[4:]
-
-    def write(i: int, j: int) -> None:
-        _scaled_signs(g[i:j], r[i:j], np.float32(scale), packed[i // 8 : -(-j // 8)])
-
-    each_block(g.size, write)
-    return made
+    return made, scale
 
 
-def subtract_signs_torch(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """(n,) uint8, 1 where ``values`` is negative; subtracts what is sent, ±``scale``, from it."""
-    negative = values < 0
-    values.add_(negative.float() * 2 - 1, alpha=scale)
-    return negative.view(torch.uint8)
+def add_to_rest_torch(gradient: torch.Tensor, total: torch.Tensor, sent: float) -> torch.Tensor:
+    """Of a sum's values subtract what was sent of them, ±``sent``, and add the gradient's.
+
+    Returns (n,) uint8, 1 where the new sum is negative.
+    """
+    total.add_((total < 0).float() * 2 - 1, alpha=sent).add_(gradient)
+    return (total < 0).view(torch.uint8)
 
 
 def bucket_norms(values: torch.Tensor, bucket: int, norm: str) -> torch.Tensor:
@@ -385,22 +381,23 @@ def _threshold(gradient, residual, limit, low, high, codes):
 
 
 @_sum_kernel
-def _magnitude(gradient, residual):
+def _magnitude(values):
     total = 0.0
-    for i in range(gradient.size):
-        total += abs(np.float64(residual[i] + gradient[i]))
+    for i in range(values.size):
+        total += abs(np.float64(values[i]))
     return total
 
 
 @_kernel
-def _scaled_signs(gradient, residual, scale, packed):
-    for at in range(0, residual.size, NEAR):
-        piece, more = residual[at : at + NEAR], gradient[at : at + NEAR]
+def _scaled_signs(gradient, total, sent, packed):
+    magnitude = 0.0
+    for at in range(0, total.size, NEAR):
+        piece, more = total[at : at + NEAR], gradient[at : at + NEAR]
         for i in range(piece.size):
-            piece[i] += more[i]
+            piece[i] = piece[i] + (sent if piece[i] < 0 else -sent) + more[i]
         packing.pack_signs(piece.view(np.int32), packed[at // 8 : (at + piece.size + 7) // 8])
-        for i in range(piece.size):
-            piece[i] += scale if piece[i] < 0 else -scale
+        magnitude += _magnitude(piece)
+    return magnitude
 
 
 @_sum_kernel

@@ -97,29 +97,22 @@ def kth_largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
     return torch.tensor(np.partition(magnitudes.numpy(), place)[place])
 
 
-def indices_at_least(
-    values: torch.Tensor,
-    threshold: torch.Tensor | float,
-    update: Callable[[int, int], object] | None = None,
-) -> torch.Tensor:
-    """(m,) int64 ascending indices of ``values`` whose magnitude is ``threshold`` or more.
-
-    ``update(start, stop)``, if given, first brings those values up to date: block by block, so that
-    they are still in cache when they are compared.
-    """
-    least, n = np.float32(float(threshold)), values.numel()
-    update = update or (lambda start, stop: None)
+def indices_at_least(values: torch.Tensor, threshold: torch.Tensor | float) -> torch.Tensor:
+    """(m,) int64 ascending indices of ``values`` whose magnitude is ``threshold`` or more."""
     if values.device.type != "cpu":
-        update(0, n)
-        return (values.abs() >= float(least)).nonzero().view(-1)
-    bits = values.numpy().view(np.int32)
-    # Nothing is below a threshold of 0, and magnitudes order as their bits do.
-    bound = max(least, np.float32(0)).view(np.int32)
+        return (values.abs() >= float(threshold)).nonzero().view(-1)
+    bits, bound = values.numpy().view(np.int32), bits_of_magnitude(threshold)
+    return in_blocks(len(bits), lambda start, stop: _at_least(bits[start:stop], bound, start))
 
-    def find(start: int, stop: int) -> np.ndarray:
-        update(start, stop)
-        return _at_least(bits[start:stop], bound, start)
 
+def bits_of_magnitude(threshold: torch.Tensor | float) -> np.int32:
+    """What the bits of a magnitude are at least: nothing is below 0, and magnitudes order as their
+    bits do."""
+    return max(np.float32(float(threshold)), np.float32(0)).view(np.int32)
+
+
+def in_blocks(n: int, find: Callable[[int, int], np.ndarray]) -> torch.Tensor:
+    """What ``find(start, stop)`` finds in every block of ``0 … n``, as one tensor of int64."""
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *each_block(n, find)]))
 
 
@@ -157,15 +150,16 @@ def largest(
     values: torch.Tensor,
     k: int,
     guess: float,
-    update: Callable[[int, int], object] | None = None,
+    find: Callable[[float], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """(k,) ascending indices of exactly the k largest ``|values|``; of equals, the first.
 
     ``guess`` is a threshold that should keep k or a few more; any gives the same result, but a
-    value too high costs another pass, and one too low a larger selection. ``update`` as in
-    :func:`indices_at_least`.
+    value too high costs another pass, and one too low a larger selection. ``find``, if given, is
+    asked once for the indices that reach a threshold, before ``values`` are looked at.
     """
-    found = indices_at_least(values, max(guess, TINIEST), update)
+    threshold = max(guess, TINIEST)
+    found = find(threshold) if find else indices_at_least(values, threshold)
     if found.numel() < k and guess > TINIEST:
         found = indices_at_least(values, TINIEST)
     # Zeros are taken too; as many as are missing lie among the first k values.
@@ -181,7 +175,16 @@ def _at_least(bits: np.ndarray, threshold: np.int32, offset: int) -> np.ndarray:
 
     Both by their bits. A word of hits at a time is visited hit by hit.
     """
-    found, at, words = np.empty(bits.size, np.int64), 0, bits.size // vectors.LANES
+    found = np.empty(bits.size, np.int64)
+    return found[: append_at_least(bits, threshold, offset, found, 0)].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def append_at_least(
+    bits: np.ndarray, threshold: np.int32, offset: int, found: np.ndarray, at: int
+) -> int:
+    """Write what :func:`_at_least` finds into ``found`` from ``at`` on; returns where it ends."""
+    words = bits.size // vectors.LANES
     for word in range(words):
         hits = vectors.reaching(bits, word * vectors.LANES, threshold)
         while hits:
@@ -192,7 +195,7 @@ def _at_least(bits: np.ndarray, threshold: np.int32, offset: int) -> np.ndarray:
         if bits[i] & vectors.MAGNITUDE >= threshold:
             found[at] = offset + i
             at += 1
-    return found[:at].copy()
+    return at
 
 
 @numba.njit(nogil=True, cache=True)

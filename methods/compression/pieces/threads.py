@@ -20,6 +20,10 @@ T = TypeVar("T")
 BLOCK = 2**18
 """Values handled at once, so that a block stays in cache between passes over it."""
 
+NEAR = 2**9
+"""Values of a piece that a kernel loops over several times: the nearest cache keeps so many, and
+the next ones arrive meanwhile."""
+
 
 def each_block(n: int, work: Callable[[int, int], T], block: int = BLOCK) -> list[T]:
     """``work(start, stop)`` for every block of ``0 … n``; the results in the blocks' order."""
