@@ -74,7 +74,7 @@ def run_ranks(
     timeout_s: float,
     environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
     namespaces: Callable[[int], Sequence[str]] = lambda rank: (),
-    warm: Sequence[str] = ("torch._dynamo",),
+    warm: Sequence[str] = ("torch._dynamo", "slowlink.testbed.live.warm"),
     each: Sequence[Any] | None = None,
     hear: Hear | None = None,
 ) -> list[Any]:
@@ -88,7 +88,7 @@ def run_ranks(
     environment: what is added to ours for a rank.
     namespaces: files of those that a rank enters.
     warm: modules that are imported once for all ranks, besides that of ``function``; by default
-        torch and what it imports when it makes its first optimizer.
+        torch, what it imports when it makes its first optimizer, and numba.
     each: an argument for each rank alone, after the others.
     hear: called with what a rank posts (:class:`Line`).
 

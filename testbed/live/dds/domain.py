@@ -102,7 +102,9 @@ def configuration(network: DomainConfig) -> str:
         + "</General><Discovery>"
         + (f"<ParticipantIndex>auto</ParticipantIndex><Peers>{listed}</Peers>" if listed else "")
         + f"<LeaseDuration>{network.lease_s:f}s</LeaseDuration></Discovery>"
-        '<Internal><SocketReceiveBufferSize min="default" max="16MB"/>'
+        # Whoever leaves has waited for what was sent to arrive, as long as it would.
+        "<Internal><WriterLingerDuration>0s</WriterLingerDuration>"
+        '<SocketReceiveBufferSize min="default" max="16MB"/>'
         f"<MaxSampleSize>{CUT + HEADS}B</MaxSampleSize></Internal>"
         "</Domain></CycloneDDS>"
     )

@@ -117,9 +117,9 @@ class Launched:
                 self._shape()
             self.settings = self._placed()
             if self.links is None:
-                self.wire = self._stack.enter_context(
-                    contextlib.closing(_wire(self.settings, COORDINATOR))
-                )
+                self.wire = _wire(self.settings, COORDINATOR)
+                # Nobody is left to hear anything when it is closed.
+                self._stack.callback(self.wire.close, 0.0)
                 if not self.settings.dds:
                     self.settings = self._at(self.wire.address)
             self.file = output / "run.json"
@@ -152,8 +152,7 @@ class Launched:
             said,
             namespaces=() if self.links is None else self.links.namespaces(self._host(name)),
             environment=self.environment.get(name),
-            # Torch imports this when it makes its first optimizer, which takes seconds.
-            warm=["torch._dynamo"] if self.given.own else [],
+            warm=self._warm,
         )
 
     def restart(self, name: str) -> None:
@@ -178,6 +177,16 @@ class Launched:
         process.kill()
         process.wait()
         process.stdin.close()
+
+    @property
+    def _warm(self) -> list[str]:
+        """What takes long to import and is needed by every member."""
+        names = ["slowlink.testbed.live.warm"]
+        if self.given.own:
+            names.append("torch._dynamo")  # torch imports it when it makes its first optimizer
+        if self.given.dds:
+            names.append("slowlink.testbed.live.dds.wire")
+        return names
 
     def _check(self) -> None:
         for name, process in self.processes.items():
