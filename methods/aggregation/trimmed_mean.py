@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from slowlink.methods.aggregation import Aggregation
 
@@ -28,5 +29,5 @@ class TrimmedMean(Aggregation):
             raise ValueError(f"trimmed_mean: trim must be from 0 to below 0.5, not {self.trim}")
 
     def combine(self, updates, weights, origin):
-        cut = int(self.trim * len(updates))
+        cut = int(Fraction(repr(self.trim)) * len(updates))  # β is the decimal it is written as
         return updates.sort(dim=0).values[cut : len(updates) - cut].mean(dim=0)

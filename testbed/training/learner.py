@@ -24,13 +24,16 @@ from slowlink.testbed.prices import Groups, check_pair, default_down, load_codec
 from slowlink.testbed.training import batching, models, splits
 from slowlink.testbed.training.augmentation import augment
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.recipe import Level, Part, Recipe
+from slowlink.testbed.training.recipe import Level, Part, Recipe, fan_out
 from slowlink.testbed.training.sampling import batches, batches_in_rounds
 
 IMAGE_BATCH, TEXT_BATCH = 125, 16
 """Samples that are evaluated at once: a window of text has scores for every word at every step."""
 
 IDENTITY = Part(name="identity")
+
+PARTIES = 2**20
+"""More than the nodes of any topology."""
 EVEN = Part(name="even")
 
 Sizes = dict[str, dict[int, float] | float]
@@ -122,7 +125,11 @@ class Codecs:
             codec = compression.load(part.name, **part.parameters)
             # One seed for all parties: some codecs must draw alike everywhere. Those that must not
             # have a party's number besides; servers come after the workers, the central one first.
-            own = dict(seed=self.seed, party=self.rank.get(node, len(self.rank) + 1 + node))
+            # What is rounded once more on its way back must not be so by the same draws.
+            party = self.rank.get(node, len(self.rank) + 1 + node)
+            if direction != "up":
+                party += PARTIES * (2 * level + 1 + (direction == "weights"))
+            own = dict(seed=self.seed, party=party)
             own = {name: own[name] for name in own if hasattr(codec, name)}
             self.made[key] = compression.load(part.name, **(own | part.parameters))
         return self.made[key]
@@ -695,9 +702,3 @@ def _on(dataset: Dataset, device: torch.device) -> Dataset:
         if isinstance(value, torch.Tensor)
     }
     return replace(dataset, **tensors)
-
-
-def fan_out(seed: int, name: str) -> int:
-    """A seed for the purpose ``name``, drawn from the run's ``seed``; stable across versions."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -271,7 +272,7 @@ class Recipe(BaseModel):
                 raise ValueError(f"split: {error}") from None
         if self.in_rounds:
             field = "subset" if self.subset else "deal: each_round"
-            if not hasattr(self._policy, "local_iterations"):
+            if not hasattr(self.policy(), "local_iterations"):
                 raise ValueError(
                     f"{field} needs rounds of as many iterations as a policy's local_iterations "
                     f"says, which {self.synchronization.name} has not; take one that has, or leave "
@@ -294,7 +295,7 @@ class Recipe(BaseModel):
             raise ValueError(f"spoiled: {self.spoiled.workers} workers of {count}")
         for field, usual in (("momentum_lasts", "run"), ("sends", "change")):
             given = getattr(self, field)
-            if given != usual and self._policy.travels != "delta":
+            if given != usual and self.policy().travels != "delta":
                 raise ValueError(
                     f"{field}: {given} needs a policy whose changes travel, and with {name} "
                     f"gradients do; give it local_iterations of 2 or more, or leave {field} out"
@@ -306,16 +307,20 @@ class Recipe(BaseModel):
                     f"sends: {self.sends} needs a server that keeps the model, and "
                     f"{self.exchange.name} has none; take an exchange with a server"
                 )
-            if self._policy.averages_inside:
+            if self.policy().averages_inside:
                 raise ValueError(
                     f"sends: {self.sends} goes to the one server that keeps the model, and {name} "
                     "averages at several levels; take sends: change"
                 )
         return self
 
-    @property
-    def _policy(self) -> synchronization.Policy:
-        return synchronization.load(self.synchronization.name, **self.synchronization.parameters)
+    def policy(self) -> synchronization.Policy:
+        """A new one, whose draws depend on the run's seed unless it names one of its own."""
+        name, parameters = self.synchronization.name, self.synchronization.parameters
+        policy = synchronization.load(name, **parameters)
+        if not hasattr(policy, "seed") or "seed" in parameters:
+            return policy
+        return synchronization.load(name, seed=fan_out(self.seed, "policy") % 2**31, **parameters)
 
     @property
     def in_rounds(self) -> bool:
@@ -325,7 +330,7 @@ class Recipe(BaseModel):
     @property
     def round_iterations(self) -> int:
         """Iterations of a round of a worker that is :attr:`in_rounds`."""
-        return self._policy.local_iterations
+        return self.policy().local_iterations
 
     @property
     def id(self) -> str:
@@ -360,3 +365,9 @@ class Recipe(BaseModel):
 def slug(text: str) -> str:
     """``text`` as part of a file name."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
+
+
+def fan_out(seed: int, name: str) -> int:
+    """A seed for the purpose ``name``, drawn from the run's ``seed``; stable across versions."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")

@@ -64,7 +64,8 @@ def batches(
     shard: (n,) indices of this worker's samples.
     sampler: a name of ``SAMPLERS``; asked anew for each epoch's order.
     last: what happens to the smaller batch that an epoch may end with. ``drop`` leaves it out, so
-        every batch counts alike when workers are averaged; ``keep`` yields it.
+        every batch counts alike when workers are averaged, and of a sequential order the same
+        samples each time; ``keep`` yields it.
 
     Yields
     ------

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from slowlink.methods import exchange, fusion, synchronization
+from slowlink.methods import exchange, fusion
 from slowlink.methods.exchange import Plan, Topology
 from slowlink.methods.fusion import Costs
 from slowlink.methods.synchronization import Continue, Finished, Policy, Sync, Synced
 from slowlink.testbed import files
 from slowlink.testbed.network import Network, geo_sites, star
+from slowlink.testbed.network.counting import complete, transfer_bytes
 from slowlink.testbed.prices import Step, coding_s, exchange_s, load_system
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import models, pipeline
@@ -40,6 +42,7 @@ from slowlink.testbed.training.virtual_time import (
     Decided,
     Meeting,
     OnNetwork,
+    Phase,
     Received,
     happenings,
 )
@@ -84,9 +87,7 @@ def train(
     torch.set_num_threads(recipe.torch_threads)
     torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
     session = _Session(recipe, progress or (lambda message: None), load or load_dataset)
-    policy: Policy = synchronization.load(
-        recipe.synchronization.name, **recipe.synchronization.parameters
-    )
+    policy = recipe.policy()
     gradients = policy.travels == "gradient"
     if policy.asynchronous and gradients and recipe.optimizer_at != "server":
         raise ValueError(
@@ -181,6 +182,7 @@ class _Session:
         self.system = load_system(recipe.exchange, recipe.levels, self.clocks[0].topology)
         self.sites = self._sites()
         self._plans: dict[tuple, Plan] = {}
+        self._moved: dict[tuple, float] = {}
         self.bytes_sent = 0.0
 
     @functools.cached_property
@@ -256,6 +258,12 @@ class _Session:
         )
         return max(encoded, default=0.0) + sum(decoded)
 
+    def sum_s(self, members: Sequence[int], traffic: Traffic) -> float:
+        """Seconds of coding what these bring and the sum that all of them get."""
+        if self.recipe.codecs:  # the answer is dense
+            return self.push_s(members, traffic)
+        return self.coding_s(self.system.gradient(traffic.groups), traffic.values)
+
     def spend(self, clock: _Clock, members: Sequence[int], traffic: Traffic) -> None:
         """Let the time of a round go by on ``clock``."""
         if self.recipe.overlap:
@@ -264,10 +272,8 @@ class _Session:
         if self.recipe.optimizer_at == "server":
             _, pull = self.system.model(traffic.groups)
             coding = self.push_s(members, traffic) + self.coding_s(pull, self.learner.sizes)
-        elif self.recipe.codecs:  # the answer is dense
-            coding = self.push_s(members, traffic)
         else:
-            coding = self.coding_s(self.system.gradient(traffic.groups), traffic.values)
+            coding = self.sum_s(members, traffic)
         clock.now += self.compute_s + coding
         clock.now += clock.exchange(self.plan(members), self.sent(traffic))
 
@@ -275,15 +281,46 @@ class _Session:
         """The bytes of all who send, as plans ask for them."""
         return traffic.by_sender() if self.exchange.whole else traffic.rounds
 
-    def count_bytes(self, rounds: Sequence[Sizes], listening: int = 0) -> None:
+    def count_bytes(self, members: Sequence[int], traffic: Traffic, listening: int = 0) -> None:
         """Add what an outermost party sent and received, in the mean over all of them; so many
         others pull the last round's answer without pushing."""
-        outer = len(self.recipe.levels) - 1
+        if self.passed_on:
+            self.bytes_sent += self._passed_on(self.plan(members), self.sent(traffic))
+            return
+        outer, rounds = len(self.recipe.levels) - 1, traffic.rounds
         for number, sizes in enumerate(rounds, start=1):
             pushed = sizes.get(f"push/{outer}", {})
             pulling = len(pushed) + (listening if number == len(rounds) else 0)
             pulled = sizes.get(f"pull/{outer}", 0.0) * pulling
             self.bytes_sent += (sum(pushed.values()) + pulled) / self.system.parties
+
+    @functools.cached_property
+    def passed_on(self) -> bool:
+        """Whether workers add up or pass on what others bring, so that one moves more, or less,
+        than a payload each way."""
+        return self.exchange.whole or bool({*self.system.holders} & {*self.learner.nodes})
+
+    def _passed_on(self, plan: Plan, rounds: Sequence[Sizes]) -> float:
+        """What a party sends to others and gets from them, in the mean over all."""
+        key = (id(plan), repr(rounds))
+        if key not in self._moved:
+            nbytes = sum(transfer_bytes(plan, complete(plan, sizes)) for sizes in rounds)
+            src, dst = self._party[plan.src], self._party[plan.dst]
+            ends = (src >= 0).astype(int) + (dst >= 0)
+            moved = float((nbytes * ends)[src != dst].sum())
+            self._moved[key] = moved / self.system.parties
+        return self._moved[key]
+
+    @functools.cached_property
+    def _party(self) -> np.ndarray:
+        """By node, the worker by which its outermost party is named; -1 for servers."""
+        groups = self.system.groups
+        of = {node: node for group in groups[0] for node in group}
+        for inner, outer in itertools.pairwise(groups):
+            named = zip(inner, itertools.chain.from_iterable(outer), strict=True)
+            above = {node: name for group, name in named for node in group}
+            of = {node: above[party] for node, party in of.items()}
+        return np.array([of.get(node, -1) for node in range(self.clocks[0].topology.n_nodes)])
 
     def save(self, file: Path, told: Sequence[Row], *where: Any) -> None:
         """Write the run's state, the rows it has told so far, and where in its loop it is."""
@@ -416,7 +453,7 @@ def _lockstep(session: _Session, policy: Policy, checkpoint: Path | None = None)
                 learner.server = held = learner.update(held, total)
             for rank in sync.members:
                 learner.replicas[rank] = held
-            session.count_bytes(traffic.rounds)
+            session.count_bytes(sync.members, traffic)
             for clock in session.clocks:
                 session.spend(clock, sync.members, traffic)
             decisions += policy.on(Synced(sync.members, session.clocks[0].now))
@@ -442,9 +479,16 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
     """
     recipe, learner, clock = session.recipe, session.learner, session.clocks[0]
     server, sent = _Server(session, policy), _Sent()
+
+    def plan(members: tuple[int, ...], phase: Phase) -> Plan | None:
+        """The sum comes back with what is pushed, and only a model that a server keeps apart."""
+        if server.kept:
+            return session.plan(members, phase)
+        return session.plan(members) if phase == "push" else None
+
     carrier = OnNetwork(
         Network(clock.topology, efficiency=clock.link.efficiency),
-        session.plan,
+        plan,
         lambda sync, phase: sent.rounds,
         lambda sync, phase: sent.delay_s,
     )
@@ -463,11 +507,8 @@ def _event_driven(session: _Session, policy: Policy) -> Iterator[Row]:
                 server.computed(worker)
             case Decided(meeting=meeting):
                 traffic = server.collect(meeting)
-                if session.exchange.whole:
-                    coding_s = session.coding_s(session.system.gradient(), traffic.values)
-                else:
-                    coding_s = session.push_s(meeting.sync.bringing, traffic)
-                sent = _Sent(session.sent(traffic), coding_s)
+                coding_s = session.push_s if server.kept else session.sum_s
+                sent = _Sent(session.sent(traffic), coding_s(meeting.sync.bringing, traffic))
             case Applied(meeting=meeting):
                 _, pull = session.system.model()
                 sent = _Sent(server.answer(meeting), session.coding_s(pull, learner.sizes))
@@ -592,10 +633,9 @@ class _Server:
         """Apply what arrived; what goes back to the members, by round of communication."""
         sync, learner = meeting.sync, self.learner
         model = learner.server if sync.level == GLOBAL else self._base(sync)
-        rounds: list[Sizes] = [{}]
+        traffic = Traffic(rounds=[{}])
         if sync.bringing:
             total, traffic, renews = self.brought.pop(meeting.number)
-            rounds = traffic.rounds
             if renews:
                 model = replace(model, parameters=total, version=model.version + 1)
             else:
@@ -604,14 +644,15 @@ class _Server:
         if sync.level == GLOBAL:
             learner.server = model
         pulled: Sizes = {}
-        if not self.session.exchange.whole:  # else the sum has come with the push
+        if self.kept:
             answer, pulled = learner.broadcast(model)
-        if not self.kept:  # everybody has the sum, and adds it to what all began with
+        else:  # everybody has the sum, and adds it to what all began with
             buffers = [buffer.clone() for buffer in model.buffers]
             answer = replace(model, buffers=buffers, velocity=None)
         self.answers[meeting.number] = answer
         listening = len(sync.members) - len(sync.bringing)
-        self.session.count_bytes([*rounds[:-1], rounds[-1] | pulled], listening)
+        traffic.rounds[-1] |= pulled
+        self.session.count_bytes(sync.members, traffic, listening)
         return [pulled]
 
     def _base(self, sync: Sync) -> Replica:

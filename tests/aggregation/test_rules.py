@@ -79,6 +79,13 @@ def test_trimmed_mean_is_that_of_scipy(members, trim):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_share_is_the_decimal_that_is_written():
+    """0.29 of 100 are 29, though the product of floats is less."""
+    updates = draw(100)
+    got = aggregation.load("trimmed_mean", trim=0.29)(updates, equal(100))
+    assert torch.equal(got, updates.sort(dim=0).values[29:71].mean(dim=0))
+
+
 @pytest.mark.parametrize("members, byzantine", [(5, 1), (7, 1), (7, 2), (9, 3), (4, 0)])
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_krum_by_brute_force(members, byzantine, keep):

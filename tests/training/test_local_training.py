@@ -413,7 +413,7 @@ class Pairs(Policy):
 
 def test_pairs_that_met_others_before_end_at_the_mean_of_their_models(small_data, monkeypatch):
     """The run ends, and is judged by the mean of all models."""
-    monkeypatch.setattr(trainer.synchronization, "load", lambda name, **options: Pairs())
+    monkeypatch.setattr(synchronization, "load", lambda name, **options: Pairs())
     spec = recipe("pairs", rounds=5, evaluate_every=5, uneven=None, momentum=0.0)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
     naive = Naively(spec, small_data)
@@ -432,6 +432,6 @@ def test_pairs_that_met_others_before_end_at_the_mean_of_their_models(small_data
 
 def test_a_policy_that_averages_inside_must_say_so(monkeypatch):
     monkeypatch.setattr(Pairs, "averages_inside", False)
-    monkeypatch.setattr(trainer.synchronization, "load", lambda name, **options: Pairs())
+    monkeypatch.setattr(synchronization, "load", lambda name, **options: Pairs())
     with pytest.raises(RuntimeError, match="but its averages_inside says that all meetings reach"):
         list(trainer.train(recipe("pairs", rounds=5, uneven=None)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowlink.methods import aggregation, compression, exchange
+from slowlink.methods import aggregation, compression, exchange, synchronization
 from slowlink.testbed.network import geo_sites, simulate
 from slowlink.testbed.prices import load_system
 from slowlink.testbed.results import frame
@@ -203,7 +203,7 @@ def test_payloads_that_add_are_coded_by_workers_alone_on_any_number_of_levels(sm
 def last_model(spec, **changes):
     """The server's parameters at the end of a run, and its rows."""
     spec = spec.model_copy(update=changes)
-    policy = trainer.synchronization.load(spec.synchronization.name)
+    policy = spec.policy()
     session = trainer._Session(spec, lambda message: None, trainer.load_dataset)
     course = trainer._event_driven if spec.uneven or spec.seconds else trainer._lockstep
     rows = frame(course(session, policy))
@@ -274,7 +274,70 @@ def test_every_worker_that_sends_for_its_site_sends_as_much(name, workers, codec
     size = numel * (4 if codec == "identity" else 2)
     expected = 0.25 + simulate(exchange.load(name)(sites), sites, size).completion_s
     assert round_time(rows) == pytest.approx(expected, rel=1e-6)
-    assert rows.query("metric == 'bytes_sent' and round == 3")["value"].item() == 3 * 2 * size
+    sent = rows.query("metric == 'bytes_sent' and round == 3")["value"].item()
+    assert sent == pytest.approx(3 * 2 * size, rel=1e-12)  # sums of thirds
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "vectors"),
+    [
+        ("parameter_server", 4, 2),  # there and back
+        ("ring", 4, 4 * 3 / 4),  # three quarters sent twice, and as much received
+        ("halving_doubling", 8, 4 * 7 / 8),
+        ("rat", 4, 4 * 3 / 4),
+        ("butterfly", 8, 2 * 3),  # a vector each way, log2 of the workers times
+        ("allgather", 8, 2 * 7),  # the own one to all others, and all of theirs
+        ("k_nomial_tree", 8, 2 * 2 * 7 / 8),  # all but the root have a parent, there and back
+    ],
+)
+@pytest.mark.parametrize("uneven", [None, Uneven(highest=1.0)])
+def test_bytes_are_what_a_worker_really_sends_and_receives(name, workers, vectors, uneven):
+    spec = recipe(
+        exchange=Part(name=name), levels=(IDENTITY,), workers=(workers,), cluster="star", rounds=1
+    ).model_copy(update=dict(uneven=uneven, evaluate_every=1))
+    rows = frame(trainer.train(spec))
+    size = 4 * models.count(models.gradient_shapes(models.make("lenet5", hidden=(20, 16))))
+    sent = rows.query("metric == 'bytes_sent' and round == 1")["value"].item()
+    assert sent == pytest.approx(vectors * size, rel=1e-12)
+
+
+@pytest.mark.parametrize("codec", compression.names())
+@pytest.mark.parametrize("exchanged", ["parameter_server", "hips"])
+def test_gradients_cost_workers_that_are_told_to_be_uneven_as_much(codec, exchanged):
+    """Uneven by nothing, or told to run for some seconds, they bring the same gradients: the answer
+    is the sum in the codec's own form, and not the model."""
+    levels = (*([IDENTITY] if exchanged == "hips" else []), Level(up=Part(name=codec)))
+    spec = recipe(exchange=Part(name=exchanged), levels=levels, rounds=3, evaluate_every=3)
+    even = frame(trainer.train(spec))
+    uneven = frame(trainer.train(spec.model_copy(update=dict(uneven=Uneven(highest=1.0)))))
+    for metric in ("test_loss", "bytes_sent", "mean_round_time"):
+        of = [rows.loc[rows["metric"] == metric, "value"].to_list() for rows in (even, uneven)]
+        assert of[1] == pytest.approx(of[0], rel=1e-9)
+
+
+def test_a_second_rounding_does_not_draw_what_the_first_one_drew(small_data):
+    """A model that comes down over two levels is rounded twice, and is the model in the mean."""
+    level = Level(up=Part(name="identity"), down=Part(name="qsgd", bits=4))
+    trained = make_learner(recipe(levels=(level, level), optimizer_at="server"), small_data)
+    (number, largest) = max(enumerate(trained.server.parameters), key=lambda its: its[1].numel())
+    total = sum(trained.broadcast(trained.server)[0].parameters[number] for _ in range(300))
+    # Rounded by the same draws, the mean is half as large again.
+    assert float((total / 300).norm() / largest.norm()) == pytest.approx(1, abs=0.05)
+
+
+def test_runs_of_other_seeds_ask_other_clients():
+    """Unless the recipe says which."""
+    drawn = Part(name="fedavg", fraction=0.5)
+    policies = [recipe(synchronization=drawn, seed=seed).policy() for seed in (1, 1, 2)]
+    assert policies[0].seed == policies[1].seed != policies[2].seed
+    same = Part(name="fedavg", fraction=0.5, seed=3)
+    assert {recipe(synchronization=same, seed=seed).policy().seed for seed in (1, 2)} == {3}
+
+
+def test_sites_do_not_average_on_their_own_through_the_central_server():
+    part = Part(name="mll_sgd", hub_rounds=2, group_size=2, local_iterations=1)
+    with pytest.raises(ValueError, match="hips cannot carry mll_sgd: it averages some of the"):
+        run(synchronization=part)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -446,7 +509,7 @@ def test_running_statistics_travel_with_replicas_only(small_data, monkeypatch):
 
 
 def test_a_policy_that_needs_more_than_the_trainer_has_is_refused(monkeypatch):
-    mixed = type(trainer.synchronization.load("mixed"))
+    mixed = type(synchronization.load("mixed"))
     monkeypatch.setattr(mixed, "continues_after_upload", True)
     with pytest.raises(ValueError, match="mixed: workers that compute on send changes"):
         run(synchronization=Part(name="mixed"), optimizer_at="server")

@@ -49,7 +49,7 @@ from pydantic import (
     model_validator,
 )
 
-from slowlink.methods import aggregation, compression, exchange, fusion, synchronization
+from slowlink.methods import aggregation, compression, exchange, fusion
 from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.exchange import Exchange, Topology
 from slowlink.methods.synchronization import Policy
@@ -289,8 +289,7 @@ class LiveSettings(BaseModel):
 
     def policy(self) -> Policy:
         """A new one."""
-        part = self.training.synchronization
-        return synchronization.load(part.name, **part.parameters)
+        return self.training.policy()
 
     @cached_property
     def workers(self) -> tuple[int, ...]:

@@ -26,7 +26,8 @@ from torch.optim import lr_scheduler
 from slowlink.methods import fusion
 from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.training import models, trainer
-from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, fan_out
+from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica
+from slowlink.testbed.training.recipe import fan_out
 
 Metrics = dict[str, tuple[float, str]]
 """Value and unit by name."""

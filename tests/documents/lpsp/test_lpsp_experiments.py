@@ -180,7 +180,8 @@ def test_traces_are_recorded_times_in_units_of_the_shortest_iteration():
 def recorded_of(given):
     """The record of the policy of these settings."""
     records = map(Record.load, experiments.ROOT.glob(experiments.RECORDED))
-    policy = given.policy()
+    part = given.training.synchronization
+    policy = synchronization.load(part.name, **part.parameters)
     (found,) = (
         one for one in records if synchronization.load(one.policy, **one.parameters) == policy
     )
