@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -23,12 +24,16 @@ from slowlink.methods.fusion import Costs, Fusion
 from slowlink.torch.costs import measured
 from slowlink.torch.messenger import Aggregation, Messenger
 from slowlink.torch.report import Report, Step
-from slowlink.torch.wire import ProcessGroup, reach
+from slowlink.torch.wire import ProcessGroup, check_alike, reach
 
 NonFinite = Literal["refuse", "pass"]
 
 KEPT_STEPS = 1000
 """Steps that a report is over, at most."""
+
+WHOLE = (torch.float32, torch.float64)
+"""Dtypes of gradients that are summed as they are, where nothing is coded; halves are so in
+float32, and rounded once."""
 
 SETTLED = 2
 """DDP has ordered its buckets anew after the first step: a fusion sees them from here on."""
@@ -70,13 +75,14 @@ def comm_hook(
         ``slowlink.fusion.names()`` or a fusion. Buckets of DDP should be small then
         (``bucket_cap_mb``), since a group can leave no sooner than its last bucket is full.
     costs: for a fusion that needs some; measured in the first steps if None.
-    timeout: of rounds after the first; the backend's own if None.
+    timeout: of rounds after the first; the group's own if None.
     parameters: of the codec.
 
     Raises
     ------
     ValueError
-        No DDP model, an unknown codec or fusion, or a parameter that it refuses.
+        No DDP model, an unknown codec or fusion, or a parameter that it refuses; ranks with
+        different models, codecs or parameters.
     """
     if not isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -85,14 +91,18 @@ def comm_hook(
         )
     codec = loaded(method, parameters)
     names = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    if not isinstance(given := _fusion(fusion), Fusion | None):
+        raise ValueError(f"comm_hook: fusion must be a name or a fusion, not {given!r}")
     wire = ProcessGroup(process_group or model.process_group, timeout)
+    alike = codec.name, settings(codec), {name: tuple(p.shape) for name, p in names.items()}
+    check_alike(wire, "another model, codec or parameter", alike)
     hook = CommHook(
         names,
         Messenger(wire, codec),
         start_after=start_after,
         non_finite=non_finite,
         scaler=scaler,
-        fusion=_fusion(fusion),
+        fusion=given,
         costs=costs,
     )
     model.register_comm_hook(None, hook.on_bucket)
@@ -106,6 +116,12 @@ def loaded(method: str | Compressor, parameters: Mapping[str, Any]) -> Compresso
             raise ValueError(f"{method.name}: is loaded already, so {min(parameters)} comes late")
         return method
     return compression.load(method, **parameters)
+
+
+def settings(codec: Compressor) -> dict[str, Any]:
+    """The parameters of a codec that are the same for all parties."""
+    named = (one.name for one in fields(codec) if one.init and one.name != "party")
+    return {name: getattr(codec, name) for name in named}
 
 
 def _fusion(given: str | Fusion | None) -> Fusion | None:
@@ -127,7 +143,14 @@ class _Bucket:
 
     def failed(self, error: BaseException) -> None:
         if not self.done.done():
-            self.done.set_exception(error)
+            self.done.set_result(error)
+
+
+def _opened(future: torch.futures.Future) -> Tensor:
+    """A bucket's gradients; raised here, an error reaches DDP with its kind and words."""
+    if isinstance(found := future.value(), BaseException):
+        raise found
+    return found
 
 
 class CommHook:
@@ -175,6 +198,7 @@ class CommHook:
         self._messages: list[Aggregation] = []
         self._records: deque[Step] = deque(maxlen=KEPT_STEPS)
         self._before: dict[Key, Any] = {}
+        self._error: BaseException | None = None
 
     # What users call -----------------------------------------------------------------------------
 
@@ -188,24 +212,30 @@ class CommHook:
         self._settle()
         return {
             "method": self.codec.name,
+            "parameters": settings(self.codec),
+            "sizes": self._sizes,
             "steps": self.steps,
             "groups": self.groups,
             "codec": self.codec.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict` of this rank; what follows is bit-equal.
+        """Go on from :meth:`state_dict` of this rank; what follows is bit-equal, up to the order in
+        which three or more ranks are summed by the backend.
 
-        Raises ValueError for another codec's state.
+        Raises ValueError for the state of another codec, of other parameters or of another model.
         """
-        if state["method"] != self.codec.name:
-            raise ValueError(
-                f"load_state_dict: the state is of {state['method']}, the hook has "
-                f"{self.codec.name}"
-            )
+        check_state(state, self.codec)
+        if state["sizes"] != self._sizes:
+            odd = set(state["sizes"].items()) ^ set(self._sizes.items())
+            raise ValueError(f"load_state_dict: the state is of another model, as {min(odd)[0]!r}")
         self._settle()
         self.steps, self.groups = state["steps"], state["groups"]
         self.codec.load_state_dict(state["codec"])
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {name: parameter.numel() for name, parameter in self._parameters.items()}
 
     # What DDP calls ------------------------------------------------------------------------------
 
@@ -217,8 +247,14 @@ class CommHook:
             self._begin(now)
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         buffer, plain = bucket.buffer(), self.steps < self.start_after
-        plain |= self._as_buckets and untouched(self.codec) and buffer.dtype == torch.float32
-        done = self._all_reduce(buffer) if plain else self._send(names, bucket.gradients(), buffer)
+        if buffer.is_sparse:
+            raise ValueError(f"gradient of {names[0]!r}: is sparse, which no codec here takes")
+        plain |= self._as_buckets and untouched(self.codec) and buffer.dtype in WHOLE
+        if plain:
+            with _refusing(names, bucket.gradients()):
+                done = self._all_reduce(buffer)
+        else:
+            done = self._send(names, bucket.gradients(), buffer)
         self.steps += bucket.is_last()
         # What encoding took is no backward of the next bucket's.
         self._order += [(name, (now - self._mark) / len(names)) for name in names]
@@ -246,7 +282,7 @@ class CommHook:
         message, wire = Aggregation(sent=[buffer.nbytes], framed=[buffer.nbytes]), self._wire
         start = time.perf_counter()
         if self.non_finite == "refuse":
-            _refusing(packing.scale, buffer, 1 / wire.size, "a gradient in DDP's bucket")
+            packing.scale(buffer, 1 / wire.size, "a gradient in DDP's bucket")
         else:
             buffer.mul_(1 / wire.size)
         message.launched_at = time.perf_counter()
@@ -276,8 +312,9 @@ class CommHook:
             parts = list(zip(names, gradients, strict=True))
             if self.codec.elementwise:  # then the bucket may be one tensor, as it is
                 parts, bucket.missing = [("bucket", buffer)], 1
-            self._launch(parts, [bucket] * len(parts), 0)
-            return done
+            with _refusing(names, gradients):
+                self._launch(parts, [bucket] * len(parts), 0)
+            return done.then(_opened)
         for name, gradient in zip(names, gradients, strict=True):
             self._waiting[name] = gradient, bucket
         # A group that is complete out of turn waits: all ranks launch in one order.
@@ -286,9 +323,10 @@ class CommHook:
         ):
             some = [(name, *self._waiting.pop(name)) for name in group]
             parts = [(name, gradient) for name, gradient, _ in some]
-            self._launch(parts, [its for _, _, its in some], self._next)
+            with _refusing(*zip(*parts, strict=True)):
+                self._launch(parts, [its for _, _, its in some], self._next)
             self._next += 1
-        return done
+        return done.then(_opened)
 
     def _launch(
         self, parts: list[tuple[str, Tensor]], buckets: Sequence[_Bucket], number: int
@@ -326,11 +364,12 @@ class CommHook:
             return lambda: [bucket.arrived() for bucket in buckets]
 
         tolerant = self.non_finite == "pass"
-        message = _refusing(self.messenger.launch, coded, write, tolerant=tolerant, **factor)
+        message = self.messenger.launch(coded, write, tolerant=tolerant, **factor)
         self._add(message)
 
         def fail(totals) -> None:
             if (error := totals.exception()) is not None:
+                self._error = self._error or error
                 for bucket in buckets:
                     bucket.failed(error)
 
@@ -346,6 +385,8 @@ class CommHook:
         """Count the step that DDP has ended; undo what it did to memory if it was not finite."""
         messages, self._messages = self._messages, []
         wait([message.totals for message in messages])
+        if self._error:  # DDP has said so, in words of its own
+            raise self._error
         if not messages or any(message.totals.exception() for message in messages):
             return
         self._records.append(Step.of(messages, self._values))
@@ -362,14 +403,36 @@ class CommHook:
         self._before[key] = None if state is None else _kept(self._before.get(key), state)
 
 
-def _refusing(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call it; say what can be done where it refuses gradients that are not finite."""
+@contextmanager
+def _refusing(names: Sequence[str], gradients: Sequence[Tensor]) -> Iterator[None]:
+    """Where gradients that are not finite are refused, say which, and what can be done."""
     try:
-        return call(*given, **options)
+        yield
     except ValueError as error:
-        if "NaN or infin" in str(error):
-            error.add_note("non_finite='pass' hands such gradients on, as AMP's scaler expects")
-        raise
+        if "NaN or infin" not in str(error):
+            raise
+        pairs = zip(names, gradients, strict=True)
+        name, bad = next(pair for pair in pairs if not pair[1].isfinite().all())
+        count = int((~bad.isfinite()).sum())
+        told = ValueError(
+            f"gradient of {name!r}: {count} of {bad.numel()} values are NaN or infinite"
+        )
+        told.add_note("non_finite='pass' hands such gradients on, as AMP's scaler expects")
+        raise told from error
+
+
+def check_state(state: Mapping[str, Any], codec: Compressor) -> None:
+    """Raises ValueError where a saved state is of another codec, or of other parameters."""
+    if (method := state.get("method")) != codec.name:
+        raise ValueError(
+            f"load_state_dict: the state is of {method or 'no codec'}, the hook has {codec.name}"
+        )
+    for name, value in settings(codec).items():
+        if (saved := state["parameters"].get(name)) != value:
+            raise ValueError(
+                f"load_state_dict: the state is of {codec.name} with {name}={saved!r}, the hook "
+                f"has {value!r}"
+            )
 
 
 def _kept(old: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any]:

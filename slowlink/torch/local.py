@@ -54,15 +54,20 @@ def local_steps(
     groups: the site of each rank, for policies that know sites; one site if None.
     averaged_over: a meeting of some changes the global model by the mean over its ``members``, or
         by its share of that over ``all`` workers.
-    timeout: of every wait for others; the backend's own if None.
+    timeout: of every wait for others; the group's own if None. Where some meet, it is also how long
+        others wait until they know of a worker that died.
     parameters: of the policy.
 
     Raises
     ------
     ValueError
-        Unknown names or parameters; policies whose members compute on while they meet; codecs of
-        several rounds where some meet.
+        Unknown names or parameters; no optimizer; policies whose members compute on while they
+        meet; codecs of several rounds where some meet.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"local_steps: needs an optimizer, not {type(optimizer).__name__}")
+    if averaged_over not in ("members", "all"):
+        raise ValueError(f"local_steps: averaged_over is members or all, not {averaged_over!r}")
     if isinstance(policy, str):
         if every is not None:
             parameters["local_iterations"] = every
@@ -105,6 +110,12 @@ class LocalSteps(torch.optim.Optimizer):
         self.optimizer, self._meeting = optimizer, meeting
         self.param_groups, self.defaults = optimizer.param_groups, optimizer.defaults
         meeting.start([p for group in self.param_groups for p in group["params"]])
+
+    def __getattr__(self, name: str) -> Any:
+        # Hooks and what else is of no worker's business are those of the one inside.
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
 
     @property
     def state(self) -> Any:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from slowlink.methods.compression import Compressor, Payload, combine_payloads
-from slowlink.torch.data_parallel import loaded
+from slowlink.torch.data_parallel import check_state, loaded, settings
 from slowlink.torch.wire import reach
 
 
@@ -68,15 +68,12 @@ class FsdpHook:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later steps depend on, of this rank: every rank keeps its own."""
-        return {"method": self.codec.name, "codec": self.codec.state_dict()}
+        own = dict(method=self.codec.name, parameters=settings(self.codec))
+        return own | dict(codec=self.codec.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict`. Raises ValueError for another codec's."""
-        if state["method"] != self.codec.name:
-            raise ValueError(
-                f"load_state_dict: the state is of {state['method']}, the hook has "
-                f"{self.codec.name}"
-            )
+        check_state(state, self.codec)
         self.codec.load_state_dict(state["codec"])
 
 

@@ -93,7 +93,7 @@ class ProcessGroup:
     Parameters
     ----------
     group: the default one if None.
-    timeout: of what follows on what a message began with; the backend's own if None.
+    timeout: of what follows on what a message began with; the group's own if None.
     """
 
     def __init__(
@@ -278,15 +278,35 @@ class ProcessGroup:
 def beside(
     group: dist.ProcessGroup, timeout: timedelta | None, backend: str | None = None
 ) -> dist.ProcessGroup:
-    """Another group of the same ranks, which all of them ask for.
+    """Another group of the same ranks, which all of them ask for, with as long a timeout.
 
     Where these are some of all ranks, the others need not ask; torch then names the group by how
     many groups a rank knows, so members must have joined equally many before, or they wait in vain.
     """
     ranks = dist.get_process_group_ranks(group)
     backend = backend or dist.get_backend(group)
+    if timeout is None:
+        timeout = timeout_of(group)
     some = len(ranks) < dist.get_world_size() and backend != "mpi"
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=some)
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long a group waits; None where its backend does not tell."""
+    device = torch.device("cpu" if "gloo" in str(dist.get_backend(group)) else "cuda")
+    try:
+        return group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # no public way to ask
+        return None
+
+
+def check_alike(wire: ProcessGroup, what: str, *given: Any) -> None:
+    """Raises ValueError on all ranks unless they have given the same; ``what`` it is."""
+    own = torch.tensor([zlib.crc32(repr(given).encode())], device=wire.device)
+    every = own.new_empty(wire.size)
+    reach(all_gather, every, own, group=wire.group)
+    if other := [rank for rank, one in enumerate(every.tolist()) if one != int(every[0])]:
+        raise ValueError(f"rank {other[0]} has {what} than rank 0; all need the same")
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

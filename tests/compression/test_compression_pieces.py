@@ -363,3 +363,8 @@ def test_halves_are_those_of_torch(monkeypatch, n, native):
             packing.write_halves(large, "g", most)
         with pytest.raises(ValueError, match="^g: 1 of"):
             packing.from_bytes(large.half().numpy().tobytes(), "float16", n, "g")
+
+
+def test_halves_of_no_values_are_saturated():
+    """Of a dimension of 0, torch gives a stride that no view of bytes takes."""
+    assert packing.saturate(torch.zeros(4, dtype=torch.float16)[::2][:0], 65504.0).numel() == 0

@@ -251,3 +251,42 @@ def halves(shapes):
     bodies = [payload.body for payload in arrived]
     wanted = [compression.add_payloads(of_ranks).body for of_ranks in zip(*payloads, strict=True)]
     return bodies, wanted
+
+
+def unlike():
+    """Ranks with a share of their own."""
+    model = DistributedDataParallel(network())
+    slowlink.torch.comm_hook(model, "top_k", ratio=0.1 * (1 + dist.get_rank()))
+
+
+def patience():
+    """Seconds that the rounds after the first wait for others."""
+    hook = slowlink.torch.comm_hook(DistributedDataParallel(network()), "power_sgd")
+    options = hook.messenger.wire._later._get_backend(torch.device("cpu")).options
+    return options._timeout.total_seconds()
+
+
+def foreign_states():
+    """What is said of the states of another model, another share, and nothing at all."""
+    said = []
+    hook = slowlink.torch.comm_hook(DistributedDataParallel(network()), "top_k")
+    other = DistributedDataParallel(nn.Sequential(nn.Linear(20, 9)))
+    others = [
+        slowlink.torch.comm_hook(other, "top_k").state_dict(),
+        slowlink.torch.comm_hook(
+            DistributedDataParallel(network()), "top_k", ratio=0.5
+        ).state_dict(),
+        {},
+    ]
+    for state in others:
+        try:
+            hook.load_state_dict(state)
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def sparse():
+    model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+    slowlink.torch.comm_hook(model, "top_k")
+    model(torch.tensor([1, 2])).sum().backward()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import slowlink.torch
 from slowlink.methods import compression
 from slowlink.testbed.live.processes import LOOPBACK, run_ranks
+from slowlink.torch import data_parallel
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hook_peers  # noqa: E402
@@ -76,6 +77,13 @@ TWO |= {
     "one bucket": training("power_sgd", bucket_mb=100, options={"start_after": 2}),
     "refused": training("top_k", overflow_at=2, everywhere=True),
     "plain refused": training("identity", overflow_at=2, everywhere=True),
+    "elementwise refused": training("fp16", overflow_at=2, everywhere=True),
+    "double plain": training("plain", dtype=torch.float64),
+    "double identity": training("identity", dtype=torch.float64),
+    "unlike": ("unlike", {}),
+    "patience": ("patience", {}),
+    "foreign states": ("foreign_states", {}),
+    "sparse": ("sparse", {}),
     "identity passed": training(
         "identity", options={"non_finite": "pass"}, steps=(0,), overflow_at=0
     ),
@@ -227,9 +235,41 @@ def assert_same(a, b):
 
 
 def test_what_is_not_finite_is_refused_by_name_with_the_remedy(ran):
-    for name, what in (("refused", "tensor '"), ("plain refused", "DDP's bucket")):
-        text = ran[name][1]
-        assert "NaN or infinite" in text and what in text
+    for name in ("refused", "plain refused", "elementwise refused"):
+        for text in ran[name]:
+            assert re.search(r"gradient of '\d\.(weight|bias)': \d+ of \d+ values are NaN", text)
+            assert "non_finite='pass'" in text
+
+
+def test_doubles_are_summed_as_they_are(ran):
+    assert torch.equal(alike(ran["double identity"]), alike(ran["double plain"]))
+
+
+def test_ranks_with_other_parameters_are_told_so(ran):
+    for text in ran["unlike"]:
+        assert text == "rank 1 has another model, codec or parameter than rank 0; all need the same"
+
+
+def test_what_follows_waits_as_long_as_the_group_given(ran):
+    assert ran["patience"] == (60.0, 60.0)
+
+
+def test_a_state_of_something_else_is_refused(ran):
+    model, codec, nothing = ran["foreign states"][0]
+    assert model == "load_state_dict: the state is of another model, as '0.bias'"
+    assert re.search("the state is of top_k with ratio=0.5, the hook has 0.01", codec)
+    assert nothing == "load_state_dict: the state is of no codec, the hook has top_k"
+
+
+def test_sparse_gradients_are_refused_by_name(ran):
+    assert all("gradient of 'weight': is sparse" in text for text in ran["sparse"])
+
+
+def test_what_fails_beside_backward_keeps_its_kind_and_words():
+    done = torch.futures.Future()
+    data_parallel._Bucket(torch.zeros(1), 1, done).failed(ConnectionError("rank 1 is gone"))
+    with pytest.raises(RuntimeError, match="ConnectionError: rank 1 is gone"):
+        done.then(data_parallel._opened).wait()
 
 
 def test_identity_passes_on_what_is_not_finite_as_ddp_does(ran):

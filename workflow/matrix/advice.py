@@ -435,7 +435,7 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
     )
     add = made.add_argument
     count = _number(1, "number of them", int)
-    seconds = _number(0, "number of seconds")
+    seconds = _number(0, "number of seconds", most=3600)
     named = made.add_mutually_exclusive_group(required=True)
     named.add_argument("--model", choices=sorted(models.MODELS))
     named.add_argument("--model-file", type=Path, help="of slowlink measure")
@@ -457,7 +457,7 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
     )
     own.add_options(add)
     add("--batch", type=count, help="samples of a round, over all workers")
-    add("--uneven", type=_number(1, "ratio"), help="slowest over fastest worker; 1")
+    add("--uneven", type=_number(1, "ratio", most=1e6), help="slowest over fastest worker; 1")
     percentage = _number(0, "percentage", most=100)
     add("--target", type=percentage, help="rank by time to this test accuracy, %%")
     add("--trained", type=Path, default=TRAINED, help="folder of the matrix's training results")

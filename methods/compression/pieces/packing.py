@@ -165,6 +165,8 @@ def saturate(halves: torch.Tensor, most: float) -> torch.Tensor:
     """Sums of finite float16, whose own memory gets those beyond ±``most`` as that."""
     if halves.device.type == "cpu" and halves.is_contiguous():
         whole = halves.numel() // 4 * 4
+        if not halves.numel():
+            return halves
         words = halves[:whole].view(torch.uint8).numpy().view(np.uint64)
         found = any(each_block(len(words), lambda i, j: _infinite(words[i:j])))
         if not found and bool(halves[whole:].isfinite().all()):
