@@ -189,9 +189,10 @@ def clocks_that_step() -> None:
         raise RuntimeError("clocks cannot be set without libfaketime; Debian's package is faketime")
     if fork_server.there():
         raise RuntimeError("processes have been started with the machine's own clock before")
-    # Only the time of day steps, and waiting takes as long as ever.
+    # Only the time of day steps, and waiting takes as long as ever. A process that looks for steps
+    # every ten seconds hands that down to its forks, whatever these are told.
     steady = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0"}
-    os.environ |= {"LD_PRELOAD": str(library)} | steady
+    os.environ |= {"LD_PRELOAD": str(library), "FAKETIME_NO_CACHE": "1"} | steady
 
 
 def faketime() -> Path | None:
@@ -201,11 +202,7 @@ def faketime() -> Path | None:
 
 def _clocks(given: LiveSettings) -> dict[str, dict[str, str]]:
     """Where each member finds by how much its clock is off."""
-    shared = {"FAKETIME_NO_CACHE": "1"}
-    return {
-        name: shared | {"FAKETIME_TIMESTAMP_FILE": str(_clock(given, name))}
-        for name in given.members
-    }
+    return {name: {"FAKETIME_TIMESTAMP_FILE": str(_clock(given, name))} for name in given.members}
 
 
 def _clock(given: LiveSettings, member: str) -> Path:
