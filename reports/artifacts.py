@@ -40,7 +40,14 @@ def write_figure(figure: Figure, rows: pd.DataFrame, claims: Iterable[Any], path
     try:
         save(draw(figure, rows, claims), path)
     except Missing as missing:
-        return _write_missing(str(missing), path)
+        told = html.escape(str(missing), quote=True)
+        path.write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="640pt" height="24pt" '
+            f'data-{_MISSING}="{told}"><text x="4" y="20" font-size="12" '
+            f'font-family="sans-serif">{told}</text></svg>\n',
+            encoding="utf-8",
+        )
+        return str(missing)
     return ""
 
 
@@ -55,23 +62,10 @@ def write_table(table: Table, rows: pd.DataFrame, verdicts: pd.DataFrame, path: 
             raise Missing(f"no results of experiment {' or '.join(map(repr, table.experiments))}")
         made = table.make(coordinates(mine), verdicts)
     except Missing as missing:
-        return _write_missing(str(missing), path)
+        pd.DataFrame({_MISSING: [str(missing)]}).to_csv(path, index=False)
+        return str(missing)
     made.to_csv(path, index=False)
     return ""
-
-
-def _write_missing(reason: str, path: Path) -> str:
-    if path.suffix == ".csv":
-        pd.DataFrame({_MISSING: [reason]}).to_csv(path, index=False)
-    else:
-        told = html.escape(reason, quote=True)
-        path.write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="640pt" height="24pt" '
-            f'data-{_MISSING}="{told}"><text x="4" y="20" font-size="12" '
-            f'font-family="sans-serif">{told}</text></svg>\n',
-            encoding="utf-8",
-        )
-    return reason
 
 
 def read_table(path: Path) -> pd.DataFrame:

@@ -30,6 +30,7 @@ ROUNDING = 1e-9
 _SCALES: dict[str, tuple[Callable, Callable]] = {
     "": (lambda v: v, lambda v: v),
     "ratio": (np.log, np.exp),
+    "duration": (np.log, np.exp),
     "change": (lambda v: np.log1p(v / 100), lambda v: 100 * np.expm1(v)),
 }
 """Functions to the scale on which seeds are averaged, and back, by quantity."""
@@ -46,11 +47,13 @@ class Estimate:
     interval: Interval
     seeds: int = 0
     by_seed: pd.Series | None = None
+    quantity: str = ""
 
     @classmethod
     def of(cls, value: float | pd.Series, quantity: str = "") -> Estimate:
         """The estimate of one value, or of one a seed. Ratios and relative changes are averaged as
-        logarithms: twice as fast and half as fast lie equally far from equal."""
+        logarithms: twice as fast and half as fast lie equally far from equal. So are durations, as
+        of a training, and compared so, too: none is below zero, and what takes long varies much."""
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
         values = value.to_numpy(float)
@@ -64,8 +67,9 @@ class Estimate:
         low, high = t_interval(scaled)
         mean = float(back(scaled.mean()))
         if not math.isfinite(low):
-            return cls(mean, Interval(-math.inf, math.inf), len(value), value)
-        return cls(mean, Interval(float(back(low)), float(back(high))), len(value), value)
+            return cls(mean, Interval(-math.inf, math.inf), len(value), value, quantity)
+        interval = Interval(float(back(low)), float(back(high)))
+        return cls(mean, interval, len(value), value, quantity)
 
     def below(self, other: Estimate, among: int = 1) -> bool:
         """Whether this lies surely below ``other``.
@@ -123,6 +127,8 @@ class Estimate:
     def _up_to(self, other: Estimate) -> np.ndarray:
         """How far ``other`` lies above this, by the seeds of both."""
         (ours, theirs), _ = _paired([self.by_seed, other.by_seed])
+        if self.quantity == other.quantity == "duration":
+            ours, theirs = np.log(ours), np.log(theirs)
         apart = theirs - ours
         return apart[~np.isnan(apart)]
 
@@ -137,7 +143,7 @@ class Estimate:
             return number(self.mean)
         # No digit beyond the second that the interval leaves open.
         digits = max(0, 1 - math.floor(math.log10((high - low) / 2)))
-        mean, low, high = (f"{value:.{digits}f}" for value in (self.mean, low, high))
+        mean, low, high = (f"{value:z.{digits}f}" for value in (self.mean, low, high))
         return f"{mean} [{low}, {high}]"
 
 

@@ -263,11 +263,6 @@ class System:
                 f"{name} cannot carry {outer} with {when}: it sends in several rounds, and between "
                 "them a server that keeps the model answers nobody; use an exchange without one"
             )
-        if policy.averages_inside and len(self.up) > 1:
-            raise ValueError(
-                f"{name} cannot carry {when}: it averages some of the workers without the others, "
-                "and their site's server would send that on to the central one; use a single server"
-            )
         if policy.averages_inside and any(one.name != DENSE.name for one in self.up):
             raise ValueError(
                 f"{when} averages at several levels, and {outer} would keep one memory for all of "

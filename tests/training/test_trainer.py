@@ -334,12 +334,6 @@ def test_runs_of_other_seeds_ask_other_clients():
     assert {recipe(synchronization=same, seed=seed).policy().seed for seed in (1, 2)} == {3}
 
 
-def test_sites_do_not_average_on_their_own_through_the_central_server():
-    part = Part(name="mll_sgd", hub_rounds=2, group_size=2, local_iterations=1)
-    with pytest.raises(ValueError, match="hips cannot carry mll_sgd: it averages some of the"):
-        run(synchronization=part)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_not_passed_on(small_data, bad):
     made = make_learner(recipe(), small_data)

@@ -38,6 +38,7 @@ from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
 from slowlink.workflow.matrix.ranking import (
     TIE,
     arrived,
+    duration,
     guessed,
     holding,
     holds_not,
@@ -158,7 +159,8 @@ def rounds_to(
         curve = curve[good].sort_values("round")
         found.setdefault(label, []).append(reached(curve["round"], curve["value"], target, window))
     return {
-        label: None if None in seeds else float(np.mean(seeds)) for label, seeds in found.items()
+        label: None if None in seeds else duration(pd.Series(seeds)).mean
+        for label, seeds in found.items()
     }
 
 

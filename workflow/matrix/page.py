@@ -52,6 +52,7 @@ if not PLANNING or TYPE_CHECKING:
         carried,
         closeups,
         dense,
+        duration,
         first,
         guessed,
         guesses,
@@ -230,7 +231,7 @@ def warm_up(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
         workers = trainings(rows, model)["workers"].iloc[0]
         one = round_s.loc[(model, network, speeds, workers, bandwidth), PLAIN_DDP]
         needed = arrived(rows, "rounds_to_target", model)[PLAIN_DDP].by_seed
-        least = Estimate.of(needed.clip(upper=WARM_UP) * one)
+        least = duration(needed.clip(upper=WARM_UP) * one)
         lines.append(
             {
                 "model": model_name(model),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +26,8 @@ from slowlink.testbed.results import Row, coordinates, row_of
 from slowlink.testbed.units import said_rate
 
 TIE = 0.02
+duration = partial(Estimate.of, quantity="duration")
+"""The estimate of rounds or seconds of a training, of one value a seed."""
 FACTORS = np.geomspace(1, 10, 61)
 """Times the best over which a method's profile is averaged: that is its score."""
 CELL = ["model", "network", "speeds", "workers", "bandwidth"]
@@ -334,8 +337,9 @@ def arrived(results: pd.DataFrame, name: str, model: str | None = None) -> dict[
     """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained, of a model
     as in :func:`trainings`. Runs that diverged have no accuracy, those that never reached the
     target no rounds: infinite."""
+    quantity = "duration" if name == "rounds_to_target" else ""
     return {
-        label: Estimate.of(middle(some).set_index("seed")["value"].fillna(math.inf))
+        label: Estimate.of(middle(some).set_index("seed")["value"].fillna(math.inf), quantity)
         for label, some in trainings(results, model, name).groupby("method", sort=False)
     }
 
@@ -359,14 +363,14 @@ def rounds_at(
     )
     known = np.array(found.columns, dtype=float)
     if len(known) == 1 or not (rows["network"] != "").any():
-        return Estimate.of(middle(rows).set_index("seed")["value"].fillna(math.inf))
+        return duration(middle(rows).set_index("seed")["value"].fillna(math.inf))
     right = min(max(int(np.searchsorted(known, bandwidth)), 1), len(known) - 1)
     low, high = known[right - 1 : right + 1]
     share = math.log(bandwidth / low) / math.log(high / low)
     if share in (0.0, 1.0):
-        return Estimate.of((found[low] if share == 0 else found[high]).dropna())
+        return duration((found[low] if share == 0 else found[high]).dropna())
     both = found[[low, high]].dropna()  # a seed may be recorded at one of them alone
-    return Estimate.of((1 - share) * both[low] + share * both[high])
+    return duration((1 - share) * both[low] + share * both[high])
 
 
 def guesses(
@@ -454,7 +458,7 @@ def times_to_target(
                 needed = rounds[label]
                 if label in clock:
                     needed = rounds_at(results, label, bandwidth, model)
-                made[network, speeds, bandwidth][label] = Estimate.of(needed.by_seed * row[label])
+                made[network, speeds, bandwidth][label] = duration(needed.by_seed * row[label])
     return made
 
 
@@ -589,8 +593,8 @@ def headline(results: pd.DataFrame) -> str:
             f" that bring {model_name(trained_models(results)[0])} to {target(results):g} % with "
             f"every seed within {most} rounds and hold it, {_listed(names)} "
             f"{'are each' if names[1:] else 'is'} first there in the mean on {count} of "
-            f"{len(places)} networks; by their seeds, {ties} others may be as fast on the middle "
-            f"one.{apart(results)} By rounds alone"
+            f"{len(places)} networks; on the median one, {ties} others may be as fast by their "
+            f"seeds.{apart(results)} By rounds alone"
         )
     always = best(times)[times.notna().any(axis=1)].all().any()
     text += f", {'one' if always else 'none'} is fastest everywhere."
@@ -633,21 +637,21 @@ def apart(results: pd.DataFrame) -> str:
         for model, times in made.items():
             there = {k: v for k, v in times[place].items() if k in shared}
             ahead = first(there, doubtful[model])
-            pair.append(list(dict.fromkeys(named[model][label] for label in ahead)))
+            # Of several that do the same to the model, the first on the way is named.
+            pair.append({named[model][label]: label for label in reversed(ahead)})
         seen += bool(pair[0] and pair[1])
-        if pair[0] and pair[1] and not set(pair[0]) & set(pair[1]):
-            differ.append((place, *pair))
+        if pair[0] and pair[1] and not pair[0].keys() & pair[1].keys():
+            differ.append((place, *([*reversed(one.values())] for one in pair)))
     if not seen:
         return ""
-    names = f"{model_name(one)} and {model_name(other)}"
+    names = f"the methods trained with both {model_name(one)} and {model_name(other)}"
     if not differ:
         return (
-            f" Between {names}, the first to their targets differ surely on none of {seen} "
-            "networks, among the methods that were trained with both."
+            f" Among {names}, the first to their targets differ surely on none of {seen} networks."
         )
     place, here, there = min(differ)
     return (
-        f" Between {names}, the first to their targets differ on {len(differ)} of {seen} networks: "
+        f" Among {names}, the first to their targets differ on {len(differ)} of {seen} networks: "
         f"with {said_place(*place)}, {_listed(here)} for "
         f"{model_name(one)}, {_listed(there)} for {model_name(other)}."
     )

@@ -20,6 +20,7 @@ from slowlink.testbed.training.recipe import Part
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.matrix.ranking import (
     EVEN,
+    duration,
     first,
     holds_not,
     metric,
@@ -112,7 +113,7 @@ def ahead(
 
     def then(label: str, anew_s: float) -> Estimate:
         one, times = seconds[label], anew_s / round_s[label]
-        return Estimate.of(times * (one.mean if one.by_seed is None else one.by_seed))
+        return duration(times * (one.mean if one.by_seed is None else one.by_seed))
 
     found = {leader: then(leader, there.seconds(leader))}
     for label, one in seconds.items():

@@ -228,7 +228,9 @@ def test_real_workers_are_slowed_and_told_when_they_arrive(recipe, placed):
     for label, given in zip(labels, placed, strict=True):
         assert given.training.uneven.sites == tuple(recipe.ray.slow) and set(given.groups) == {0}
         assert given.mode == "model" and given.training.averaged_over == recipe.averaged_over
-        assert given.policy() == experiments._policy(given.training.synchronization)
+        part, own = given.training.synchronization, given.policy()
+        seed = dict(seed=own.seed) if hasattr(own, "seed") else {}  # the run's, of what is drawn
+        assert own == experiments._policy(part, **seed)
         end = recorded_of(given).end
         value = rows[(rows["method"] == label) & (rows["metric"] == "time_to_target")]["value"]
         assert value.item() == pytest.approx(end * recipe.ray.target / 90)

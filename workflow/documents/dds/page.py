@@ -438,7 +438,8 @@ fl_figure3 = Figure(
 
 fl_figure4 = Figure(
     title="Federated, Figure 4: accuracy",
-    shows="MNIST. Lines and squares are the run on real processes; dots are recorded runs of the "
+    shows="MNIST. Lines and squares are the run on real processes, lines tested on fewer images "
+    "at desk; dots are recorded runs of the "
     "trainer, "
     + _SEEDS
     + "Its first rounds equal those of the real processes to the bit, with feedback and without, "

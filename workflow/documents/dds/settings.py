@@ -18,8 +18,10 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(declarations.Settings):
-    """``threads``: torch's, of each process."""
+    """``machines``: what each part of the document's framework runs on. ``threads``: torch's, of
+    each process."""
 
+    machines: dict[str, str] = {}
     threads: PositiveInt
 
     def check(self, check: Check) -> None:
