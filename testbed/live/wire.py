@@ -99,16 +99,14 @@ class Wire(Protocol):
     ----------
     name: of this member.
     address: at which others connect with it.
+    members: whom it listens to.
     heard: by member, the monotonic time (s) at which anything last came from it.
     """
 
     name: str
     address: str
+    members: frozenset[str]
     heard: Mapping[str, float]
-
-    @property
-    def members(self) -> frozenset[str]:
-        """Whom it listens to."""
 
     def connect(self, addresses: Mapping[str, str]) -> None:
         """Connect with members at these addresses; drop what is still unsent from before."""
@@ -251,7 +249,7 @@ class ZmqWire:
     ----------
     name: of this node.
     bind: ``tcp://host:port`` to listen at; port 0 for any.
-    nodes: whom to listen to; what others send is dropped.
+    members: whom to listen to; what others send is dropped.
     keys: encrypt and authenticate all connections; None for neither.
     watches: whether this is the coordinator: it sends heartbeats to all it is connected with, and
         hears ``left`` from those whose process is seen to be gone.
@@ -274,7 +272,7 @@ class ZmqWire:
         self,
         name: str,
         bind: str,
-        nodes: Collection[str],
+        members: Collection[str],
         *,
         keys: Keys | None = None,
         watches: bool = False,
@@ -286,7 +284,7 @@ class ZmqWire:
         limit_bytes: int = 2**30,
         queue_bytes: int = 2**33,
     ) -> None:
-        self.name, self.nodes = name, frozenset(nodes)
+        self.name, self.members = name, frozenset(members)
         self.watches, self.above = watches, above
         self.heartbeat_s, self.timeout_s, self.stall_s = heartbeat_s, timeout_s, stall_s
         self._called = time.monotonic()
@@ -328,10 +326,6 @@ class ZmqWire:
 
     def forget(self, names: Iterable[str]) -> None:
         self._do("forget", list(names))
-
-    @property
-    def members(self) -> frozenset[str]:
-        return self.nodes
 
     def send(self, destination: str, head: Mapping[str, Any], body: bytes = b"") -> None:
         check_message(destination, head, body, self.limit_bytes)
@@ -561,7 +555,7 @@ class ZmqWire:
 
     def _take(self, identity: bytes, head: dict, body: zmq.Frame) -> None:
         sender = head["sender"]
-        if sender not in self.nodes:
+        if sender not in self.members:
             raise ValueError(f"from {sender!r}, who is no node of this cluster")
         if sender in self._inbox.barred:
             return
@@ -570,8 +564,7 @@ class ZmqWire:
             beat = {"kind": "heartbeat", "address": head.get("address")}
             self._inbox.put(Received(sender, beat))
             return
-        place = (whole(head, name) for name in ("stream", "dial", "number", "at"))
-        stream, dial, number, at = place
+        stream, dial, number, at = (whole(head, n) for n in ("stream", "dial", "number", "at"))
         coming = self._incoming.get(sender)
         if stream > time.time_ns() + FUTURE_NS:  # would shut out all that come after it
             raise ValueError(f"from {sender}, in a stream that begins in the future")
