@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from slowlink.methods import fusion
 from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.training import models, trainer
-from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica
+from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, grouped
 from slowlink.testbed.training.recipe import fan_out
 
 Metrics = dict[str, tuple[float, str]]
@@ -197,12 +196,7 @@ class OwnTask:
         self.loss = named("loss", own.loss)
         self.score = own.evaluate and named("evaluate", own.evaluate)
         self.shapes = [parameter.shape for parameter in self.parameters]
-        order = list(range(len(self.shapes)))[::-1]
-        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        groups = grouping([self.shapes[i].numel() for i in order], None)
-        if recipe.codec_scope == "layer":
-            groups = [[i] for i in range(len(order))]
-        self.groups = [[order[i] for i in group] for group in groups]
+        self.groups = grouped(recipe, [shape.numel() for shape in self.shapes])
         ranks = {node: number for number, node in enumerate(settings.workers)}
         self.codec = Codecs(recipe.levels, self.seed, ranks, recipe.codecs)
         self.batches = 0
