@@ -27,7 +27,6 @@ from slowlink.testbed.live.checked import (
 )
 from slowlink.testbed.live.data_parallel import LiveRun, Run
 from slowlink.testbed.network import tcp_efficiency
-from slowlink.testbed.network.emulated import available
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.device import Coding
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
@@ -275,9 +274,7 @@ def test_too_few_steps_and_other_workers_are_refused():
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("real", [False, True])
-def test_steps_on_shaped_links(real):
-    if why := available():
-        pytest.skip(why)
+def test_steps_on_shaped_links(shaped, real):
     rate, told = 2e6, []
     cases = {
         "values": recipe(fusion="layer_wise", system="values"),

@@ -13,12 +13,14 @@ from slowlink.testbed.live.engine import on_ray, settings
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.replay import Record, again, replayed, summary
 from tests.live import own_training
+from tests.live.run_documents import document, functions, part
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("ray", reason="workers that Ray places: python .ci/install.py ray")
 
-SOURCE = str(Path(own_training.__file__).resolve())
+OWN = functions(own_training, model="make_model", data="named_batches", optimizer="make_optimizer")
+OWN |= functions(own_training, evaluate="accuracy") | {"loss": "torch.nn.functional:cross_entropy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,24 +49,10 @@ def cluster(data):
 
 
 def described(folder, policy, workers=(2, 1), rounds=60, **changes):
-    training = dict(
-        exchange={"name": "parameter_server"},
-        levels=[{"up": {"name": "identity"}}],
-        synchronization={"name": policy},
-        workers=workers,
-        rounds=rounds,
-        evaluate_every=4,
-    )
-    own = dict(
-        model=f"{SOURCE}:make_model",
-        data=f"{SOURCE}:named_batches",
-        loss="torch.nn.functional:cross_entropy",
-        optimizer=f"{SOURCE}:make_optimizer",
-        evaluate=f"{SOURCE}:accuracy",
-    ) | changes.pop("own", {})
+    training = dict(synchronization=part(policy), workers=workers, rounds=rounds)
     limits = dict(silence_s=3)
-    whole = dict(training=training, own=own, limits=limits, output=str(folder / "out"))
-    return settings.parse(whole | changes)
+    its = document(folder, OWN, training | dict(evaluate_every=4), limits=limits, **changes)
+    return settings.parse(its)
 
 
 def below(ancestor):
