@@ -1,6 +1,8 @@
-"""Numbered messages for tests of wires, and what of them has come."""
+"""Numbered messages for tests of wires, what of them has come, and who may take part no more."""
 
 import time
+
+from slowlink.testbed.live.identity import MEMBERS
 
 
 def data(number):
@@ -20,3 +22,12 @@ def receive(wire, count, timeout_s=20.0):
         if received.kind != "heartbeat":
             found.append(received)
     return found
+
+
+def strike_off(folder, name):
+    """Take a member off the list of these keys; returns the list as it was."""
+    file = folder / MEMBERS
+    before = file.read_text()
+    lines = before.splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(f"{name} ")))
+    return before
