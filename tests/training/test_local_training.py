@@ -25,6 +25,7 @@ from slowlink.testbed.training.virtual_time import (
     happenings,
     play,
 )
+from tests import small
 
 pytestmark = pytest.mark.slow
 
@@ -45,46 +46,26 @@ COMPUTING_ON = {
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 10
-    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
-    noise = torch.randint(-40, 41, (300, 1, 28, 28), generator=generator)
-    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
-    half = torch.tensor([0.5])
-    data = Dataset(
-        "tiny", images[:240], labels[:240], images[240:], labels[240:], 10, (1, 28, 28), half, half
-    )
+    data = small.prototypes(240, 60)
     monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
     return data
 
 
 def recipe(name, **changes) -> Recipe:
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
-        exchange=Part(name="parameter_server"),
-        levels=(Level(up=Part(name="identity")),),
         synchronization=Part(name=name, **POLICIES.get(name, {})),
         fusion=Part(name="whole_model"),
-        model=Part(name="lenet5", hidden=[20, 16]),
-        dataset="tiny",
         workers=(4,),
         cluster="star",
         uneven=Uneven(highest=2.5),
-        batch=8,
-        lr=0.05,
         momentum=0.9,
         rounds=15,
         evaluate_every=5,
-        seed=7,
-        scale="smoke",
         device="this_cpu",
         compute_s=0.25,
         networks={"one": LINK},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 class Naively:
