@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meetings import cut, hear, introduce, members, place
+from meetings import cut, hear, introduce, members, place, refused
 from said import strike_off
 from test_dds_segments import mutants
 
@@ -23,13 +23,6 @@ from slowlink.testbed.live.dds.sessions import Access, Sessions
 @pytest.fixture(params=[False, True], ids=["open", "identities"])
 def folder(request, tmp_path):
     return tmp_path / "keys" if request.param else None
-
-
-def refused(do, *arguments):
-    """The kind of the refusal that ``do`` ends with."""
-    with pytest.raises(Refused) as refusal:
-        do(*arguments)
-    return refusal.value.kind
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
