@@ -13,9 +13,9 @@ def numbers(received):
     return [one.head["mine"] for one in received]
 
 
-def receive(wire, count, timeout_s=20.0):
+def receive(wire, count):
     """The next ``count`` messages but heartbeats."""
-    found, end = [], time.monotonic() + timeout_s
+    found, end = [], time.monotonic() + 20.0
     while len(found) < count:
         received = wire.receive(max(0.0, end - time.monotonic()))
         assert received is not None, f"only {len(found)} of {count} messages came"

@@ -15,7 +15,6 @@ from slowlink.testbed.live.identity import key_file, make
 from slowlink.testbed.live.replay import Iterations, Meetings, replayed
 from slowlink.testbed.network.fluid import tcp_efficiency
 from slowlink.testbed.training import trainer
-from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.recipe import Link
 from slowlink.testbed.training.virtual_time import (
     Applied,
@@ -25,6 +24,7 @@ from slowlink.testbed.training.virtual_time import (
     Received,
     happenings,
 )
+from tests import small
 from tests.live.run_documents import part
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fashion_mnist")]
@@ -58,8 +58,7 @@ def document(folder, exchange="ring", codec="identity", policy="bsp", **changes)
 def in_virtual_time(given, monkeypatch, record=None):
     """The parameters at the trainer's server, for the times of ``record`` if there is one; and the
     trainer's rows, of runs whose rounds are one gradient of all."""
-    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
-    monkeypatch.setattr(trainer, "profile", lambda name: device)
+    monkeypatch.setattr(trainer, "profile", lambda name: small.DEVICE)
     networks = {"one": Link(lan=1e9, wan=1e9)}
     recipe = given.training.model_copy(update=dict(networks=networks, compute_s=1.0))
     torch.set_num_threads(recipe.torch_threads)  # as the trainer does

@@ -32,7 +32,7 @@ SITES = geo_sites([2, 2], lan=200e6, wan=50e6)
 FLAT = star(4, 100e6)
 
 
-def delivered(plan, works):
+def delivered(works):
     """What every node's travels end with, all in one process, by node; messages arrive in a random
     order, but those between two nodes in theirs."""
     random = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
     topology, size = geo_sites([4, 4]), 2 * plan_node.BLOCK + 101
     plan = exchange.load(name, chunks=chunks)(topology)
     works = works_of(plan, size, slices=2)
-    results = delivered(plan, works)
+    results = delivered(works)
     arrays = [np.resize(plan_node.drawn(node), size) for node in plan.contributors.tolist()]
     for node, expected in execute(plan, arrays).items():
         np.testing.assert_array_equal(ended(results[node]), expected)
@@ -93,7 +93,7 @@ def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
 def test_a_wrong_sum_is_found():
     plan = exchange.load("k_nomial_tree", chunks=2)(FLAT)
     works = works_of(plan, 1000)
-    results = delivered(plan, works)
+    results = delivered(works)
     (segment,) = results[3][1]
     spoilt = results[3][1][segment].copy()
     spoilt[-1] += 1
@@ -196,7 +196,7 @@ def test_what_arrives_changed_is_found():
     for node, (own, due) in zip(job.nodes, plan_run._parcels(job, bodies), strict=True):
         works[node], expected[node] = plan_node.Bodies(job, node, own), due
     for spoilt in (None, 6):
-        ended = delivered(plan, works)
+        ended = delivered(works)
         came = works[4].given[1].came
         assert [len(came[t]) for t in range(4)] == [5] * 4  # of nine bytes, the second half
         if spoilt is None:

@@ -21,9 +21,9 @@ LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen", "5000", "--once
 
 
 @contextlib.contextmanager
-def listening(once=True):
+def listening():
     listener = Listener(0, "127.0.0.1")
-    thread = threading.Thread(target=listener.serve, kwargs=dict(once=once), daemon=True)
+    thread = threading.Thread(target=listener.serve, kwargs=dict(once=True), daemon=True)
     thread.start()
     yield listener.port
     thread.join(timeout=10)

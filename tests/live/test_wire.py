@@ -27,8 +27,8 @@ def wires(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(name, bind=ANY, **options):
-            options = dict(keys=Keys(tmp_path, name), timeout_s=1.0) | options
-            wire = ZmqWire(name, bind, NAMES, **(dict(heartbeat_s=0.1) | options))
+            usual = dict(keys=Keys(tmp_path, name), timeout_s=1.0, heartbeat_s=0.1)
+            wire = ZmqWire(name, bind, NAMES, **usual | options)
             stack.callback(wire.close, 0.0)
             return wire
 
@@ -88,7 +88,7 @@ def test_a_member_cannot_speak_as_another(wires, caplog):
     assert "site1/c has spoken as 'a'" in caplog.text
 
 
-def test_a_member_that_is_somebody_else_is_not_spoken_to(wires, tmp_path):
+def test_a_member_that_is_somebody_else_is_not_spoken_to(wires):
     """Who listens at an address proves that it holds the key of the one who is meant."""
     a, b = wires("a"), wires("b")
     a.connect({"site1/c": b.address})
@@ -97,7 +97,7 @@ def test_a_member_that_is_somebody_else_is_not_spoken_to(wires, tmp_path):
 
 
 def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_path, caplog):
-    a, b = wires("a", heartbeat_s=0.1), wires("b", heartbeat_s=0.1)
+    a, b = wires("a"), wires("b")
     a.connect({"b": b.address})
     b.connect({"a": a.address})
     a.send("b", dict(kind="hello"))
