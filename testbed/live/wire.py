@@ -428,14 +428,14 @@ class ZmqWire:
             self._channels[name] = channel
             # Most members say nothing to most others: the rest is dialled when there is something.
             if self.watches or name == self.above:
-                self._dial(name, channel)
+                self._dial(channel)
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
             if name in self._channels:
                 self._hang_up(self._channels.pop(name))
 
-    def _dial(self, name: str, channel: _Channel) -> None:
+    def _dial(self, channel: _Channel) -> None:
         channel.socket = self._context.socket(zmq.DEALER)
         self._options(channel.socket)
         channel.socket.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
@@ -475,7 +475,7 @@ class ZmqWire:
                 self._inbox.put(Received(name, {"kind": "left", "reason": reason}))
             if event == zmq.EVENT_DISCONNECTED:
                 self._hang_up(channel)
-                self._dial(name, channel)
+                self._dial(channel)
                 for number, head, frame in channel.unconfirmed:
                     self._transmit(channel, number, head, frame)
                 return
@@ -486,7 +486,7 @@ class ZmqWire:
             log.info("%s to %s, who is not there: dropped", head["kind"], destination)
             return
         if channel.socket is None:
-            self._dial(destination, channel)
+            self._dial(channel)
         channel.unconfirmed.append((channel.number, head, frame))
         self._transmit(channel, channel.number, head, frame)
         channel.number += 1

@@ -66,10 +66,8 @@ class Task(Protocol):
         """Count so many updates as done, by which learning rates go."""
 
     def statistics(self) -> list[Tensor]:
-        """Running statistics: floating-point buffers of the model that follow the batches."""
-
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        """Go on with these statistics."""
+        """Running statistics: floating-point buffers of the model that follow the batches. They are
+        its own, and what is copied into them takes effect."""
 
     def evaluation(self) -> Callable[[], Metrics]:
         """Evaluates the model, as it is now, on test data; at a server, beside all else."""
@@ -134,10 +132,6 @@ class RecipeTask:
 
     def statistics(self) -> list[Tensor]:
         return [buffer for buffer in self.replica.buffers if buffer.is_floating_point()]
-
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self.statistics(), values, strict=True):
-            buffer.copy_(value)
 
     def evaluation(self) -> Callable[[], Metrics]:
         buffers = [buffer.clone() for buffer in self.replica.buffers]
@@ -317,10 +311,6 @@ class OwnTask:
             for name, buffer in self.net.named_buffers()
             if name.rpartition(".")[2] in RUNNING and buffer.is_floating_point()
         ]
-
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self.statistics(), values, strict=True):
-            buffer.copy_(value)
 
     def evaluation(self) -> Callable[[], Metrics]:
         found: Metrics = {}
