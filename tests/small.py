@@ -1,7 +1,9 @@
 """Small trainings: recipes and images that tests of the trainer and of live runs have in common."""
 
 import torch
+from torch import nn
 
+from slowlink.testbed.training import models
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
@@ -54,3 +56,25 @@ def prototypes(count: int, tests: int, std: float = 0.5) -> Dataset:
 def _dataset(x, y, test_x, test_y, std: float) -> Dataset:
     moments = torch.tensor([0.5]), torch.tensor([std])
     return Dataset("tiny", x, y, test_x, test_y, 10, (1, 28, 28), *moments)
+
+
+def plainly_trained(spec: Recipe, data: Dataset, streams) -> nn.Module:
+    """The model that torch's own optimizer comes to on the joint batches of these index streams."""
+    model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
+    )
+    for _ in range(spec.rounds):
+        index = torch.cat([next(stream) for stream in streams])
+        optimizer.zero_grad()
+        images = data.prepare(data.train_x[index])
+        nn.functional.cross_entropy(model(images), data.train_y[index]).backward()
+        optimizer.step()
+    return model
+
+
+@torch.no_grad()
+def loss(model: nn.Module, data: Dataset) -> float:
+    """Over all samples to test."""
+    scores = model(data.prepare(data.test_x))
+    return float(nn.functional.cross_entropy(scores, data.test_y))

@@ -308,6 +308,13 @@ def test_nobody_speaks_for_another_nor_for_all(learn, name, whose):
     assert refused.value.node == culprit
 
 
+def share_of_two():
+    """What one of two has to do in a ring, and the other's node."""
+    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
+    node, other = plan.contributors.tolist()
+    return Share(plan, node), other
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -319,9 +326,7 @@ def test_nobody_speaks_for_another_nor_for_all(learn, name, whose):
     ],
 )
 def test_what_describes_itself_wrongly_is_refused(change, said):
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    node = int(plan.contributors[0])
-    share = Share(plan, node)
+    share, _ = share_of_two()
     sums = Sums(share, Due("identity", 4096))
     own = sums.own(compression.load("identity").compress(torch.arange(5.0), 0))
     run = flow(share, sums, own)
@@ -334,8 +339,7 @@ def test_what_describes_itself_wrongly_is_refused(change, said):
 
 
 def test_too_few_or_too_many_bytes_are_refused():
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    share = Share(plan, int(plan.contributors[0]))
+    share, _ = share_of_two()
     sums = Sums(share, Due("identity", 4096))
     sums.own(compression.load("identity").compress(torch.arange(6.0), 0))
     head = dict(sum=dict(form="dense", dtype="float32", shape=[6], size=6))
@@ -355,8 +359,7 @@ JSON = st.recursive(
 @given(data=st.data(), adds=st.booleans())
 def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds):
     """Any field of a true head may be anything, and the body any bytes."""
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    share = Share(plan, int(plan.contributors[0]))
+    share, other = share_of_two()
     due = Due("identity", 4096, (6,), 24)
     described = dict(form="dense", dtype="float32", shape=[6], size=6 if adds else 24)
     if adds:
@@ -373,7 +376,7 @@ def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds)
     try:
         value = algebra.unpack(share.arriving[0], head, body)
     except Refused as refused:
-        assert refused.node == int(plan.contributors[1])
+        assert refused.node == other
         return
     if adds:
         assert sum(map(len, value.values())) == 3

@@ -140,9 +140,7 @@ class Naively:
     def loss(self):
         model = copy.deepcopy(self.workers[0])
         nn.utils.vector_to_parameters(self.server, model.parameters())
-        with torch.no_grad():
-            scores = model(self.data.prepare(self.data.test_x))
-            return float(nn.functional.cross_entropy(scores, self.data.test_y))
+        return small.loss(model, self.data)
 
 
 def network(spec):
@@ -199,21 +197,8 @@ def test_one_local_iteration_for_all_is_plain_data_parallel_sgd(small_data, name
     policy = Part(name=name, local_iterations=1)
     spec = recipe(name, synchronization=policy, averaged_over="members", weight_decay=weight_decay)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
-    streams = Naively(spec, small_data).streams
-    model = models.make("lenet5", spec.seed, **spec.model.parameters)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.lr, momentum=0.9, weight_decay=weight_decay
-    )
-    for _ in range(spec.rounds):
-        index = torch.cat([next(stream) for stream in streams])
-        optimizer.zero_grad()
-        images = small_data.prepare(small_data.train_x[index])
-        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
-    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+    model = small.plainly_trained(spec, small_data, Naively(spec, small_data).streams)
+    assert rows.iloc[-1]["value"] == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 def test_all_members_are_all_workers(small_data):
@@ -342,10 +327,7 @@ def test_local_sgd_on_any_exchange_averages_models(small_data, how):
     spec = recipe("bsp", exchange=Part(name=how), rounds=15)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
     model = Averaged(spec, small_data, steps=3).model
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
-    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+    assert rows.iloc[-1]["value"] == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 def test_hubs_that_never_meet_all_are_evaluated_by_their_mean(small_data):

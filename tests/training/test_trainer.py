@@ -73,21 +73,9 @@ def test_workers_equal_one_worker_with_all_of_their_batches(
 
     # The oracle: torch's own optimizer on the joint batch of the same index streams.
     streams = make_learner(spec, small_data)._streams
-    model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
-    for _ in range(spec.rounds):
-        index = torch.cat([next(stream) for stream in streams])
-        optimizer.zero_grad()
-        images = small_data.prepare(small_data.train_x[index])
-        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
+    model = small.plainly_trained(spec, small_data, streams)
     ours = rows.query("metric == 'test_loss' and round == 6")["value"].item()
-    assert ours == pytest.approx(loss, rel=1e-4)
+    assert ours == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["power_sgd", "top_k", "dgc", "qsgd"])
