@@ -1,5 +1,6 @@
 """Waiting in tests: for what is to become true, and for processes to end."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -16,12 +17,17 @@ def children(pid):
     return [int(its) for its in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def descendants(pid):
+def descendants(ancestor):
     """Names of processes that this one has started, and those, by number."""
-    found = {}
-    for child in children(pid):
-        found |= {child: Path(f"/proc/{child}/comm").read_text().strip()} | descendants(child)
-    return found
+    names, parents, found = {}, {}, {ancestor}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            named, _, fields = path.read_text().rpartition(")")
+            pid = int(path.parent.name)
+            names[pid], parents[pid] = named.partition("(")[2], int(fields.split()[1])
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: names[pid] for pid in found - {ancestor}}
 
 
 def all_end(pids, within_s):
