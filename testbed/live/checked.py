@@ -596,12 +596,12 @@ def _messages_s(codec: Compressor, wire: Wire, nbytes: int, repeats: int) -> lis
     return seconds[1:]
 
 
-def paces(recipe: Recipe, dataset: Dataset | None = None, timeout_s: float = 120.0) -> list[float]:
+def paces(recipe: Recipe, dataset: Dataset | None = None) -> list[float]:
     """Paces of :class:`LiveRun`: an iteration on this machine, in processor time, medians."""
     case = LiveRun(recipe, 1)
     check(case)
     data = dataset or trainer.data_of(recipe)
-    (runs,) = run_ranks(_iterated, 1, case, data, timeout_s=timeout_s)
+    (runs,) = run_ranks(_iterated, 1, case, data, timeout_s=120.0)
     return np.median(runs, axis=0)[:-1].tolist()
 
 

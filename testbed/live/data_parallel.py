@@ -98,10 +98,10 @@ class LiveRun:
     costs: for a fusion that needs them, in the order in which backward produces gradients.
     evaluate: test every ``recipe.evaluate_every`` steps and at the end, each rank on a share of the
         test samples.
-    paces: seconds until the first gradient is there, and of backward that end with each
-    tensor's, in the order in which backward produces them. Computing is then replayed: one real
-    gradient arrives at these paces in every step, while the rank sleeps, so that more ranks than
-    processors do not hold each other up.
+    paces: seconds until the first gradient is there, and of backward that end with each tensor's,
+        in the order in which backward produces them. Computing is then replayed: one real gradient
+        arrives at these paces in every step, while the rank sleeps, so that more ranks than
+        processors do not hold each other up.
     """
 
     recipe: Recipe

@@ -72,7 +72,21 @@ class Path:
     sizes: tuple[Size, ...]
 
 
-class Listener:
+class _End:
+    """A socket of either end."""
+
+    def __init__(self, kind: int) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(kind)
+        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED)):
+            self.socket.setsockopt(option, value)
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+class Listener(_End):
     """The end that answers. One host at a time measures; others are told to come back.
 
     Raises
@@ -82,12 +96,8 @@ class Listener:
     """
 
     def __init__(self, port: int, address: str = "*") -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
+        super().__init__(zmq.ROUTER)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES + 1024)
-        self.socket.setsockopt(zmq.RCVHWM, QUEUED)
-        self.socket.setsockopt(zmq.SNDHWM, QUEUED)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDTIMEO, round(1e3 * ANSWER_S))
         try:
@@ -100,10 +110,6 @@ class Listener:
             self.close()
             raise ValueError(f"port {port}: {error}; choose another") from None
         self._client, self._heard, self._left = b"", 0.0, 0
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
 
     def serve(self, say: Callable[[str], None] = lambda text: None, once: bool = False) -> None:
         """Answer until interrupted, or until one host has said that it is done if ``once``."""
@@ -154,15 +160,12 @@ def _frames(nbytes: int) -> Iterator[int]:
     yield from (min(FRAME_BYTES, nbytes - begin) for begin in range(0, nbytes, FRAME_BYTES))
 
 
-class _Speaker:
+class _Speaker(_End):
     """The end that measures."""
 
     def __init__(self, host: str, port: int) -> None:
+        super().__init__(zmq.DEALER)
         self.name = f"{host}:{port}"
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED)):
-            self.socket.setsockopt(option, value)
         self.wait_s(ANSWER_S)
         try:
             self.socket.connect(f"tcp://{host}:{port}")
@@ -170,10 +173,6 @@ class _Speaker:
             self.close()
             raise ValueError(f"{self.name}: {error}; say HOST:PORT") from None
         self._frame = memoryview(bytes(FRAME_BYTES))
-
-    def close(self) -> None:
-        self.socket.close()
-        self._context.term()
 
     def wait_s(self, seconds: float) -> None:
         for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):
@@ -329,9 +328,6 @@ def charged(
     for name, wan in links.items():
         racks = sites[name].racks if name in sites else (Rack(workers=1, card=(wan,)),)
         sites[name] = Site(name=name, wan=wan, racks=racks)
-    base = (
-        {name: getattr(cluster, name) for name in ("title", "center", "overhead_s", "pieces")}
-        if cluster
-        else {}
-    )
+    kept = ("title", "center", "overhead_s", "pieces") if cluster else ()
+    base = {name: getattr(cluster, name) for name in kept}
     return Cluster(**base | told, efficiency=efficiency, sites=tuple(sites.values()))

@@ -55,10 +55,6 @@ class Line:
         except (EOFError, ConnectionResetError):
             raise BrokenPipeError("the parent is gone") from None
 
-    def fileno(self) -> int:
-        """Readable when there is something to receive."""
-        return self.connection.fileno()
-
     def say(self, kind: str, value: Any) -> None:
         self.connection.send_bytes(pickle.dumps((kind, value)))
 

@@ -99,16 +99,14 @@ class Wire(Protocol):
     ----------
     name: of this member.
     address: at which others connect with it.
+    members: whom it listens to.
     heard: by member, the monotonic time (s) at which anything last came from it.
     """
 
     name: str
     address: str
+    members: frozenset[str]
     heard: Mapping[str, float]
-
-    @property
-    def members(self) -> frozenset[str]:
-        """Whom it listens to."""
 
     def connect(self, addresses: Mapping[str, str]) -> None:
         """Connect with members at these addresses; drop what is still unsent from before."""
@@ -251,7 +249,7 @@ class ZmqWire:
     ----------
     name: of this node.
     bind: ``tcp://host:port`` to listen at; port 0 for any.
-    nodes: whom to listen to; what others send is dropped.
+    members: whom to listen to; what others send is dropped.
     keys: encrypt and authenticate all connections; None for neither.
     watches: whether this is the coordinator: it sends heartbeats to all it is connected with, and
         hears ``left`` from those whose process is seen to be gone.
@@ -274,7 +272,7 @@ class ZmqWire:
         self,
         name: str,
         bind: str,
-        nodes: Collection[str],
+        members: Collection[str],
         *,
         keys: Keys | None = None,
         watches: bool = False,
@@ -286,7 +284,7 @@ class ZmqWire:
         limit_bytes: int = 2**30,
         queue_bytes: int = 2**33,
     ) -> None:
-        self.name, self.nodes = name, frozenset(nodes)
+        self.name, self.members = name, frozenset(members)
         self.watches, self.above = watches, above
         self.heartbeat_s, self.timeout_s, self.stall_s = heartbeat_s, timeout_s, stall_s
         self._called = time.monotonic()
@@ -328,10 +326,6 @@ class ZmqWire:
 
     def forget(self, names: Iterable[str]) -> None:
         self._do("forget", list(names))
-
-    @property
-    def members(self) -> frozenset[str]:
-        return self.nodes
 
     def send(self, destination: str, head: Mapping[str, Any], body: bytes = b"") -> None:
         check_message(destination, head, body, self.limit_bytes)
@@ -434,14 +428,14 @@ class ZmqWire:
             self._channels[name] = channel
             # Most members say nothing to most others: the rest is dialled when there is something.
             if self.watches or name == self.above:
-                self._dial(name, channel)
+                self._dial(channel)
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
             if name in self._channels:
                 self._hang_up(self._channels.pop(name))
 
-    def _dial(self, name: str, channel: _Channel) -> None:
+    def _dial(self, channel: _Channel) -> None:
         channel.socket = self._context.socket(zmq.DEALER)
         self._options(channel.socket)
         channel.socket.setsockopt(zmq.RECONNECT_IVL, RETRY_MS)
@@ -481,7 +475,7 @@ class ZmqWire:
                 self._inbox.put(Received(name, {"kind": "left", "reason": reason}))
             if event == zmq.EVENT_DISCONNECTED:
                 self._hang_up(channel)
-                self._dial(name, channel)
+                self._dial(channel)
                 for number, head, frame in channel.unconfirmed:
                     self._transmit(channel, number, head, frame)
                 return
@@ -492,7 +486,7 @@ class ZmqWire:
             log.info("%s to %s, who is not there: dropped", head["kind"], destination)
             return
         if channel.socket is None:
-            self._dial(destination, channel)
+            self._dial(channel)
         channel.unconfirmed.append((channel.number, head, frame))
         self._transmit(channel, channel.number, head, frame)
         channel.number += 1
@@ -561,7 +555,7 @@ class ZmqWire:
 
     def _take(self, identity: bytes, head: dict, body: zmq.Frame) -> None:
         sender = head["sender"]
-        if sender not in self.nodes:
+        if sender not in self.members:
             raise ValueError(f"from {sender!r}, who is no node of this cluster")
         if sender in self._inbox.barred:
             return
@@ -570,8 +564,7 @@ class ZmqWire:
             beat = {"kind": "heartbeat", "address": head.get("address")}
             self._inbox.put(Received(sender, beat))
             return
-        place = (whole(head, name) for name in ("stream", "dial", "number", "at"))
-        stream, dial, number, at = place
+        stream, dial, number, at = (whole(head, n) for n in ("stream", "dial", "number", "at"))
         coming = self._incoming.get(sender)
         if stream > time.time_ns() + FUTURE_NS:  # would shut out all that come after it
             raise ValueError(f"from {sender}, in a stream that begins in the future")

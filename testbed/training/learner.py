@@ -185,7 +185,8 @@ class Learner:
         self.model = model.to(self.device)
         self.data = _on(dataset, self.device)
         self.text = dataset.train_y.ndim > 1
-        self._check_text()
+        if self.text:
+            check_text(recipe)
         self.nodes = [int(node) for node in topology.workers]
         self.rank = {node: rank for rank, node in enumerate(self.nodes)}
         self._dealt = lru_cache(maxsize=1)(self._deal)
@@ -193,21 +194,11 @@ class Learner:
         self._augmenters = [self._generator(f"augment {rank}") for rank in self.rank.values()]
         travelling = models.gradient_shapes(model, norm=recipe.norm)
         self.parameters = [model.get_parameter(name) for name in travelling]
-        parameters = self.parameters
-        # Backward produces the last layer's gradient first; fusion groups follow that order.
-        order = list(range(len(parameters)))[::-1]
-        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        if grouping.needs_costs and costs is None:
-            raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
-        self.shapes = [parameter.shape for parameter in parameters]
-        self.sizes = [parameter.numel() for parameter in parameters]
-        groups = grouping([self.sizes[i] for i in order], costs)
-        if recipe.codec_scope == "layer":
-            groups = [[i] for i in range(len(order))]
-        self.groups = [[order[i] for i in group] for group in groups]
-        """What codecs see as one tensor."""
+        self.shapes = [parameter.shape for parameter in self.parameters]
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.groups = grouped(recipe, self.sizes, costs)
         initial = Replica(
-            [p.detach().clone() for p in parameters], [b.clone() for b in model.buffers()]
+            [p.detach().clone() for p in self.parameters], [b.clone() for b in model.buffers()]
         )
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
@@ -218,17 +209,6 @@ class Learner:
         """Whether sums on the way are what the server makes of what workers bring: their mean, of
         what comes in one codec."""
         self._check()
-
-    def _check_text(self) -> None:
-        recipe = self.recipe
-        for field_, given, what in (
-            ("augment", recipe.augment, "augmented"),
-            ("split", recipe.split != EVEN, "split by label"),
-            ("subset", recipe.subset, "drawn for a round"),
-            ("deal", recipe.deal != "once", "dealt anew"),
-        ):
-            if self.text and given:
-                raise ValueError(f"{field_}: {recipe.dataset} is text, only images are {what}")
 
     def _check(self) -> None:
         depth = len(self.exchange.groups(self.topology))
@@ -615,6 +595,34 @@ class Learner:
             correct += int((scores.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
         return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
+
+
+def check_text(recipe: Recipe) -> None:
+    """Refuse what can be done with images only. Raises ValueError with the field."""
+    for field_, given, what in (
+        ("augment", recipe.augment, "augmented"),
+        ("split", recipe.split != EVEN, "split by label"),
+        ("subset", recipe.subset, "drawn for a round"),
+        ("deal", recipe.deal != "once", "dealt anew"),
+    ):
+        if given:
+            raise ValueError(f"{field_}: {recipe.dataset} is text, only images are {what}")
+
+
+def grouped(recipe: Recipe, sizes: Sequence[int], costs: Costs | None = None) -> list[list[int]]:
+    """What codecs see as one tensor: the groups of parameters of these sizes, by index.
+
+    Raises ValueError for a fusion that needs costs, without them.
+    """
+    # Backward produces the last layer's gradient first; fusion groups follow that order.
+    order = list(range(len(sizes)))[::-1]
+    grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
+    if grouping.needs_costs and costs is None:
+        raise ValueError(f"fusion {recipe.fusion.name} weighs costs: it needs overlap: true")
+    groups = grouping([sizes[i] for i in order], costs)
+    if recipe.codec_scope == "layer":
+        groups = [[i] for i in range(len(order))]
+    return [[order[i] for i in group] for group in groups]
 
 
 def fused(tensors: Sequence[torch.Tensor], group: Sequence[int]) -> torch.Tensor:

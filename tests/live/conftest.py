@@ -7,9 +7,28 @@ from pathlib import Path
 import pytest
 
 from slowlink.testbed.live.fork_server import ForkServer
+from slowlink.testbed.network import emulated
+from slowlink.testbed.training.fetch import DataUnavailable, fetch
 
 # For modules that processes import by their names.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def shaped():
+    """Where links can be shaped: the class that does it."""
+    if why := emulated.available():
+        pytest.skip(why)
+    return emulated.Emulated
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist():
+    """Skips where the data set is not there."""
+    try:
+        fetch("fashion_mnist")
+    except DataUnavailable as error:
+        pytest.skip(f"needs Fashion-MNIST: {error}")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 from cyclonedds.domain import Domain, DomainParticipant
@@ -15,6 +16,8 @@ from cyclonedds.pub import DataWriter
 from cyclonedds.qos import Policy
 from cyclonedds.sub import DataReader
 from cyclonedds.topic import Topic
+from said import strike_off
+from waiting import until
 
 from slowlink.testbed.live.dds import Access, Channel, DomainConfig, Group, Keys, RankLost, connect
 from slowlink.testbed.live.dds import domain as domain_module
@@ -28,6 +31,7 @@ from slowlink.testbed.live.fork_server import environment
 NETWORK = DomainConfig(lease_s=3.0)
 RUN = "test"
 WAIT_S = 60.0
+wait_until = partial(until, within_s=WAIT_S)
 
 
 def access(rank, size=2, keys=None):
@@ -253,13 +257,6 @@ def oversize(domain, rank, tell):
     return grown
 
 
-def wait_until(true):
-    end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def small(size):
     """Endpoints of this process hold ``size`` segments and take no more until these are read."""
     domain_module.UNREAD = size
@@ -380,9 +377,7 @@ def revoke(domain, keys, rank, tell):
         for number in range(1000):
             handle = group.all_gather(payload(rank, number, 100), str(number))
             if rank == 0 and number == 3:
-                file = keys / "members"
-                lines = file.read_text().splitlines(keepends=True)
-                file.write_text("".join(lines[:2]))
+                strike_off(keys, "rank-2")
             try:
                 handle.wait(WAIT_S)
             except RankLost as error:

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from slowlink.testbed.live.dds.segments import Refused
 from slowlink.testbed.live.dds.sessions import Access, Sessions
 from slowlink.testbed.live.identity import Keys, make
 
@@ -51,3 +54,10 @@ def cut(sender, number, payload, label="", size=1 << 20):
     assert not grants
     parts = seal.cut(number, payload, label, size)
     return [replace(part, body=bytes(part.body)) for part in parts]
+
+
+def refused(do, *arguments):
+    """The kind of the refusal that ``do`` ends with."""
+    with pytest.raises(Refused) as refusal:
+        do(*arguments)
+    return refusal.value.kind

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from slowlink.methods import compression
 from slowlink.methods.fusion import Costs
@@ -27,10 +26,9 @@ from slowlink.testbed.live.checked import (
 )
 from slowlink.testbed.live.data_parallel import LiveRun, Run
 from slowlink.testbed.network import tcp_efficiency
-from slowlink.testbed.network.emulated import available
-from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.device import Coding
-from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.testbed.training.recipe import Level, Part, Recipe
+from tests import small
 
 SHAPES = {"first": (1000, 100), "last": (1000,)}
 """In the order of the model; backward produces the last first."""
@@ -46,27 +44,15 @@ WIRE = RATE * tcp_efficiency() / 8
 def recipe(codec="identity", fusion="whole_model", workers=2, **changes) -> Recipe:
     codec = codec if isinstance(codec, Part) else Part(name=codec)
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
         exchange=Part(name="allgather"),
         levels=(Level(up=codec),),
-        synchronization=Part(name="bsp"),
         fusion=Part(name=fusion),
         model=Part(name="strided_cnn", hidden=20),
-        dataset="tiny",
         workers=(workers,),
-        batch=8,
-        lr=0.05,
         rounds=5,
         evaluate_every=5,
-        seed=7,
-        scale="smoke",
-        device="test",
-        networks={"one": Link(lan=1e9, wan=1e9)},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 def alone(bytes_of_single, share=1.0, slower=0.0):
@@ -256,15 +242,6 @@ def test_a_cell_comes_back_from_plain_data():
 # Real ones ----------------------------------------------------------------------------------------
 
 
-def tiny() -> Dataset:
-    """Noise."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (80, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    labels = torch.arange(80) % 10
-    moments = (torch.tensor([0.5]), torch.tensor([0.25]))
-    return Dataset("tiny", images, labels, images[:4], labels[:4], 10, (1, 28, 28), *moments)
-
-
 def test_too_few_steps_and_other_workers_are_refused():
     with pytest.raises(ValueError, match="steps: 2 are not more than 2 that do not count"):
         check_all([LiveRun(recipe(), 2)], flat(2, 1e8))
@@ -275,19 +252,18 @@ def test_too_few_steps_and_other_workers_are_refused():
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("real", [False, True])
-def test_steps_on_shaped_links(real):
-    if why := available():
-        pytest.skip(why)
+def test_steps_on_shaped_links(shaped, real):
     rate, told = 2e6, []
     cases = {
         "values": recipe(fusion="layer_wise", system="values"),
         "signs": recipe("sign_sgd", system="signs"),
     }
-    pace = None if real else paces(cases["values"].model_copy(update=dict(workers=(1,))), tiny())
+    single, data = cases["values"].model_copy(update=dict(workers=(1,))), small.noise(80, 4)
+    pace = None if real else paces(single, data)
     found = check_all(
         [LiveRun(case, 5, paces=pace) for case in cases.values()],
         flat(2, rate),
-        dataset=tiny(),
+        dataset=data,
         measured_s=0.2,
         timeout_s=60,
         done=lambda case, one: told.append((case.recipe.system, one)),

@@ -12,8 +12,8 @@ from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.data_parallel import LiveRun, group, measure_all
 from slowlink.testbed.live.processes import RankFailed
 from slowlink.testbed.training import learner, models, sampling, trainer
-from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.testbed.training.recipe import Level, Part, Recipe
+from tests import small
 
 pytestmark = pytest.mark.slow
 
@@ -34,42 +34,22 @@ CODECS = {
 network."""
 
 
-def tiny() -> Dataset:
-    """Noise; what is learned from it does not matter here."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (240, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    labels = torch.arange(240) % 10
-    test = (images[:10], labels[:10])
-    moments = (torch.tensor([0.5]), torch.tensor([0.25]))
-    return Dataset("tiny", images, labels, *test, 10, (1, 28, 28), *moments)
+TINY = small.noise(240, 10)
 
 
 def recipe(codec="identity", fusion="layer_wise", ranks=2, **changes) -> Recipe:
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
-        exchange=Part(name="parameter_server"),
         levels=(Level(up=Part(name=codec, **CODECS[codec])),),
-        synchronization=Part(name="bsp"),
         fusion=Part(name=fusion),
         model=Part(name="strided_cnn", hidden=20),
-        dataset="tiny",
         workers=(ranks,),
-        batch=8,
-        lr=0.05,
         momentum=0.9,
         weight_decay=1e-3,
         rounds=STEPS,
         evaluate_every=STEPS,
-        seed=7,
-        scale="smoke",
-        device="test",
         compute_s=0.25,
-        networks={"one": Link(lan=1e9, wan=1e9)},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 def initial(spec):
@@ -83,7 +63,7 @@ def reference(spec):
     model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
     sites = trainer.topology(spec.workers, spec.networks["one"])
     system = exchange.load(spec.exchange.name, **spec.exchange.parameters)
-    workers = learner.Learner(spec, model, tiny(), system, sites)
+    workers = learner.Learner(spec, model, TINY, system, sites)
     ranks = range(sum(spec.workers))
     for _ in range(STEPS):
         total, _ = workers.aggregate(ranks, {rank: workers.gradient(rank) for rank in ranks})
@@ -130,7 +110,7 @@ def runs(expected):
     return {
         name: run
         for named in (TWO, FOUR)
-        for name, run in zip(named, measure_all(list(named.values()), dataset=tiny()), strict=True)
+        for name, run in zip(named, measure_all(list(named.values()), dataset=TINY), strict=True)
     }
 
 
@@ -200,7 +180,7 @@ def test_groups_follow_the_costs():
     layers = len(initial(spec))
     for latency, messages in ((0.0, layers), (1e3, 1)):
         costs = Costs([1.0] * layers, *[lambda begin, end, s=latency: s + 1e-9 * (end - begin)] * 3)
-        assert len(group(spec, tiny(), costs)) == messages
+        assert len(group(spec, TINY, costs)) == messages
 
 
 def test_replayed_computing_sends_the_first_gradient_at_its_paces():
@@ -208,7 +188,7 @@ def test_replayed_computing_sends_the_first_gradient_at_its_paces():
     layers = len(initial(recipe()))
     paces = [0.05, *[0.01] * layers]
     ran = [
-        measure_all([LiveRun(recipe(), steps, ordered=True, paces=given)], dataset=tiny())[0]
+        measure_all([LiveRun(recipe(), steps, ordered=True, paces=given)], dataset=TINY)[0]
         for steps, given in ((1, None), (1, paces), (3, paces))
     ]
     real, one, three = ran
@@ -218,7 +198,7 @@ def test_replayed_computing_sends_the_first_gradient_at_its_paces():
 
 
 def test_a_rank_that_raises_ends_the_run_and_is_named(started):
-    data = tiny()
+    data = TINY
     shard = sampling.split(240, 2, torch.Generator().manual_seed(learner.fan_out(7, "split")))[1]
     labels = data.train_y.clone()
     labels[shard] = 99

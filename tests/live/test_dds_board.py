@@ -23,6 +23,7 @@ from slowlink.testbed.live.wire import Received, Unreadable
 from tests.live import dds_domains
 from tests.live.dds_domains import meet
 from tests.live.said import data, numbers, receive
+from tests.live.waiting import until
 
 NAMES = ("server", "one", "two", "three")
 WORKERS = NAMES[1:]
@@ -39,13 +40,16 @@ def make(tmp_path, monkeypatch):
 
 @pytest.fixture
 def star(make):
-    """A server and its workers."""
+    """A server and its workers, who may have had a first post."""
 
-    def star(**options):
+    def star(posted=False, **options):
         server, *workers = (make(name, **options) for name in NAMES)
         for worker in workers:
             meet(server, worker)
         until(lambda: all(server._lines[worker.name].present for worker in workers))
+        if posted:
+            post(server, 0)
+            all_get(workers, 0)
         return server, workers
 
     return star
@@ -77,11 +81,10 @@ def had(worker, number, body=MODEL):
     return [Received("server", dict(data(number), mine=[number, worker.name]), body)]
 
 
-def until(true):
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def all_get(workers, number, body=MODEL):
+    """Each of these gets that next."""
+    for worker in workers:
+        assert receive(worker, 1) == had(worker, number, body)
 
 
 def writes(participant, server):
@@ -130,8 +133,7 @@ def test_all_get_what_is_posted_once(star, written, keys):
     bodies = [MODEL, bytes(PAYS), MODEL[::-1], bytes(CUT)]
     for number, body in enumerate(bodies):
         post(server, number, body)
-        for worker in workers:
-            assert receive(worker, 1) == had(worker, number, body)
+        all_get(workers, number, body)
     parts = sum(-(-len(body) // CUT) for body in bodies)
     assert written[board.TOPIC] == sum(map(len, bodies)) + parts * TAG
     assert pairs(written) < PAYS
@@ -202,16 +204,14 @@ def test_who_is_not_there_yet_holds_nobody_up_and_is_sent_it(make, written):
     server.connect({"three": server.address})
     until(lambda: server._lines["one"].present and server._lines["two"].present)
     post(server, 0)
-    for worker in (one, two):
-        assert receive(worker, 1) == had(worker, 0)
+    all_get((one, two), 0)
     three = make("three")
     three.connect({"server": server.address})
     assert receive(three, 1) == had(three, 0)
     sent = pairs(written)
     assert WHOLE < sent < WHOLE + PAYS
     post(server, 1)
-    for worker in (one, two, three):
-        assert receive(worker, 1) == had(worker, 1)
+    all_get((one, two, three), 1)
     assert pairs(written) < sent + PAYS
     assert written[board.TOPIC] == 2 * (WHOLE + 3 * TAG)
 
@@ -237,8 +237,7 @@ def test_who_misses_a_part_is_sent_it(star, deaf, written, start):
     deaf(two, lambda its: its.number == 0 and start in (its.start, None))
     post(server, 0)
     server.send("two", data(1))
-    for worker in (one, three):
-        assert receive(worker, 1) == had(worker, 0)
+    all_get((one, three), 0)
     assert receive(two, 2) == [*had(two, 0), Received("server", data(1))]
     assert WHOLE < pairs(written) < WHOLE + PAYS
     post(server, 2)
@@ -328,16 +327,12 @@ def test_some_reader_that_takes_nothing_holds_nobody_up_for_long(star, monkeypat
 
 
 def test_a_member_that_does_nothing_with_it_holds_nobody_up(star):
-    server, (one, two, three) = star()
-    post(server, 0)
-    for worker in (one, two, three):
-        receive(worker, 1)
+    server, (one, two, three) = star(posted=True)
     stuck = threading.Event()
     three.reading()._do(lambda: stuck.wait(60))
     for number in range(1, 30):
         post(server, number)
-        for worker in (one, two):
-            assert receive(worker, 1) == had(worker, number)
+        all_get((one, two), number)
     stuck.set()
     assert [one.head["mine"][0] for one in receive(three, 29)] == list(range(1, 30))
 
@@ -347,10 +342,7 @@ def test_a_member_that_does_nothing_with_it_holds_nobody_up(star):
 
 def test_what_others_put_there_is_no_model(make, star, monkeypatch, written):
     """Of a stranger, who has no key; of another member, who has it; damaged; beside and again."""
-    server, workers = star()
-    post(server, 0)
-    for worker in workers:
-        receive(worker, 1)
+    server, workers = star(posted=True)
     its = writes(make.participant(), server)
     until(lambda: len(its.get_matched_subscriptions()) == 3)
     keys, posted = [], Board.posted
@@ -366,21 +358,16 @@ def test_what_others_put_there_is_no_model(make, star, monkeypatch, written):
     its.write(Segment(0, 0, 0, 1, 1, 0, 9, b"", "", bytes(25)))
     until(lambda: all(w.reading()._unknown_bytes > 4 * CUT for w in workers))
     post(server, 1)
-    for worker in workers:
-        assert receive(worker, 1) == had(worker, 1)
+    all_get(workers, 1)
     assert len(keys) == 1
     assert pairs(written) - before > 3 * WHOLE  # each was sent it
     monkeypatch.undo()
     post(server, 2)
-    for worker in workers:
-        assert receive(worker, 1) == had(worker, 2)
+    all_get(workers, 2)
 
 
 def test_a_stranger_who_says_again_all_he_hears_changes_nothing(make, star):
-    server, workers = star()
-    post(server, 0)
-    for worker in workers:
-        receive(worker, 1)
+    server, workers = star(posted=True)
     stranger, over, said = make.participant(), threading.Event(), []
     its = writes(stranger, server)
     reader = DataReader(stranger, its.topic, qos(b""))
@@ -395,8 +382,7 @@ def test_a_stranger_who_says_again_all_he_hears_changes_nothing(make, star):
     thread.start()
     for number in range(1, 20):
         post(server, number, MODEL[number:])
-        for worker in workers:
-            assert receive(worker, 1) == had(worker, number, MODEL[number:])
+        all_get(workers, number, MODEL[number:])
     over.set()
     thread.join()
     assert len(said) > 20
@@ -404,11 +390,7 @@ def test_a_stranger_who_says_again_all_he_hears_changes_nothing(make, star):
 
 
 def test_what_nobody_knows_fills_no_memory(make, star):
-    server, workers = star(limit_bytes=3 * CUT)
-    one = workers[0]
-    post(server, 0)
-    for worker in workers:
-        receive(worker, 1)
+    server, (one, *_) = star(posted=True, limit_bytes=3 * CUT)
     its = writes(make.participant(), server)
     until(lambda: len(its.get_matched_subscriptions()) == 3)
     reading = one.reading()
@@ -437,10 +419,7 @@ def test_what_nobody_knows_fills_no_memory(make, star):
 
 
 def test_what_is_for_others_is_kept_for_a_while_only(star):
-    server, (one, two, three) = star()
-    post(server, 0)
-    for worker in (one, two, three):
-        receive(worker, 1)
+    server, (one, two, three) = star(posted=True)
     for number in range(1, 4):
         post(server, number, MODEL, WORKERS[:2])
     until(lambda: three.reading()._unknown_bytes > 3 * WHOLE)
@@ -500,10 +479,7 @@ def test_what_a_member_says_of_boards_and_cannot_be_is_refused_by_its_name(make,
 
 
 def test_another_process_takes_the_place_of_one_that_reads(make, star, written):
-    server, (one, two, three) = star()
-    post(server, 0)
-    for worker in (one, two, three):
-        receive(worker, 1)
+    server, (one, two, three) = star(posted=True)
     two.close()
     until(lambda: not server._lines["two"].present)
     again = make("two")
@@ -512,8 +488,7 @@ def test_another_process_takes_the_place_of_one_that_reads(make, star, written):
     until(lambda: server._lines["two"].present)
     written.clear()
     post(server, 1)
-    for worker in (one, again, three):
-        assert receive(worker, 1) == had(worker, 1)
+    all_get((one, again, three), 1)
     assert written[board.TOPIC] == WHOLE + 3 * TAG and pairs(written) < PAYS
 
 
@@ -522,8 +497,7 @@ def test_another_process_takes_the_place_of_one_that_posts(make, star, written, 
     for worker in workers:
         deaf(worker, lambda its: its.number == 1)
     post(server, 0)
-    for worker in workers:
-        receive(worker, 1)
+    all_get(workers, 0)
     post(server, 1)
     until(lambda: all(worker._lines["server"]._held for worker in workers))
     server.close(0.0)
@@ -563,8 +537,7 @@ def test_who_is_forgotten_is_sent_nothing_that_is_posted(star):
     server, (one, two, three) = star()
     server.forget(["two"])
     post(server, 0)
-    for worker in (one, three):
-        assert receive(worker, 1) == had(worker, 0)
+    all_get((one, three), 0)
     assert two.receive(0.5) is None
     until(lambda: not server.board._kept)
 
@@ -593,10 +566,7 @@ def test_closing_leaves_nothing_behind(star):
 
 
 def test_who_waits_for_nothing_looks_at_nothing(star):
-    server, workers = star()
-    post(server, 0)
-    for worker in workers:
-        receive(worker, 1)
+    server, workers = star(posted=True)
     until(lambda: all(w.reading()._pause_s() == board.WAKE_S for w in workers))
     looks = []
     for worker in workers:

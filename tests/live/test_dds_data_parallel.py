@@ -12,9 +12,9 @@ from slowlink.testbed.live.data_parallel import LiveRun
 from slowlink.testbed.live.dds import DomainConfig
 from slowlink.testbed.live.dds.data_parallel import measure_all
 from slowlink.testbed.live.dds.segments import wire_bytes
-from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Recipe
 from slowlink.torch.messenger import Aggregation
+from tests import small
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ TRAINING = documents.USUAL | {
     "synchronization": {"name": "bsp"},
     "networks": {"this": {"lan": 1.0, "wan": 1.0}},
     "model": {"name": "strided_cnn", "hidden": 20},
-    "dataset": "noise",
+    "dataset": "tiny",
     "levels": [{"up": {"name": "dgc", **CODECS["dgc"]}}],
     "batch": 8,
     "lr": 0.05,
@@ -50,19 +50,12 @@ def case(codec, ranks, **changes) -> LiveRun:
     return LiveRun(recipe, STEPS, ordered=True, evaluate=True)
 
 
-def noise() -> Dataset:
-    """What is learned from it does not matter here."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (240, 1, 28, 28), generator=generator, dtype=torch.uint8)
-    labels = torch.arange(240) % 10
-    moments = (torch.tensor([0.5]), torch.tensor([0.25]))
-    test = (images[:23], labels[:23])
-    return Dataset("noise", images, labels, *test, 10, (1, 28, 28), *moments)
+NOISE = small.noise(240, 23)
 
 
 def simulated(spec: LiveRun):
     """The trainer's learner, all workers in this process: parameters, and accuracies by step."""
-    recipe, data = spec.recipe, noise()
+    recipe, data = spec.recipe, NOISE
     torch.set_num_threads(recipe.torch_threads)
     workers = data_parallel.make_learner(recipe, data)
     ranks = range(len(workers.nodes))
@@ -90,7 +83,7 @@ def expected():
 def runs(expected, tmp_path_factory):
     found, keys = {}, tmp_path_factory.mktemp("keys")
     identity.make(keys, [f"rank-{rank}" for rank in range(4)])
-    options = dict(dataset=noise(), network=DomainConfig(), keys=keys)
+    options = dict(dataset=NOISE, network=DomainConfig(), keys=keys)
     for named in (TWO, FOUR):
         found |= zip(named, measure_all(list(named.values()), **options), strict=True)
     return found
@@ -164,6 +157,6 @@ def test_torch_ddp_does_not_run_over_dds():
 
 def test_a_rank_without_test_samples_is_refused():
     spec = case("identity", 2)
-    one = dataclasses.replace(noise(), test_y=torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="noise: 1 test samples for 2 ranks"):
+    one = dataclasses.replace(NOISE, test_y=torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="tiny: 1 test samples for 2 ranks"):
         measure_all([spec], dataset=one)

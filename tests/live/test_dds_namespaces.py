@@ -13,7 +13,7 @@ import dds_domains
 import pytest
 
 from slowlink.testbed.live import identity
-from slowlink.testbed.network import emulated, star
+from slowlink.testbed.network import star
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +22,9 @@ ADDRESSES = "10.77.0.1", "10.77.0.2"
 
 
 @pytest.fixture(scope="module")
-def hosts():
+def hosts(shaped):
     """Links whose nodes 0 and 1 are the hosts; they carry what the machine can."""
-    if why := emulated.available():
-        pytest.skip(why)
-    with emulated.Emulated(star(2, math.inf)) as links:
+    with shaped(star(2, math.inf)) as links:
         assert tuple(links.address(host) for host in range(2)) == ADDRESSES
         yield links
 

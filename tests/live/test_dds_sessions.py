@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from meetings import cut, hear, introduce, members, place
+from meetings import cut, hear, introduce, members, place, refused
+from said import strike_off
 from test_dds_segments import mutants
 
 from slowlink.testbed.live.dds import domain, segments, sessions
@@ -22,13 +23,6 @@ from slowlink.testbed.live.dds.sessions import Access, Sessions
 @pytest.fixture(params=[False, True], ids=["open", "identities"])
 def folder(request, tmp_path):
     return tmp_path / "keys" if request.param else None
-
-
-def refused(do, *arguments):
-    """The kind of the refusal that ``do`` ends with."""
-    with pytest.raises(Refused) as refusal:
-        do(*arguments)
-    return refusal.value.kind
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -218,9 +212,7 @@ def test_who_is_struck_off_the_list_is_out(tmp_path):
     one, two, three = members(3, folder)
     introduce(one, two, three)
     assert one.revoked() is None
-    file = folder / "members"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if not line.startswith("rank-2")))
+    listed = strike_off(folder, "rank-2")
     assert one.revoked() == [2] and two.revoked() == [2]
     assert refused(Assembly(one).add, cut(three, 0, b"x")[0]) == "stranger"
     assert one.read_card(three.card, place(2)) is None
@@ -230,9 +222,9 @@ def test_who_is_struck_off_the_list_is_out(tmp_path):
     assert two.hear(grants[0]) is None
     assert Assembly(two).add(segment).payload == b"for one"
     assert refused(Assembly(three).add, segment) == "key"
-    file.write_text("".join(lines))  # and back
+    (folder / "members").write_text(listed)  # and back
     assert one.revoked() == [] and one.read_card(three.card, place(2)) == (2, three.life)
-    file.unlink()
+    (folder / "members").unlink()
     assert one.revoked() == [1]
 
 

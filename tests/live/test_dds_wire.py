@@ -10,7 +10,8 @@ from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import Received, Unreadable
 from tests.live import dds_domains
 from tests.live.dds_domains import meet
-from tests.live.said import data, numbers, receive
+from tests.live.said import data, numbers, receive, strike_off
+from tests.live.waiting import until
 
 NAMES = ("a", "b", "site1/c")
 
@@ -104,10 +105,7 @@ def test_what_is_lost_on_the_way_is_named(wires, monkeypatch):
         lost = []
         patch.setattr(channel, "send", lambda *message, **_: lost.append(message))
         a.send("b", data(1))
-        end = time.monotonic() + 10
-        while not lost:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: lost, 10)
     a.send("b", data(2))
     a.send("b", data(3))
     with pytest.raises(Unreadable, match="of a refused: messages 1 to 1 before it are lost"):
@@ -143,9 +141,7 @@ def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_pa
     meet(a, b)
     b.send("a", data(0))
     assert numbers(receive(a, 1)) == [0]
-    members = tmp_path / "members"
-    lines = members.read_text().splitlines(keepends=True)
-    members.write_text("".join(line for line in lines if not line.startswith("b ")))
+    strike_off(tmp_path, "b")
     assert receive(a, 1)[0].kind == "left"
     b.send("a", data(1))
     a.send("b", data(2))
@@ -159,10 +155,8 @@ def test_who_sends_more_than_may_wait_is_barred(wires):
     meet(a, b)
     for number in range(12):
         a.send("b", data(number), bytes(10_000))
-    found, end = [], time.monotonic() + 20
-    while "a" not in b.inbox.barred:  # nobody reads meanwhile
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    found = []
+    until(lambda: "a" in b.inbox.barred)  # nobody reads meanwhile
     with pytest.raises(Unreadable, match="bytes wait to be received, at most 10000"):
         while True:
             found += receive(b, 1)

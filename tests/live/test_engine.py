@@ -13,11 +13,8 @@ from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.launch import run_all
 from slowlink.testbed.live.identity import key_file, make
 from slowlink.testbed.live.replay import Iterations, Meetings, replayed
-from slowlink.testbed.network import emulated
 from slowlink.testbed.network.fluid import tcp_efficiency
 from slowlink.testbed.training import trainer
-from slowlink.testbed.training.device import FREE, Device
-from slowlink.testbed.training.fetch import DataUnavailable, fetch
 from slowlink.testbed.training.recipe import Link
 from slowlink.testbed.training.virtual_time import (
     Applied,
@@ -27,27 +24,21 @@ from slowlink.testbed.training.virtual_time import (
     Received,
     happenings,
 )
+from tests import small
+from tests.live.run_documents import part
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fashion_mnist")]
 
 BISPARSE = dict(name="bisparse", ratio=0.05, lower_bound=100, format="tight")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def data():
-    try:
-        fetch("fashion_mnist")
-    except DataUnavailable as error:
-        pytest.skip(f"needs Fashion-MNIST: {error}")
-
-
 def document(folder, exchange="ring", codec="identity", policy="bsp", **changes):
-    named = {"exchange": exchange, "synchronization": policy}
-    parts = {key: it if isinstance(it, dict) else {"name": it} for key, it in named.items()}
-    last = [{"up": codec if isinstance(codec, dict) else {"name": codec}}]
-    inner = [{"up": {"name": "identity"}}] * (parts["exchange"]["name"] in ("hips", "rat"))
-    training = parts | dict(
-        levels=inner + last,
+    between = part(exchange)
+    inner = [{"up": {"name": "identity"}}] * (between["name"] in ("hips", "rat"))
+    training = dict(
+        exchange=between,
+        synchronization=part(policy),
+        levels=[*inner, {"up": part(codec)}],
         model={"name": "lenet5", "hidden": [20, 16]},
         dataset="fashion_mnist",
         limit=200,
@@ -67,8 +58,7 @@ def document(folder, exchange="ring", codec="identity", policy="bsp", **changes)
 def in_virtual_time(given, monkeypatch, record=None):
     """The parameters at the trainer's server, for the times of ``record`` if there is one; and the
     trainer's rows, of runs whose rounds are one gradient of all."""
-    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
-    monkeypatch.setattr(trainer, "profile", lambda name: device)
+    monkeypatch.setattr(trainer, "profile", lambda name: small.DEVICE)
     networks = {"one": Link(lan=1e9, wan=1e9)}
     recipe = given.training.model_copy(update=dict(networks=networks, compute_s=1.0))
     torch.set_num_threads(recipe.torch_threads)  # as the trainer does
@@ -195,11 +185,9 @@ def test_who_comes_later_has_the_learning_rate_of_the_others(tmp_path):
     assert same(task.values(), [value - 0.125 for value in before])
 
 
-def test_shaped_links_set_the_pace_and_nothing_else(tmp_path, monkeypatch):
+def test_shaped_links_set_the_pace_and_nothing_else(shaped, tmp_path, monkeypatch):
     """GeoMX's own: HiPS between sites, whose links carry a round's payloads no faster than they
     are; and they are measured before."""
-    if why := emulated.available():
-        pytest.skip(why)
     wan = 4e6
     given = settings.parse(
         document(tmp_path, "hips", network=dict(lan=1e9, wan=wan, efficiency=0.9))
@@ -222,10 +210,8 @@ def test_shaped_links_set_the_pace_and_nothing_else(tmp_path, monkeypatch):
     assert any(line.startswith("round 4 of 4: test accuracy") for line in said)
 
 
-def test_members_with_keys_meet_over_shaped_links(tmp_path, monkeypatch):
+def test_members_with_keys_meet_over_shaped_links(shaped, tmp_path, monkeypatch):
     """Encrypted in namespaces, too, the model is the same; without a member's key nobody begins."""
-    if why := emulated.available():
-        pytest.skip(why)
     keys = tmp_path / "keys"
     network = dict(lan=1e9, wan=4e6)
     given = settings.parse(document(tmp_path, "hips", network=network, keys=str(keys)))

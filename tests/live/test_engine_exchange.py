@@ -1,7 +1,6 @@
 """Plans with codecs, all nodes in one process, messages in any order: the trainer's own bits."""
 
 import random
-from collections import defaultdict, deque
 
 import numpy as np
 import pytest
@@ -10,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slowlink.methods import aggregation, compression, exchange
+from slowlink.testbed.live.engine.delivery import Delivery
 from slowlink.testbed.live.engine.exchange import Meeting, Place
 from slowlink.testbed.live.engine.flow import ANSWER, Bundles, Due, Refused, Sums, flow
 from slowlink.testbed.live.engine.flow import Part as Share
 from slowlink.testbed.network.execution import execute
-from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.learner import Codecs, Learner
 from slowlink.testbed.training.models import make
-from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
+from slowlink.testbed.training.recipe import Level, Link, Part
 from slowlink.testbed.training.trainer import topology
+from tests import small
 
 ROUNDS = 3
 CODECS = dict(
@@ -39,36 +39,23 @@ def recipe(name, codec, workers, **parameters):
     inner = [Level(up=Part(name="identity"))]
     last = [Level(up=Part(name=codec, **CODECS[codec]))]
     depth = {"hips": 2, "rat": 2}.get(name, 1)
-    return Recipe(
-        document="",
-        experiment="",
-        system="",
+    return small.recipe(
         exchange=Part(name=name, **parameters),
         levels=tuple(inner * (depth - 1) + last),
-        synchronization=Part(name="bsp"),
-        model=Part(name="lenet5", hidden=[20, 16]),
-        dataset="tiny",
         workers=workers,
         batch=4,
         lr=0.1,
         rounds=1,
         evaluate_every=1,
         seed=3,
-        scale="smoke",
         device="reference",
-        networks={"one": Link(lan=1e9, wan=1e9)},
-        accelerator="cpu",
     )
 
 
 @pytest.fixture(scope="module")
 def learn():
     """Makes the trainer's learner of a recipe."""
-    images = torch.zeros(64, 1, 28, 28, dtype=torch.uint8)
-    labels = torch.arange(64) % 10
-    data = Dataset(
-        "tiny", images, labels, images, labels, 10, (1, 28, 28), torch.ones(1), torch.ones(1)
-    )
+    data = small.noise(64, 64)
 
     def build(given):
         between = exchange.load(given.exchange.name, **given.exchange.parameters)
@@ -120,36 +107,25 @@ class Cluster:
                     travels[node, key] = meeting.relay(0, key)
         return self.deliver(travels, spoil)
 
-    def deliver(self, travels, spoil):
-        inbox, flight, waiting, results = defaultdict(deque), [], {}, {}
+    def deliver(self, travels, spoil=lambda node, sent: sent):
+        """By node and key, what ``travels`` end with."""
+        deliveries, flight = {node: Delivery() for node in self.active}, []
+        for (node, key), travel in travels.items():
+            deliveries[node].running[key] = travel
 
-        def go_on(who, arrival):
-            while True:
-                try:
-                    tag, sent = travels[who].send(arrival)
-                except StopIteration as stop:
-                    results[who] = stop.value
-                    return
-                arrival = None
-                if sent is None:
-                    waiting[who] = tag
-                    return
-                flight.append((tag, spoil(who[0], sent)))
+        def go_on(node, key, arrival=None):
+            for tag, sent in deliveries[node].go_on(key, arrival):
+                flight.append((tag, spoil(node, sent)))
 
-        for who in travels:
-            go_on(who, None)
-        while len(results) < len(travels):
-            for who, tag in list(waiting.items()):
-                if inbox[who[0], tag]:
-                    del waiting[who]
-                    go_on(who, inbox[who[0], tag].popleft())
-            ready = any(inbox[who[0], tag] for who, tag in waiting.items())
-            if flight:
-                tag, sent = flight.pop(self.random.randrange(len(flight)))
-                inbox[sent.to, tag].append((sent.t, sent.head, sent.body))
-            else:
-                assert ready or len(results) == len(travels), f"stuck: {waiting}"
-        return results
+        for node, key in travels:
+            go_on(node, key)
+        while flight:
+            tag, sent = flight.pop(self.random.randrange(len(flight)))
+            arrival = sent.t, sent.head, sent.body
+            if (key := deliveries[sent.to].take(tag, arrival)) is not None:
+                go_on(sent.to, key, arrival)
+        assert not {node: its.waiting for node, its in deliveries.items() if its.running}, "stuck"
+        return {(n, key): end for n, its in deliveries.items() for key, end in its.results.items()}
 
     def mean(self, vectors):
         """By node, what becomes of a vector of each worker."""
@@ -159,7 +135,7 @@ class Cluster:
             meeting = Meeting(self.places[node], self.mode, nodes, nodes)
             own = vectors[nodes.index(node)] if node in nodes else None
             travels[node, "mean"] = meeting.mean(own)
-        found = self.deliver(travels, lambda node, sent: sent)
+        found = self.deliver(travels)
         return {node: vector for (node, _), vector in found.items()}
 
 
@@ -332,6 +308,13 @@ def test_nobody_speaks_for_another_nor_for_all(learn, name, whose):
     assert refused.value.node == culprit
 
 
+def share_of_two():
+    """What one of two has to do in a ring, and the other's node."""
+    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
+    node, other = plan.contributors.tolist()
+    return Share(plan, node), other
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -343,9 +326,7 @@ def test_nobody_speaks_for_another_nor_for_all(learn, name, whose):
     ],
 )
 def test_what_describes_itself_wrongly_is_refused(change, said):
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    node = int(plan.contributors[0])
-    share = Share(plan, node)
+    share, _ = share_of_two()
     sums = Sums(share, Due("identity", 4096))
     own = sums.own(compression.load("identity").compress(torch.arange(5.0), 0))
     run = flow(share, sums, own)
@@ -358,8 +339,7 @@ def test_what_describes_itself_wrongly_is_refused(change, said):
 
 
 def test_too_few_or_too_many_bytes_are_refused():
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    share = Share(plan, int(plan.contributors[0]))
+    share, _ = share_of_two()
     sums = Sums(share, Due("identity", 4096))
     sums.own(compression.load("identity").compress(torch.arange(6.0), 0))
     head = dict(sum=dict(form="dense", dtype="float32", shape=[6], size=6))
@@ -379,8 +359,7 @@ JSON = st.recursive(
 @given(data=st.data(), adds=st.booleans())
 def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds):
     """Any field of a true head may be anything, and the body any bytes."""
-    plan = exchange.load("ring")(topology((2,), Link(lan=1, wan=1)))
-    share = Share(plan, int(plan.contributors[0]))
+    share, other = share_of_two()
     due = Due("identity", 4096, (6,), 24)
     described = dict(form="dense", dtype="float32", shape=[6], size=6 if adds else 24)
     if adds:
@@ -397,7 +376,7 @@ def test_a_message_that_was_changed_is_refused_or_read_never_a_crash(data, adds)
     try:
         value = algebra.unpack(share.arriving[0], head, body)
     except Refused as refused:
-        assert refused.node == int(plan.contributors[1])
+        assert refused.node == other
         return
     if adds:
         assert sum(map(len, value.values())) == 3

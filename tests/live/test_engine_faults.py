@@ -20,17 +20,22 @@ from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine import __main__ as command
 from slowlink.testbed.live.engine import launch, own, settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
+from slowlink.testbed.live.engine.disturbed import model_of
 from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.identity import Keys, make
 from slowlink.testbed.live.replay import replayed
-from slowlink.testbed.network import emulated
 from tests.live import own_training
+from tests.live.run_documents import document as own_document
+from tests.live.run_documents import functions, part
+from tests.live.waiting import all_end, descendants
 
 pytestmark = pytest.mark.slow
 
 MAIN = f"{launch.PACKAGE}.__main__"
 SOURCE = str(Path(own_training.__file__).resolve())
+OWN = functions(own_training, model="make_model", data="batches", optimizer="make_optimizer")
+OWN |= functions(own_training, evaluate="accuracy") | {"loss": "torch.nn.functional:cross_entropy"}
 
 
 @pytest.fixture(autouse=True)
@@ -44,32 +49,25 @@ def data(tmp_path, monkeypatch):
 
 def document(folder, exchange="ring", policy="bsp", rounds=12, **changes):
     training = dict(
-        exchange={"name": exchange},
-        levels=[{"up": {"name": "identity"}}] * (1 + (exchange == "hips")),
-        synchronization=policy if isinstance(policy, dict) else {"name": policy},
+        exchange=part(exchange),
+        levels=[{"up": part("identity")}] * (1 + (exchange == "hips")),
+        synchronization=part(policy),
         workers=[2, 1],
         rounds=rounds,
         evaluate_every=4,
-    ) | changes.pop("training", {})
-    functions = dict(
-        model=f"{SOURCE}:make_model",
-        data=f"{SOURCE}:batches",
-        loss="torch.nn.functional:cross_entropy",
-        optimizer=f"{SOURCE}:make_optimizer",
-        evaluate=f"{SOURCE}:accuracy",
-    ) | changes.pop("own", {})
+    )
     limits = dict(silence_s=3, meeting_s=20, compute_s=60, join_s=120)
     limits |= changes.pop("limits", {})
-    whole = dict(training=training, own=functions, limits=limits, output=str(folder / "out"))
-    return whole | changes
+    return own_document(folder, OWN, training, limits=limits, **changes)
 
 
 def parsed(folder, *arguments, **changes):
     return settings.parse(document(folder, *arguments, **changes))
 
 
-def model(given):
-    return torch.load(given.output / "model.pt", weights_only=True)
+def same_model(one, other):
+    ours, theirs = model_of(one), model_of(other)
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def rounds_in(given):
@@ -77,15 +75,24 @@ def rounds_in(given):
     return [line for line in lines if '"accuracy"' in line]
 
 
-def run_until(given, words, act):
-    """Run, and do ``act(launched)`` once progress says ``words``."""
+def run_until(given, words, act, said=None):
+    """Run, and do ``act(launched)`` once progress says ``words``; ``said`` keeps what it says."""
+    said = [] if said is None else said
     with Launched(given) as launched:
 
         def say(line):
+            said.append(line)
             if words in line:
                 act(launched)
 
         return launched.run(say)
+
+
+def keep_out(launched, member):
+    """Let a run start without this member; returns what starts it."""
+    start = launched.start
+    launched.start = lambda name: name == member or start(name)
+    return lambda: start(member)
 
 
 @pytest.mark.parametrize("exchange", ["hips", "ring"])
@@ -105,8 +112,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_keeps_its_rows(tmp_path, exch
     said = []
     run_all(cut, said.append)
     assert any("going on from round" in line for line in said)
-    ours, theirs = model(cut), model(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_model(cut, whole)
     assert len(rounds_in(cut)) == 4 and rounds_in(cut)[:2] == before[:2]
 
 
@@ -124,8 +130,7 @@ def test_who_has_died_before_its_first_snapshot_stops_nobody(tmp_path, left):
         if later and (mine or not left) or mine and not left:
             file.unlink()
     run_all(cut)
-    ours, theirs = model(cut), model(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_model(cut, whole)
 
 
 def test_a_site_alone_reads_its_data_and_a_model_comes_out(tmp_path):
@@ -213,16 +218,15 @@ def test_a_worker_that_hangs_is_noticed_and_named(tmp_path, on_loss):
         with pytest.raises(Failed, match="site2/worker0: silent for"):
             run_until(given, "round 4", hang)
     else:
-        with Launched(given) as run:
-            run.run(lambda line: said.append(line) or ("round 4" in line and hang(run)))
+        run_until(given, "round 4", hang, said)
         assert any("goes on without site2/worker0: silent" in line for line in said)
     assert time.monotonic() - begun < 120
 
 
 @pytest.mark.parametrize("network", [None, dict(lan=1e9, wan=50e6)])
-def test_workers_that_die_and_hang_are_replaced(tmp_path, network):
-    if network and (why := emulated.available()):
-        pytest.skip(why)
+def test_workers_that_die_and_hang_are_replaced(tmp_path, request, network):
+    if network:
+        request.getfixturevalue("shaped")
     changes = dict(on_loss="replace", iteration_s=[[0.1]] * 3, network=network)
     given = parsed(tmp_path, "parameter_server", "asp", rounds=120, **changes)
     said = []
@@ -255,13 +259,12 @@ def test_a_process_joins_a_run_that_has_begun(tmp_path, dds):
     make(given.keys, given.members)
     said, name = [], "site2/worker0"
     launched = Launched(given)
-    start = launched.start
-    launched.start = lambda its: its == name or start(its)
+    start = keep_out(launched, name)
 
     def act(line):
         said.append(line)
         if line.startswith("round 4 "):
-            start(name)
+            start()
 
     with launched:
         ended = launched.run(act)
@@ -376,8 +379,7 @@ def test_poison_puts_its_sender_out_and_the_others_go_on(tmp_path, exchange, cha
     given = parsed(tmp_path, exchange, rounds=4, on_loss="continue")
     culprit, said = "site1/worker1", []
     launched = Launched(given)
-    start = launched.start
-    launched.start = lambda name: name == culprit or start(name)
+    keep_out(launched, culprit)
     with launched:
         wire = launch._wire(launched.settings, culprit)
         wire.connect({"coordinator": launched.wire.address})
@@ -394,7 +396,7 @@ def test_poison_puts_its_sender_out_and_the_others_go_on(tmp_path, exchange, cha
         wire.close(0.0)
     assert any(f"goes on without {culprit}: it sent what cannot be" in line for line in said), said
     assert culprit not in ended.digests
-    assert torch.isfinite(torch.cat([v.float().flatten() for v in model(given).values()])).all()
+    assert all(value.isfinite().all() for value in model_of(given).values())
 
 
 def test_strangers_stay_out_of_a_run_with_keys(tmp_path):
@@ -404,9 +406,7 @@ def test_strangers_stay_out_of_a_run_with_keys(tmp_path):
     stolen = Keys(tmp_path / "others", "site1/worker1")
     assert stolen.curve() != Keys(given.keys, "site1/worker1").curve()
     launched = Launched(given)
-    start = launched.start
-    launched.start = lambda name: name == "site1/worker1" or start(name)
-    late = threading.Timer(2.0, lambda: start("site1/worker1"))
+    late = threading.Timer(2.0, keep_out(launched, "site1/worker1"))
     with launched:
         late.start()
         launched.run()
@@ -417,20 +417,12 @@ def test_strangers_stay_out_of_a_run_with_keys(tmp_path):
 def test_a_member_that_does_not_come_is_named(tmp_path):
     given = parsed(tmp_path, limits=dict(join_s=6.0))
     launched = Launched(given)
-    start = launched.start
-    launched.start = lambda name: name == "site2/worker0" or start(name)
+    keep_out(launched, "site2/worker0")
     with launched, pytest.raises(Failed, match="site2/worker0 did not come within 6 s"):
         launched.run()
 
 
 SHAPED = dict(lan=1e9, wan=50e6)
-
-
-@pytest.fixture
-def shaped():
-    """Skips where links cannot be shaped."""
-    if why := emulated.available():
-        pytest.skip(why)
 
 
 def the_cable(launched):
@@ -449,8 +441,7 @@ def test_a_site_that_is_cut_off_for_a_while_changes_nothing(shaped, tmp_path):
         run.links.mend(*the_cable(run))
 
     run_until(cut, "round 4", act)
-    ours, theirs = model(cut), model(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert same_model(cut, whole)
 
 
 def test_a_site_that_stays_cut_off_is_named(shaped, tmp_path):
@@ -491,9 +482,9 @@ def test_without_a_coordinator_all_end(shaped, tmp_path, number, said):
     ],
     ids=["interrupted", "killed", "interrupted on shaped links"],
 )
-def test_nothing_outlives_the_command(tmp_path, number, status, network):
-    if network and emulated.available():
-        pytest.skip(emulated.available())
+def test_nothing_outlives_the_command(tmp_path, request, number, status, network):
+    if network:
+        request.getfixturevalue("shaped")
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(document(tmp_path, rounds=100_000, network=network)))
     argv = [sys.executable, "-m", launch.PACKAGE, str(file)]
@@ -505,26 +496,7 @@ def test_nothing_outlives_the_command(tmp_path, number, status, network):
         running.stdout.read()
         assert running.wait(60) == status
     assert {"site1/worker0", "site1/worker1", "site2/worker0"} <= {*names.values()}
-    end = time.monotonic() + 60
-    while left := [name for pid, name in names.items() if runs(pid)]:
-        assert time.monotonic() < end, left
-        time.sleep(0.05)
-
-
-def descendants(pid):
-    """Names of processes that this one has started, and those, by number."""
-    found = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found |= {int(child): Path(f"/proc/{child}/comm").read_text().strip()}
-        found |= descendants(child)
-    return found
-
-
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    all_end(names, 60)
 
 
 def test_members_share_no_sockets(tmp_path):

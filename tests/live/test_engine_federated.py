@@ -16,44 +16,31 @@ from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.replay import Record, replayed
-from slowlink.testbed.training.fetch import DataUnavailable, fetch
 from slowlink.testbed.training.recipe import Part
 from tests.live import closed_form, in_process
 from tests.live.closed_form import LR, MOMENTUM
+from tests.live.run_documents import document as own_document
+from tests.live.run_documents import functions, part
 from tests.live.test_engine import document, in_virtual_time, same
 from tests.live.test_engine import final as parameters
 from tests.live.test_engine_exchange import Cluster, drawn, learn, recipe  # noqa: F401
-from tests.live.test_engine_policies import SOURCE, described, final, on_paper, times
-
-
-@pytest.fixture(scope="module")
-def data():
-    try:
-        fetch("fashion_mnist")
-    except DataUnavailable as error:
-        pytest.skip(f"needs Fashion-MNIST: {error}")
-
+from tests.live.test_engine_policies import described, final, on_paper, times
 
 CLIENTS = ("site1/worker0", "site1/worker1", "site1/worker2")
 
 
 def wide(folder, codec, workers=1, rounds=2, **changes):
     """A training of 20 weights, whose server they reach through this codec."""
-    own = {name: f"{SOURCE}:{its}" for name, its in dict(
-        model="make_wide", data="wide_batches", loss="loss", optimizer="plain"
-    ).items()}  # fmt: skip
+    names = dict(model="make_wide", data="wide_batches", loss="loss", optimizer="plain")
     training = dict(
-        exchange=dict(name="parameter_server"),
-        levels=[dict(up=codec if isinstance(codec, dict) else dict(name=codec))],
-        synchronization=dict(name="fedavg"),
+        levels=[dict(up=part(codec))],
+        synchronization=part("fedavg"),
         workers=[workers],
         rounds=rounds,
         evaluate_every=rounds,
-    ) | changes.pop("training", {})
-    limits = dict(silence_s=600)
-    return settings.parse(
-        dict(training=training, own=own, limits=limits, output=str(folder / "out")) | changes
     )
+    given = own_document(folder, functions(closed_form, **names), training, **changes)
+    return settings.parse(given)
 
 
 def weights(given):
@@ -523,7 +510,7 @@ def federated(folder, name, rounds=6, **more):
 @pytest.mark.parametrize(
     "name, dds", [*((name, None) for name in COMBINED), *((name, {}) for name in ON_DDS)]
 )
-def test_real_processes_come_to_the_trainers_model(data, tmp_path, monkeypatch, name, dds):
+def test_real_processes_come_to_the_trainers_model(fashion_mnist, tmp_path, monkeypatch, name, dds):
     given = federated(tmp_path, name, dds=dds)
     ended = run_all(given)
     assert replayed(ended.record) == 100
@@ -535,7 +522,7 @@ def test_real_processes_come_to_the_trainers_model(data, tmp_path, monkeypatch, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["the document's", "sparse in eight bits", "several formats"])
-def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path, name):
+def test_a_killed_run_goes_on_to_the_same_bits(fashion_mnist, tmp_path, name):
     """Samples dealt anew, momentum, a codec's memory, and whether it was the first meeting."""
     whole = federated(tmp_path / "whole", name, rounds=12)
     run_all(whole)
@@ -550,7 +537,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(data, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_samples_and_momentum_of_a_round_are_as_after_a_pause(data, tmp_path):
+def test_samples_and_momentum_of_a_round_are_as_after_a_pause(fashion_mnist, tmp_path):
     """What a snapshot restores draws the batches that were to come; its momentum is at zero when a
     model has come."""
     given = federated(tmp_path, "the document's")

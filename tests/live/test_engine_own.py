@@ -1,7 +1,6 @@
 """A training of one's own: what is kept, what is told apart, and what is refused by name."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,25 +9,15 @@ from slowlink.testbed.live.engine import settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from tests.live import in_process, odd_training
 from tests.live.odd_training import EVERY, FACTOR, LR
-
-SOURCE = str(Path(odd_training.__file__).resolve())
+from tests.live.run_documents import document, functions
+from tests.live.test_engine import same
 
 
 def described(folder, training=(), **changes):
     names = dict(model="linear", data="batches", loss="loss", optimizer="sgd")
-    names |= changes.pop("own", {})
-    whole = dict(
-        exchange={"name": "parameter_server"},
-        levels=[{"up": {"name": "identity"}}],
-        synchronization={"name": "bsp"},
-        workers=[2],
-        rounds=6,
-        evaluate_every=3,
-    ) | dict(training)
-    own = {field: f"{SOURCE}:{name}" for field, name in names.items()}
-    limits = dict(silence_s=600)
-    given = dict(training=whole, own=own, limits=limits, output=str(folder / "out"))
-    return settings.parse(given | changes)
+    own = functions(odd_training, **names | changes.pop("own", {}))
+    whole = dict(workers=[2], rounds=6, evaluate_every=3) | dict(training)
+    return settings.parse(document(folder, own, whole, **changes))
 
 
 def task(folder, rank=0, **own):
@@ -39,10 +28,6 @@ def trained(task, steps):
     for _ in range(steps):
         task.step(task.gradient())
     return task
-
-
-def same(ours, theirs):
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_what_numpy_and_python_draw_is_the_same_everywhere_and_after_a_pause(tmp_path):

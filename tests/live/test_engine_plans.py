@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from slowlink.testbed.live.engine import plan_node, plan_run
 from slowlink.testbed.live.engine.plan_run import run_plan
 from slowlink.testbed.live.processes import RankFailed
 from slowlink.testbed.network import (
-    emulated,
     execute,
     geo_sites,
     simulate,
@@ -27,13 +25,14 @@ from slowlink.testbed.network import (
     tcp_efficiency,
     transfer_bytes,
 )
+from tests.live.waiting import all_end, children
 
 ROOT = Path(__file__).parents[2]
 SITES = geo_sites([2, 2], lan=200e6, wan=50e6)
 FLAT = star(4, 100e6)
 
 
-def delivered(plan, works):
+def delivered(works):
     """What every node's travels end with, all in one process, by node; messages arrive in a random
     order, but those between two nodes in theirs."""
     random = np.random.default_rng(0)
@@ -84,7 +83,7 @@ def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
     topology, size = geo_sites([4, 4]), 2 * plan_node.BLOCK + 101
     plan = exchange.load(name, chunks=chunks)(topology)
     works = works_of(plan, size, slices=2)
-    results = delivered(plan, works)
+    results = delivered(works)
     arrays = [np.resize(plan_node.drawn(node), size) for node in plan.contributors.tolist()]
     for node, expected in execute(plan, arrays).items():
         np.testing.assert_array_equal(ended(results[node]), expected)
@@ -94,7 +93,7 @@ def test_any_order_of_arrivals_ends_as_execution_does(name, chunks):
 def test_a_wrong_sum_is_found():
     plan = exchange.load("k_nomial_tree", chunks=2)(FLAT)
     works = works_of(plan, 1000)
-    results = delivered(plan, works)
+    results = delivered(works)
     (segment,) = results[3][1]
     spoilt = results[3][1][segment].copy()
     spoilt[-1] += 1
@@ -197,7 +196,7 @@ def test_what_arrives_changed_is_found():
     for node, (own, due) in zip(job.nodes, plan_run._parcels(job, bodies), strict=True):
         works[node], expected[node] = plan_node.Bodies(job, node, own), due
     for spoilt in (None, 6):
-        ended = delivered(plan, works)
+        ended = delivered(works)
         came = works[4].given[1].came
         assert [len(came[t]) for t in range(4)] == [5] * 4  # of nine bytes, the second half
         if spoilt is None:
@@ -261,14 +260,6 @@ def test_refused():
         run_plan(builder.build([0, 1], [0, 1]), FLAT, 1.0, None)
 
 
-@pytest.fixture
-def linked():
-    """Where links can be emulated: the class that does it."""
-    if why := emulated.available():
-        pytest.skip(why)
-    return emulated.Emulated
-
-
 SLOW = star(3, 20e6)
 
 
@@ -284,11 +275,11 @@ SLOW = star(3, 20e6)
     ],
     ids=["hips", "ring", "rat", "central", "colocated"],
 )
-def test_emulated_links_take_the_simulated_time(linked, name, topology, nbytes, parameters):
+def test_emulated_links_take_the_simulated_time(shaped, name, topology, nbytes, parameters):
     """The best of several runs: a busy processor makes everybody late."""
     plan = exchange.load(name, **parameters)(topology)
     simulated = simulate(plan, topology, nbytes, efficiency=tcp_efficiency()).completion_s
-    with linked(topology) as links:
+    with shaped(topology) as links:
         ran = run_plan(plan, topology, nbytes, links, repeats=3)
     assert min(run.completion_s for run in ran) == pytest.approx(simulated, rel=0.1)
 
@@ -309,7 +300,7 @@ with Emulated(topology) as links:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
-def test_nothing_is_left_of_a_run_that_is_ended(linked, end):
+def test_nothing_is_left_of_a_run_that_is_ended(shaped, end):
     """Neither nodes nor links, which end when the process that holds them does."""
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(
@@ -325,21 +316,4 @@ def test_nothing_is_left_of_a_run_that_is_ended(linked, end):
         said = user.communicate(timeout=30)[1]
     assert user.returncode in (-end, 1)
     assert (end == signal.SIGKILL) != ("KeyboardInterrupt" in said)
-    deadline = time.monotonic() + 10
-    while (left := [p for p in (*nodes, holder) if alive(p)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
-def alive(pid):
-    """Whether a process still runs: one that is dead may wait for its parent to notice."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    all_end([*nodes, holder], 10)

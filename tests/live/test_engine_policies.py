@@ -1,7 +1,5 @@
 """What a live run's server makes of what comes, against a weight on paper; no processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -29,26 +27,14 @@ from slowlink.testbed.training.virtual_time import (
 )
 from tests.live import closed_form, in_process
 from tests.live.closed_form import LR, Weight
-
-SOURCE = str(Path(closed_form.__file__).resolve())
+from tests.live.run_documents import document, functions, part
 
 
 def described(folder, policy, workers=4, rounds=12, **changes):
-    training = dict(
-        exchange={"name": "parameter_server"},
-        levels=[{"up": {"name": "identity"}}],
-        synchronization=policy if isinstance(policy, dict) else {"name": policy},
-        workers=[workers],
-        rounds=rounds,
-        evaluate_every=3,
-    ) | changes.pop("training", {})
     names = dict(data="batches", model="make_model", evaluate="weight")
-    names |= dict(loss="loss", optimizer="optimizer")
-    own = {field: f"{SOURCE}:{name}" for field, name in names.items()}
-    limits = dict(silence_s=600)
-    return parse(
-        dict(training=training, own=own, limits=limits, output=str(folder / "out")) | changes
-    )
+    own = functions(closed_form, **names, loss="loss", optimizer="optimizer")
+    training = dict(synchronization=part(policy), workers=[workers], rounds=rounds)
+    return parse(document(folder, own, training | dict(evaluate_every=3), **changes))
 
 
 def on_paper(given, record, policy=None):

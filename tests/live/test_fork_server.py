@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from slowlink.testbed.live import fork_server as fork_server_module
 from slowlink.testbed.live.engine import launch
 from slowlink.testbed.live.fork_server import ForkServer
+from tests.live.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -123,8 +123,7 @@ def test_a_process_has_one_fork_server_and_another_when_that_has_died(monkeypatc
     try:
         assert fork_server_module.shared() is first
         os.kill(first.pid, signal.SIGKILL)
-        while first.alive:
-            time.sleep(0.01)
+        until(lambda: not first.alive)
         second = fork_server_module.shared()
         second.close()
         assert second is not first

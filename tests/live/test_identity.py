@@ -8,6 +8,7 @@ from zmq.utils import z85
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.identity import Keys
+from tests.live.said import strike_off
 
 PRIME = 2**255 - 19
 
@@ -32,8 +33,8 @@ def test_keys_are_files_that_their_owner_alone_reads(tmp_path, capsys):
 
 def test_who_was_revoked_does_not_come_back_unasked(tmp_path):
     identity.make(tmp_path, ["rank-0", "rank-1"])
-    keys, members = Keys(tmp_path, "rank-0"), tmp_path / identity.MEMBERS
-    members.write_text(members.read_text().splitlines(keepends=True)[0])
+    keys = Keys(tmp_path, "rank-0")
+    strike_off(tmp_path, "rank-1")
     assert keys.allowed().keys() == {"rank-0"}
     with pytest.raises(ValueError, match="rank-1 has a key and no line"):
         identity.make(tmp_path, ["rank-1"])

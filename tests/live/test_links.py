@@ -13,7 +13,6 @@ from slowlink.methods.exchange import Topology
 from slowlink.testbed.live import links as module
 from slowlink.testbed.live.links import Listener, Path, charged, measure
 from slowlink.testbed.network.cluster import Cluster, Quartiles
-from slowlink.testbed.network.emulated import Emulated, available
 from slowlink.testbed.network.fluid import tcp_efficiency
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
@@ -22,9 +21,9 @@ LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen", "5000", "--once
 
 
 @contextlib.contextmanager
-def listening(once=True):
+def listening():
     listener = Listener(0, "127.0.0.1")
-    thread = threading.Thread(target=listener.serve, kwargs=dict(once=once), daemon=True)
+    thread = threading.Thread(target=listener.serve, kwargs=dict(once=True), daemon=True)
     thread.start()
     yield listener.port
     thread.join(timeout=10)
@@ -43,11 +42,9 @@ def pair(up, down):
 @pytest.mark.parametrize(
     "up, down, seconds", [(155e6, 155e6, 0.3), (20e6, 100e6, 1.0), (1e9, 300e6, 0.3)]
 )
-def test_what_was_shaped_is_measured(up, down, seconds):
-    if why := available():
-        pytest.skip(why)
-    with Emulated(pair(up, down)) as shaped:
-        command = shaped.command(1, LISTEN)
+def test_what_was_shaped_is_measured(shaped, up, down, seconds):
+    with shaped(pair(up, down)) as links:
+        command = links.command(1, LISTEN)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
             assert "listening on port 5000" in listener.stdout.readline()
             code = (
@@ -55,8 +52,8 @@ def test_what_was_shaped_is_measured(up, down, seconds):
                 f"path = measure(sys.argv[1], 5000, 5, {seconds}); "
                 "print(*path.up.values, *path.down.values, *path.rtt.values)"
             )
-            asked = [sys.executable, "-c", code, shaped.address(1)]
-            done = subprocess.run(shaped.command(0, asked), capture_output=True, text=True)
+            asked = [sys.executable, "-c", code, links.address(1)]
+            done = subprocess.run(links.command(0, asked), capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
     values = list(map(float, done.stdout.split()))
     (up_low, up_got, up_high), (down_low, down_got, down_high) = values[:3], values[3:6]

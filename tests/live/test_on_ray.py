@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,15 @@ from slowlink.testbed.live.engine import on_ray, settings
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.replay import Record, again, replayed, summary
 from tests.live import own_training
+from tests.live.run_documents import document, functions, part
+from tests.live.waiting import all_end, descendants
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("ray", reason="workers that Ray places: python .ci/install.py ray")
 
-SOURCE = str(Path(own_training.__file__).resolve())
+OWN = functions(own_training, model="make_model", data="named_batches", optimizer="make_optimizer")
+OWN |= functions(own_training, evaluate="accuracy") | {"loss": "torch.nn.functional:cross_entropy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,49 +49,10 @@ def cluster(data):
 
 
 def described(folder, policy, workers=(2, 1), rounds=60, **changes):
-    training = dict(
-        exchange={"name": "parameter_server"},
-        levels=[{"up": {"name": "identity"}}],
-        synchronization={"name": policy},
-        workers=workers,
-        rounds=rounds,
-        evaluate_every=4,
-    )
-    own = dict(
-        model=f"{SOURCE}:make_model",
-        data=f"{SOURCE}:named_batches",
-        loss="torch.nn.functional:cross_entropy",
-        optimizer=f"{SOURCE}:make_optimizer",
-        evaluate=f"{SOURCE}:accuracy",
-    ) | changes.pop("own", {})
+    training = dict(synchronization=part(policy), workers=workers, rounds=rounds)
     limits = dict(silence_s=3)
-    whole = dict(training=training, own=own, limits=limits, output=str(folder / "out"))
-    return settings.parse(whole | changes)
-
-
-def below(ancestor):
-    """(pid, start time, command) of all descendants of a process."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            name = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        found[int(path.name)] = int(fields[1]), fields[19], name
-    ancestors, size = {ancestor}, 0
-    while len(ancestors) > size:
-        size = len(ancestors)
-        ancestors |= {pid for pid, (parent, *_) in found.items() if parent in ancestors}
-    return [(p, *found[p][1:]) for p in ancestors - {ancestor} if p in found]
-
-
-def running(pid, started):
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return fields[19] == started and fields[0] != "Z"
+    its = document(folder, OWN, training | dict(evaluate_every=4), limits=limits, **changes)
+    return settings.parse(its)
 
 
 def signalled(number):
@@ -100,7 +63,7 @@ def signalled(number):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
 def test_a_worker_that_is_killed_leaves_and_nothing_stays_behind(tmp_path):
     """On a Ray of its own, which starts and ends with the run."""
-    before, seen, said = below(os.getpid()), [], []
+    before, seen, said = descendants(os.getpid()), {}, []
     # The run lasts longer than it takes to see that a process is gone.
     given = described(tmp_path, "lpsp", on_loss="continue", iteration_s=[[0.06]] * 3)
     with on_ray.cluster(None, 3) as ray, on_ray.Placed(given, ray) as placed:
@@ -109,18 +72,16 @@ def test_a_worker_that_is_killed_leaves_and_nothing_stays_behind(tmp_path):
             said.append(line)
             # A meeting may bring several rounds, so that none ends with the fourth.
             if not seen and line.startswith("round ") and not line.startswith("round 0 "):
-                seen.extend(below(os.getpid()))
+                seen.update(descendants(os.getpid()))
                 signalled(signal.SIGKILL)
 
         ended = placed.run(act)
     (left,) = [told.event for told in ended.record.told if isinstance(told.event, Left)]
     assert left.worker == 2 and replayed(ended.record) == 100
     assert any("goes on without site2/worker0: its process is gone" in line for line in said)
-    started = [(pid, since) for pid, since, _ in set(seen) - set(before)]
-    until = time.monotonic() + 10
-    while (alive := [one for one in started if running(*one)]) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert len(started) > 4 and not alive
+    started = seen.keys() - before
+    assert len(started) > 4
+    all_end(started, 10)
 
 
 def test_policies_train_and_their_runs_replay(cluster, tmp_path):

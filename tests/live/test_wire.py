@@ -13,7 +13,8 @@ import zmq
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import MAX_HEAD, VERSION, WAITING, Received, ZmqWire
-from tests.live.said import data, numbers, receive
+from tests.live.said import data, numbers, receive, strike_off
+from tests.live.waiting import until
 
 ANY = "tcp://127.0.0.1:0"
 NAMES = ("a", "b", "site1/c")
@@ -26,8 +27,8 @@ def wires(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(name, bind=ANY, **options):
-            options = dict(keys=Keys(tmp_path, name), timeout_s=1.0) | options
-            wire = ZmqWire(name, bind, NAMES, **(dict(heartbeat_s=0.1) | options))
+            usual = dict(keys=Keys(tmp_path, name), timeout_s=1.0, heartbeat_s=0.1)
+            wire = ZmqWire(name, bind, NAMES, **usual | options)
             stack.callback(wire.close, 0.0)
             return wire
 
@@ -87,7 +88,7 @@ def test_a_member_cannot_speak_as_another(wires, caplog):
     assert "site1/c has spoken as 'a'" in caplog.text
 
 
-def test_a_member_that_is_somebody_else_is_not_spoken_to(wires, tmp_path):
+def test_a_member_that_is_somebody_else_is_not_spoken_to(wires):
     """Who listens at an address proves that it holds the key of the one who is meant."""
     a, b = wires("a"), wires("b")
     a.connect({"site1/c": b.address})
@@ -96,14 +97,12 @@ def test_a_member_that_is_somebody_else_is_not_spoken_to(wires, tmp_path):
 
 
 def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_path, caplog):
-    a, b = wires("a", heartbeat_s=0.1), wires("b", heartbeat_s=0.1)
+    a, b = wires("a"), wires("b")
     a.connect({"b": b.address})
     b.connect({"a": a.address})
     a.send("b", dict(kind="hello"))
     assert b.receive(10).sender == "a"
-    members = tmp_path / identity.MEMBERS
-    lines = members.read_text().splitlines(keepends=True)
-    members.write_text("".join(line for line in lines if not line.startswith("a ")))
+    strike_off(tmp_path, "a")
     a.send("b", dict(kind="hello"))
     b.send("a", dict(kind="hello"))
     assert b.receive(1.0) is None
@@ -240,10 +239,7 @@ def test_a_restarted_member_gets_what_has_no_receipt(plain):
     a.connect({"b": b.address})
     a.send("b", data(0))
     assert numbers(receive(b, 1)) == [0]
-    end = time.monotonic() + 10
-    while "b" not in a.heard:  # its receipt is there
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: "b" in a.heard, 10)  # its receipt is there
     b.close(0.0)
     again = plain("b", b.address)
     a.send("b", data(1))

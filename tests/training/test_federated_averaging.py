@@ -12,9 +12,9 @@ from slowlink.methods import aggregation, compression, synchronization
 from slowlink.testbed.results import frame
 from slowlink.testbed.training import datasets, models, splits, trainer
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.learner import Codecs, fan_out, spoil
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Spoiled
+from tests import small
 
 BATCH, SUBSET, STEPS = 8, 20, 6
 """A round has batches of 8, 8 and 4 samples, twice."""
@@ -22,19 +22,10 @@ BATCH, SUBSET, STEPS = 8, 20, 6
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    """Images that a small network can tell apart; 242 of them, so that shares are uneven."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(302) % 10
-    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
-    noise = torch.randint(-40, 41, (302, 1, 28, 28), generator=generator)
-    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
-    half = torch.tensor([0.5])
-    data = Dataset(
-        "tiny", images[:242], labels[:242], images[242:], labels[242:], 10, (1, 28, 28), half, half
-    )
+    """242 images, so that shares are uneven."""
+    data = small.prototypes(242, 60)
     monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
-    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
-    monkeypatch.setattr(trainer, "profile", lambda name: device)
+    monkeypatch.setattr(trainer, "profile", lambda name: small.DEVICE)
     return data
 
 
@@ -49,31 +40,19 @@ def up(codec, **parameters) -> tuple[Level]:
 def recipe(rounds=1, steps=STEPS, **changes) -> Recipe:
     """So many rounds of federated averaging, each judged."""
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
-        exchange=Part(name="parameter_server"),
-        levels=up("identity"),
         synchronization=fedavg(),
         fusion=Part(name="whole_model"),
-        model=Part(name="lenet5", hidden=[20, 16]),
-        dataset="tiny",
         workers=(3,),
         cluster="star",
         batch=BATCH,
-        lr=0.05,
         momentum=0.9,
         momentum_lasts="round",
         rounds=rounds * steps,
         evaluate_every=steps,
-        seed=7,
-        scale="smoke",
-        device="test",
         compute_s=0.25,
         networks={"one": Link(lan=1e7, wan=1e7)},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 def stepwise(rounds=1, **changes) -> Recipe:

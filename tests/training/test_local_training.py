@@ -25,6 +25,7 @@ from slowlink.testbed.training.virtual_time import (
     happenings,
     play,
 )
+from tests import small
 
 pytestmark = pytest.mark.slow
 
@@ -45,46 +46,26 @@ COMPUTING_ON = {
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 10
-    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
-    noise = torch.randint(-40, 41, (300, 1, 28, 28), generator=generator)
-    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
-    half = torch.tensor([0.5])
-    data = Dataset(
-        "tiny", images[:240], labels[:240], images[240:], labels[240:], 10, (1, 28, 28), half, half
-    )
+    data = small.prototypes(240, 60)
     monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
     return data
 
 
 def recipe(name, **changes) -> Recipe:
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
-        exchange=Part(name="parameter_server"),
-        levels=(Level(up=Part(name="identity")),),
         synchronization=Part(name=name, **POLICIES.get(name, {})),
         fusion=Part(name="whole_model"),
-        model=Part(name="lenet5", hidden=[20, 16]),
-        dataset="tiny",
         workers=(4,),
         cluster="star",
         uneven=Uneven(highest=2.5),
-        batch=8,
-        lr=0.05,
         momentum=0.9,
         rounds=15,
         evaluate_every=5,
-        seed=7,
-        scale="smoke",
         device="this_cpu",
         compute_s=0.25,
         networks={"one": LINK},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 class Naively:
@@ -159,9 +140,7 @@ class Naively:
     def loss(self):
         model = copy.deepcopy(self.workers[0])
         nn.utils.vector_to_parameters(self.server, model.parameters())
-        with torch.no_grad():
-            scores = model(self.data.prepare(self.data.test_x))
-            return float(nn.functional.cross_entropy(scores, self.data.test_y))
+        return small.loss(model, self.data)
 
 
 def network(spec):
@@ -218,21 +197,8 @@ def test_one_local_iteration_for_all_is_plain_data_parallel_sgd(small_data, name
     policy = Part(name=name, local_iterations=1)
     spec = recipe(name, synchronization=policy, averaged_over="members", weight_decay=weight_decay)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
-    streams = Naively(spec, small_data).streams
-    model = models.make("lenet5", spec.seed, **spec.model.parameters)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.lr, momentum=0.9, weight_decay=weight_decay
-    )
-    for _ in range(spec.rounds):
-        index = torch.cat([next(stream) for stream in streams])
-        optimizer.zero_grad()
-        images = small_data.prepare(small_data.train_x[index])
-        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
-    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+    model = small.plainly_trained(spec, small_data, Naively(spec, small_data).streams)
+    assert rows.iloc[-1]["value"] == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 def test_all_members_are_all_workers(small_data):
@@ -361,10 +327,7 @@ def test_local_sgd_on_any_exchange_averages_models(small_data, how):
     spec = recipe("bsp", exchange=Part(name=how), rounds=15)
     rows = frame(trainer.train(spec)).query("metric == 'test_loss'")
     model = Averaged(spec, small_data, steps=3).model
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
-    assert rows.iloc[-1]["value"] == pytest.approx(loss, rel=1e-4)
+    assert rows.iloc[-1]["value"] == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 def test_hubs_that_never_meet_all_are_evaluated_by_their_mean(small_data):

@@ -14,60 +14,32 @@ from slowlink.testbed.prices import load_system
 from slowlink.testbed.results import frame
 from slowlink.testbed.training import augmentation, datasets, learner, models, trainer
 from slowlink.testbed.training.datasets import Dataset
-from slowlink.testbed.training.device import FREE, Device
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe, Uneven
+from tests import small
 
 IDENTITY = Level(up=Part(name="identity"))
 
 
 @pytest.fixture(autouse=True)
 def small_data(monkeypatch):
-    """Images that a small network can tell apart, in place of a data set on disk."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(480) % 10
-    prototypes = torch.randint(0, 256, (10, 1, 28, 28), generator=generator)
-    noise = torch.randint(-40, 41, (480, 1, 28, 28), generator=generator)
-    images = (prototypes[labels] + noise).clamp(0, 255).to(torch.uint8)
-    data = Dataset(
-        "tiny",
-        images[:360],
-        labels[:360],
-        images[360:],
-        labels[360:],
-        10,
-        (1, 28, 28),
-        torch.tensor([0.5]),
-        torch.tensor([0.25]),
-    )
+    """In place of a data set on disk."""
+    data = small.prototypes(360, 120, std=0.25)
     monkeypatch.setattr(trainer, "load_dataset", lambda *args, **kwargs: data)
-    device = Device(title="test", source="", flops=1e9, round_overhead_s=0.0, work=FREE)
-    monkeypatch.setattr(trainer, "profile", lambda name: device)
+    monkeypatch.setattr(trainer, "profile", lambda name: small.DEVICE)
     return data
 
 
 def recipe(**changes) -> Recipe:
     fields = dict(
-        document="test",
-        experiment="unit",
-        system="unit",
         exchange=Part(name="hips", overlap=False),
         levels=(IDENTITY, IDENTITY),
-        synchronization=Part(name="bsp"),
-        model=Part(name="lenet5", hidden=[20, 16]),
-        dataset="tiny",
         workers=(2, 1),
-        batch=8,
-        lr=0.05,
         rounds=6,
         evaluate_every=3,
-        seed=7,
-        scale="smoke",
-        device="test",
         compute_s=0.25,
         networks={"one": Link(lan=1e9, wan=1e8)},
-        accelerator="cpu",
     )
-    return Recipe(**(fields | changes))
+    return small.recipe(**fields | changes)
 
 
 def run(**changes):
@@ -101,21 +73,9 @@ def test_workers_equal_one_worker_with_all_of_their_batches(
 
     # The oracle: torch's own optimizer on the joint batch of the same index streams.
     streams = make_learner(spec, small_data)._streams
-    model = models.make(spec.model.name, spec.seed, **spec.model.parameters)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
-    for _ in range(spec.rounds):
-        index = torch.cat([next(stream) for stream in streams])
-        optimizer.zero_grad()
-        images = small_data.prepare(small_data.train_x[index])
-        nn.functional.cross_entropy(model(images), small_data.train_y[index]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        scores = model(small_data.prepare(small_data.test_x))
-        loss = float(nn.functional.cross_entropy(scores, small_data.test_y))
+    model = small.plainly_trained(spec, small_data, streams)
     ours = rows.query("metric == 'test_loss' and round == 6")["value"].item()
-    assert ours == pytest.approx(loss, rel=1e-4)
+    assert ours == pytest.approx(small.loss(model, small_data), rel=1e-4)
 
 
 @pytest.mark.parametrize("codec", ["power_sgd", "top_k", "dgc", "qsgd"])

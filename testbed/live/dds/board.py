@@ -26,15 +26,7 @@ from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cyclonedds.core import (
-    DDSException,
-    GuardCondition,
-    InstanceState,
-    ReadCondition,
-    SampleState,
-    ViewState,
-    WaitSet,
-)
+from cyclonedds.core import DDSException, GuardCondition, ReadCondition, WaitSet
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.internal import InvalidSample
 from cyclonedds.pub import DataWriter
@@ -484,8 +476,7 @@ class Reading:
             its = self._followed[whose] = _Followed(board)
             topic = Topic(self._participant, f"{TOPIC}/{board}", Segment)
             its.reader = DataReader(self._participant, topic, _read(self._limit))
-            any_state = SampleState.Any | ViewState.Any | InstanceState.Any
-            its.condition = ReadCondition(its.reader, any_state)
+            its.condition = ReadCondition(its.reader, domain.ANY)
             self._arrived.attach(its.condition)
         its.reads = reads
 
@@ -592,17 +583,9 @@ class Reading:
 
 def _written() -> Qos:
     """The writer waits for the acknowledgements of all, which need not have taken anything."""
-    return Qos(
-        Policy.Reliability.Reliable(duration(seconds=domain.BLOCK_S)),
-        Policy.History.KeepAll,
-        Policy.IgnoreLocal.Participant,
-    )
+    return Qos(*domain.RELIABLE, Policy.History.KeepAll)
 
 
 def _read(limit: int) -> Qos:
     """The newest parts displace the oldest, so that the reader always takes more."""
-    return Qos(
-        Policy.Reliability.Reliable(duration(seconds=domain.BLOCK_S)),
-        Policy.History.KeepLast(min(domain.UNREAD, 2 * -(-limit // CUT))),
-        Policy.IgnoreLocal.Participant,
-    )
+    return Qos(*domain.RELIABLE, Policy.History.KeepLast(min(domain.UNREAD, 2 * -(-limit // CUT))))

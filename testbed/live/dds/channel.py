@@ -17,14 +17,7 @@ from itertools import chain
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
-from cyclonedds.core import (
-    DDSException,
-    InstanceState,
-    ReadCondition,
-    SampleState,
-    ViewState,
-    WaitSet,
-)
+from cyclonedds.core import DDSException, ReadCondition, WaitSet
 from cyclonedds.domain import DomainParticipant
 from cyclonedds.internal import InvalidSample
 from cyclonedds.pub import DataWriter
@@ -251,9 +244,7 @@ class Channel:
         self._reader = DataReader(participant, described, qos)
         self._writer = DataWriter(participant, described, qos)
         self._arrived = WaitSet(participant)
-        self._arrived.attach(
-            ReadCondition(self._reader, SampleState.Any | ViewState.Any | InstanceState.Any)
-        )
+        self._arrived.attach(ReadCondition(self._reader, domain.ANY))
         self._thread = threading.Thread(target=self._receive, name=f"{topic} receiver", daemon=True)
         self._thread.start()
 

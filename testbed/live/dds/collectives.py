@@ -296,7 +296,8 @@ class Group:
         deadline = time.monotonic() + timeout_s
         missing = self._channel.wait_for(self._others - self._lost.keys(), timeout_s)
         if missing:
-            raise self._not_found(missing, timeout_s, self.refused)
+            why = f"not found in the domain within {timeout_s:g} s{_note(self.refused)}"
+            raise RankLost(missing, why)
         handle = self.all_gather(b"", BARRIER)
         try:
             handle.wait(max(0.0, deadline - time.monotonic()))
@@ -398,10 +399,6 @@ class Group:
         while self._pending and self._pending[0].done:
             self._pending.popleft()
         self._changed.notify_all()
-
-    @staticmethod
-    def _not_found(ranks: Iterable[int], timeout_s: float, refused: Counter[str]) -> RankLost:
-        return RankLost(ranks, f"not found in the domain within {timeout_s:g} s{_note(refused)}")
 
 
 def _note(refused: Counter[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from cyclonedds.core import DDSException
+from cyclonedds.core import DDSException, InstanceState, SampleState, ViewState
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.qos import Policy, Qos
 from cyclonedds.util import duration
@@ -41,6 +41,9 @@ full for longer than the lease takes the others for dead. So whoever reads must 
 
 BLOCK_S = 0.5
 """A blocked write returns this often, to see whether it is still wanted."""
+
+ANY = SampleState.Any | ViewState.Any | InstanceState.Any
+"""What a reader is woken up by: whatever comes."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,10 @@ def draw() -> int:
     return _left.pop()
 
 
+RELIABLE = Policy.Reliability.Reliable(duration(seconds=BLOCK_S)), Policy.IgnoreLocal.Participant
+"""Of all readers and writers here: they lose nothing, and do not hear their own process."""
+
+
 def qos(user_data: bytes) -> Qos:
     """For the readers and writers of a topic of segments.
 
@@ -159,10 +166,9 @@ def qos(user_data: bytes) -> Qos:
     user_data: what other processes see of this one before any message.
     """
     return Qos(
-        Policy.Reliability.Reliable(duration(seconds=BLOCK_S)),
+        *RELIABLE,
         Policy.History.KeepAll,
         Policy.ResourceLimits(UNREAD, -1, -1),
-        Policy.IgnoreLocal.Participant,
         Policy.Userdata(user_data),
     )
 

@@ -21,13 +21,12 @@ from cyclonedds.util import duration
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.collectives import RANK, Group
-from slowlink.testbed.live.dds.domain import LAST_DOMAIN, DomainConfig, connect, matched, qos
+from slowlink.testbed.live.dds.domain import ANY, LAST_DOMAIN, DomainConfig, connect, matched, qos
 from slowlink.testbed.live.dds.segments import CUT, Segment
 from slowlink.testbed.live.processes import LOOPBACK, Tell, run_ranks
 
 HOST = "127.0.0.1"
 RAW, OURS, GLOO = WAYS = ("raw dds", "dds", "gloo")
-ANY = 127  # masks of sample, view and instance states
 
 
 def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> dict[str, list]:

@@ -599,8 +599,8 @@ class Coordinator:
                 self._lose(what, why, replace=True)
             elif what in self.due:
                 number = int(what.removeprefix("meeting "))
-                culprit = self._culprit(self.meetings[number])
-                self._lose(culprit, self._too_long(number), replace=True)
+                why = f"meeting {number} was not over within {self.limits.meeting_s:g} s"
+                self._lose(self._culprit(self.meetings[number]), why, replace=True)
         for name in [name for name, until in self.awaited.items() if now > until]:
             del self.awaited[name]
             self.say(f"goes on without {name}: no other came within {self.limits.join_s:g} s")
@@ -613,9 +613,6 @@ class Coordinator:
             gone = ", ".join(f"{name} ({its})" for name, its in sorted(self.gone.items()))
             why += f"; gone: {gone}" if gone else ""
             raise Failed(f"{self.settings.training.synchronization.name}: {why}")
-
-    def _too_long(self, number: int) -> str:
-        return f"meeting {number} was not over within {self.limits.meeting_s:g} s"
 
     def _culprit(self, meeting: _Meeting) -> str:
         """Whom a late meeting waits for: who does not answer, or else who most others name."""

@@ -249,9 +249,12 @@ class Sums:
             mine, its = (*self.like, self.size), (form, dtype, shape, size)
             raise Refused(sender, f"it sent {its} where others have {mine}")
         cuts, segments = self.part.cuts(self.size), self.part.segments[t]
-        array = _array(sender, body, self._dtype, cuts[segments.stop] - cuts[segments.start])
-        self.due.check_values(sender, array)
         first = cuts[segments.start]
+        nbytes = (cuts[segments.stop] - first) * self._dtype.itemsize
+        if len(body) != nbytes:
+            raise Refused(sender, f"it sent {len(body)} bytes, and not {nbytes}")
+        array = np.frombuffer(body, self._dtype)
+        self.due.check_values(sender, array)
         return {i: array[cuts[i] - first : cuts[i + 1] - first] for i in segments}
 
     def payload(self, value: Value) -> Payload:
@@ -434,9 +437,3 @@ def flow(
             missing.remove(t)
         todo = waiting
     return value(part.ending, range(len(part.edges) - 1))
-
-
-def _array(sender: int, body: bytes, dtype: np.dtype, size: int) -> np.ndarray:
-    if len(body) != size * dtype.itemsize:
-        raise Refused(sender, f"it sent {len(body)} bytes, and not {size * dtype.itemsize}")
-    return np.frombuffer(body, dtype)

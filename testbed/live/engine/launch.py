@@ -46,7 +46,8 @@ def run_node(settings: LiveSettings, name: str) -> None:
     ValueError: no such member, nobody told where the coordinator is, keys that cannot be read.
     RuntimeError, OSError: the run ended with an error; this member's address cannot be listened at.
     """
-    _check_member(settings, name)
+    if name not in settings.members:
+        raise ValueError(f"no member {name!r}; there are: {', '.join(settings.members)}")
     wire = _wire(settings, name)
     try:
         wire.connect({COORDINATOR: settings.addresses.get(COORDINATOR, wire.address)})
@@ -305,11 +306,6 @@ def _on_dds(settings: LiveSettings, name: str, dds: Dds, options: dict[str, Any]
         raise ValueError("dds: give domain and run, alike for members that start one by one")
     network = DomainConfig(dds.interface or LOOPBACK, dds.peers, settings.limits.silence_s)
     return DdsWire(name, dds.domain, network, dds.run, settings.members, **options)
-
-
-def _check_member(settings: LiveSettings, name: str) -> None:
-    if name not in settings.members:
-        raise ValueError(f"no member {name!r}; there are: {', '.join(settings.members)}")
 
 
 def _own_host(address: str) -> str:

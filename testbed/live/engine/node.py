@@ -67,7 +67,7 @@ from slowlink.testbed.live.engine.flow import Refused
 from slowlink.testbed.live.engine.settings import COORDINATOR, LiveSettings
 from slowlink.testbed.live.snapshots import Snapshots
 from slowlink.testbed.live.wire import Received, Unreadable, Wire
-from slowlink.testbed.training.learner import Diverged, digest, unfused
+from slowlink.testbed.training.learner import Diverged, clipped, digest, unfused
 from slowlink.testbed.training.trainer import GLOBAL
 
 IDLE_S = 0.5
@@ -122,6 +122,10 @@ class _Held(Delivery):
         if self.weights is None:
             return [1 / len(self.members)] * len(self.members)
         return [weight for weight in self.weights if weight]
+
+    def taking(self, phase: str) -> Sequence[int]:
+        """The workers among whom this phase of the plan is."""
+        return self.meeting.members if phase == "pull" else self.meeting.bringing
 
 
 class Node:
@@ -339,8 +343,6 @@ class Node:
         gradient = self.task.gradient()
         clip = self.settings.training.clip_norm
         if clip and self.settings.own:
-            from slowlink.testbed.training.learner import clipped
-
             gradient = clipped(gradient, clip)
         for number, part in enumerate(gradient):
             if not part.isfinite().all():
@@ -492,10 +494,8 @@ class Node:
         self.tell("waiting", names=sorted(waited))
 
     def _sources(self, held: _Held, tag: Tag) -> set[int]:
-        fragment = tag[0].split(":")
-        slots = tuple(fragment[1:]) or None
-        nodes = held.meeting.members if fragment[0] == "pull" else held.meeting.bringing
-        part = self.place.part(nodes, fragment[0], slots)
+        phase, *slots = tag[0].split(":")
+        part = self.place.part(held.taking(phase), phase, tuple(slots) or None)
         return {part.src[t] for t in part.arriving}
 
     def _end(self, final: dict[str, Any] | None) -> None:
@@ -519,32 +519,31 @@ class Node:
     def _arrived(self, received: Received, at: float) -> None:
         """Take what has come of an exchange at this time."""
         head = received.head
+
+        def refused(why: str) -> Refused:
+            return Refused(self.settings.topology.node_names.index(received.sender), why)
+
         try:
             number, attempt = int(head["meeting"]), int(head["attempt"])
             fragment, key, step = head["tag"]
             tag, t = (str(fragment), int(key), int(step)), int(head["t"])
         except (KeyError, TypeError, ValueError):
-            sender = self.settings.topology.node_names.index(received.sender)
-            raise Refused(sender, "a message of no exchange") from None
+            raise refused("a message of no exchange") from None
         held = self.held.get(number)
         if held is None or attempt > held.attempt:
             self.strays[number, attempt].append((received, at))
             self.stray_bytes += len(received.body)
             if self.stray_bytes > self.settings.limits.queue_bytes:
-                sender = self.settings.topology.node_names.index(received.sender)
-                raise Refused(sender, "it sends for meetings that nobody has called")
+                raise refused("it sends for meetings that nobody has called")
             return
         if attempt < held.attempt:
             return
         node = self._sender_of(held, tag, t)
-        sender = self.names[node]
-        if sender != received.sender:
-            culprit = self.settings.topology.node_names.index(received.sender)
-            raise Refused(culprit, f"it sent what {sender} should have sent")
+        if self.names[node] != received.sender:
+            raise refused(f"it sent what {self.names[node]} should have sent")
         known = -1 <= tag[1] < len(self.place.shapes) and 0 <= tag[2] < MAX_STEPS
         if not known or (tag, t) in held.seen:
-            culprit = self.settings.topology.node_names.index(received.sender)
-            raise Refused(culprit, f"{tag} is not of this meeting, or came before")
+            raise refused(f"{tag} is not of this meeting, or came before")
         held.seen.add((tag, t))
         self.carried += len(received.body) * (tag[1] != STATISTICS)
         if self.centre and node in held.meeting.bringing and tag[1] != STATISTICS:
@@ -556,11 +555,10 @@ class Node:
             self._close(held)
 
     def _sender_of(self, held: _Held, tag: Tag, t: int) -> int:
-        fragment = tag[0].split(":")
-        nodes = held.meeting.members if fragment[0] == "pull" else held.meeting.bringing
-        if fragment[0] not in ("all", "push", "pull"):
+        phase = tag[0].partition(":")[0]
+        if phase not in ("all", "push", "pull"):
             raise ValueError(f"no fragment is called {tag[0]!r}")
-        plan = self.place.plan(nodes, fragment[0])
+        plan = self.place.plan(held.taking(phase), phase)
         if not 0 <= t < len(plan):
             raise ValueError(f"{plan.name} has no transfer {t}")
         return int(plan.src[t])
@@ -774,5 +772,5 @@ class Node:
     def _take_mean(self, vector: Tensor) -> None:
         own = self.task.statistics()
         pieces = vector.split([value.numel() for value in own])
-        shaped = [piece.view(value.shape) for piece, value in zip(pieces, own, strict=True)]
-        self.task.take_statistics(shaped)
+        for value, piece in zip(own, pieces, strict=True):
+            value.copy_(piece.view(value.shape))

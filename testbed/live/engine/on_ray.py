@@ -95,9 +95,7 @@ class Placed(Launched):
 
         here = On(self.ray.get_runtime_context().get_node_id(), soft=False)
         worker = self.given.topology.node_names.index(name) in self.given.workers
-        where = dict(num_cpus=1, scheduling_strategy="SPREAD")
-        if not worker:
-            where = dict(num_cpus=0, scheduling_strategy=here)
+        where = dict(num_cpus=int(worker), scheduling_strategy="SPREAD" if worker else here)
         self.processes[name] = Process(self.ray, where, self.file.read_text(), name)
 
     def _last(self, name: str) -> str:

@@ -136,7 +136,7 @@ class _Meetings:
         self.job, self.say = job, say
         self.ranks = range(len(job.nodes))
         self.here: dict[int, Any] = {}
-        self.over = [0 for _ in self.ranks]
+        self.over = [0] * len(self.ranks)
         self.told = self.met = 0
 
     def __call__(self, rank: int, message: tuple[str, Any]) -> dict[int, Any]:
@@ -148,7 +148,7 @@ class _Meetings:
         if len(self.here) < len(self.ranks):
             return {}
         values = [self.here[rank] for rank in self.ranks]
-        self.here, self.over, self.told = {}, [0 for _ in self.ranks], 0
+        self.here, self.over, self.told = {}, [0] * len(self.ranks), 0
         # The nodes meet to exchange addresses, before and after each run, and at the end.
         run, after = divmod(self.met, 2)
         if run and not after:

@@ -58,7 +58,7 @@ from slowlink.testbed.live.engine.flow import FINITE
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training import models
 from slowlink.testbed.training.fetch import read_sources
-from slowlink.testbed.training.learner import IDENTITY, apart
+from slowlink.testbed.training.learner import IDENTITY, apart, check_text
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
 from slowlink.testbed.training.trainer import GLOBAL, flat, speeds, topology
@@ -380,10 +380,10 @@ def check(settings: LiveSettings) -> None:
     for number, level in enumerate(recipe.levels):
         for way, part in (("up", level.up), ("down", level.down or IDENTITY)):
             with naming(f"training.levels.{number}.{way}"):
-                compression.load(part.name, **part.parameters)
+                load_codec(part)
     for rank, part in recipe.codecs.items():
         with naming(f"training.codecs.{rank}"):
-            compression.load(part.name, **part.parameters)
+            load_codec(part)
     usual = {name: field.default for name, field in Recipe.model_fields.items()}
     usual |= OWN | dict(model=Part(**OWN["model"]))
     for field in OF_RECIPES if settings.own else ():
@@ -465,8 +465,7 @@ def check(settings: LiveSettings) -> None:
     if settings.spare < 0:
         raise ValueError(f"begin_with: there are {workers} workers")
     parties = sum(map(len, between.groups(settings.topology)[-1]))
-    last = recipe.levels[-1].up
-    codecs = [compression.load(last.name, **last.parameters) for _ in range(parties)]
+    codecs = [load_codec(recipe.levels[-1].up) for _ in range(parties)]
     with naming("training.levels"):
         compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     if keeps:
@@ -518,15 +517,14 @@ def _check_data(recipe: Recipe) -> None:
     if (len(models.sample_shape(recipe.model.name)) == 1) != text:
         what = "text" if text else "images"
         raise ValueError(f"training.model: {recipe.model.name} is not for {name}, which is {what}")
+    if text:
+        try:
+            check_text(recipe)
+        except ValueError as error:
+            raise ValueError(f"training.{error}") from None
     for field, holds, why in (
-        ("augment", not (text and recipe.augment), f"{name} is text, only images are augmented"),
         ("validation", not (text and recipe.validation), f"{name} is text, only images are held "
          "out"),
-        ("split", not text or recipe.split == Part(name="even"), f"{name} is text, only images are "
-         "split by label"),
-        ("subset", not (text and recipe.subset), f"{name} is text, only images are drawn for a "
-         "round"),
-        ("deal", not text or recipe.deal == "once", f"{name} is text, only images are dealt anew"),
         ("validation", not (limit and recipe.validation and recipe.validation >= limit),
          f"{recipe.validation} images held out leave none of limit: {limit} to train on"),
         ("words", text or not recipe.words, f"{name} has none"),

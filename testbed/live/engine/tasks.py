@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from slowlink.methods import fusion
 from slowlink.testbed.live.engine.settings import LiveSettings
 from slowlink.testbed.training import models, trainer
-from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica
+from slowlink.testbed.training.learner import Codecs, Diverged, Learner, Replica, grouped
 from slowlink.testbed.training.recipe import fan_out
 
 Metrics = dict[str, tuple[float, str]]
@@ -67,10 +66,8 @@ class Task(Protocol):
         """Count so many updates as done, by which learning rates go."""
 
     def statistics(self) -> list[Tensor]:
-        """Running statistics: floating-point buffers of the model that follow the batches."""
-
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        """Go on with these statistics."""
+        """Running statistics: floating-point buffers of the model that follow the batches. They are
+        its own, and what is copied into them takes effect."""
 
     def evaluation(self) -> Callable[[], Metrics]:
         """Evaluates the model, as it is now, on test data; at a server, beside all else."""
@@ -136,10 +133,6 @@ class RecipeTask:
     def statistics(self) -> list[Tensor]:
         return [buffer for buffer in self.replica.buffers if buffer.is_floating_point()]
 
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self.statistics(), values, strict=True):
-            buffer.copy_(value)
-
     def evaluation(self) -> Callable[[], Metrics]:
         buffers = [buffer.clone() for buffer in self.replica.buffers]
         return partial(self._evaluate, replace(self.replica, buffers=buffers))
@@ -197,12 +190,7 @@ class OwnTask:
         self.loss = named("loss", own.loss)
         self.score = own.evaluate and named("evaluate", own.evaluate)
         self.shapes = [parameter.shape for parameter in self.parameters]
-        order = list(range(len(self.shapes)))[::-1]
-        grouping = fusion.load(recipe.fusion.name, **recipe.fusion.parameters)
-        groups = grouping([self.shapes[i].numel() for i in order], None)
-        if recipe.codec_scope == "layer":
-            groups = [[i] for i in range(len(order))]
-        self.groups = [[order[i] for i in group] for group in groups]
+        self.groups = grouped(recipe, [shape.numel() for shape in self.shapes])
         ranks = {node: number for number, node in enumerate(settings.workers)}
         self.codec = Codecs(recipe.levels, self.seed, ranks, recipe.codecs)
         self.batches = 0
@@ -323,10 +311,6 @@ class OwnTask:
             for name, buffer in self.net.named_buffers()
             if name.rpartition(".")[2] in RUNNING and buffer.is_floating_point()
         ]
-
-    def take_statistics(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self.statistics(), values, strict=True):
-            buffer.copy_(value)
 
     def evaluation(self) -> Callable[[], Metrics]:
         found: Metrics = {}
