@@ -115,7 +115,7 @@ def test_the_front_is_what_nothing_dominates():
 
 
 def estimate(*values):
-    return Estimate.of(pd.Series(values, index=[1, 2, 3], dtype=float))
+    return Estimate.of(pd.Series(values, index=range(1, len(values) + 1), dtype=float))
 
 
 def test_what_seeds_do_not_separate_ties():
@@ -128,6 +128,8 @@ def test_what_seeds_do_not_separate_ties():
     }
     assert ranking.first(times) == ["fast", "as fast"]
     assert ranking.first({"never": times["never"]}) == []
+    # Of one seed nobody could be surely faster.
+    assert ranking.first(times | {"tried once": estimate(0.1)}) == ["fast", "as fast"]
     # A constant difference is certain, however wide the intervals of the two are,
     assert ranking.first({"a": estimate(1, 5, 9), "b": estimate(1.2, 5.2, 9.2)}) == ["a"]
     # but one below what a round time can tell apart is none.

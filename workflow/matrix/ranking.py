@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from slowlink.reports.charts import Missing
-from slowlink.reports.evidence import Estimate
+from slowlink.reports.evidence import MIN_SEEDS, Estimate
 from slowlink.testbed.results import Row, coordinates, row_of
 from slowlink.testbed.units import said_rate
 
@@ -298,9 +298,14 @@ def first(times: Mapping[str, Estimate], doubtful: Collection[str] = ()) -> list
     """The methods than which none is surely faster, of the least mean first, of equal ones as they
     come; several are a tie.
 
-    What a seed never reached has no mean, and is not first; nor is who is ``doubtful``.
+    What a seed never reached has no mean, and is not first; nor is who is ``doubtful``, or has so
+    few seeds that nobody could be surely faster.
     """
-    there = [label for label, one in times.items() if not one.never and label not in doubtful]
+    there = [
+        label
+        for label, one in times.items()
+        if not (one.never or 0 < one.seeds < MIN_SEEDS or label in doubtful)
+    ]
     ordered = sorted(((times[label].mean, label) for label in there), key=itemgetter(0))
 
     def beaten(mean: float, label: str) -> bool:
