@@ -153,8 +153,8 @@ def test_reasons_say_what_the_document_leaves_open(judged):
     assert "as here direction only" in reason["RAT-F6a"] and "ours 9.2" in reason["RAT-F6a"]
     assert "the largest: holds" in reason["RAT-F6a"]
     # .16 M / (n B): 97 MB over 16 workers at 10 Gbit/s, and over 256 at 40 Gbit/s.
-    assert "16 workers at 10 Gbit/s: 776 us" in reason["RAT-F6b"]
-    assert "256 workers at 40 Gbit/s: 12.12 us" in reason["RAT-F6b"]
+    assert "16 workers at 10 Gbit/s: 776 µs" in reason["RAT-F6b"]
+    assert "256 workers at 40 Gbit/s: 12.12 µs" in reason["RAT-F6b"]
     for name in ("RAT-F7a", "RAT-F7b"):
         assert "k and d are not printed" in reason[name] and "share of the grid" in reason[name]
     assert "where many do" in reason["RAT-F7b"]
