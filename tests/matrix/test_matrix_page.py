@@ -109,7 +109,7 @@ def test_every_figure_is_drawn_and_the_same_each_time(name, tmp_path, short):
 def test_figures_and_tables_show_a_second_trained_model(tmp_path):
     both = condensed(residual=True)
     place = pictures.first_there(both)["panel"]
-    assert {one.partition(",")[0] for one in place} == {"LeNet-5", "ResNet-50"}
+    assert {one.partition(",")[0] for one in place} == {"LeNet-5 to 90 %", "ResNet-50 to 58 %"}
     told = page.trained.make(both, None).set_index("method")
     name = "ResNet-50: rounds to 58 %"
     assert (
@@ -166,7 +166,7 @@ def test_a_tile_has_the_names_of_its_winners_and_two_colours_where_they_tie(shor
 def test_a_model_that_nobody_brought_to_its_target_hides_no_other():
     table = pictures.first_there(condensed(reach=False, residual=True))
     found = table.groupby(table["panel"].str.partition(",")[0])["status"].agg(set).to_dict()
-    assert found == {"LeNet-5": {"late"}, "ResNet-50": {"ok"}}
+    assert found == {"LeNet-5 to 90 %": {"late"}, "ResNet-50 to 58 %": {"ok"}}
 
 
 def test_profiles_have_few_lines_a_panel_and_every_method_once(short):

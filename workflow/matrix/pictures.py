@@ -43,6 +43,7 @@ if not PLANNING or TYPE_CHECKING:
         said_network,
         score,
         shaky,
+        target,
         times_to_target,
         trained_models,
         trainings,
@@ -128,9 +129,11 @@ def first_there(rows: pd.DataFrame) -> pd.DataFrame:
     cells, doubted = of(rows, "round_times"), shaky(rows, "target")
     for model in trained_models(rows):
         doubtful, alike = holds_not(rows, model), classes(rows, model)
+        goal = f"{model_name(model)} to {target(rows, model):.4g} %"
         for workers in sorted(set(cells.loc[cells["model"] == model, "workers"])):
             for (*where, bandwidth), times in times_to_target(rows, workers, model).items():
-                at = dict(panel=_place(model, *where), workers=workers, bandwidth=bandwidth)
+                panel = f"{goal}, {said_network(*where)}"
+                at = dict(panel=panel, workers=workers, bandwidth=bandwidth)
                 few = any(0 < one.seeds < MIN_SEEDS for one in times.values() if not one.never)
                 shaken = (model, *where, workers, bandwidth) in doubted
                 at["value"] = 0.0 if few or shaken else 1.0
