@@ -464,7 +464,7 @@ def _value_verdict(
         reason = f"{claim.calibrates} was chosen from this number; {ratio}"
         return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
     if claim.fit and (rule.absolute or other):
-        verdict, reason = _fitted(claim, evidence, rule, reading)
+        verdict, reason = _fitted(claim, evidence, rule, estimate, reading)
         reason += f"; {ratio}{_variant_ratios(claim, evidence, said.middle)}"
         stands_in = f"; {_join(other)} stands in for {claim.model}" if other else ""
         return verdict, reason + stands_in
@@ -489,9 +489,17 @@ def _times_too_small(claim: Claim, evidence: Evidence) -> str:
 
 
 def _fitted(
-    claim: Claim, evidence: Evidence, rule: Rule, reading: Coordinate | None = None
+    claim: Claim,
+    evidence: Evidence,
+    rule: Rule,
+    ours: Estimate,
+    reading: Coordinate | None = None,
 ) -> tuple[str, str]:
-    """What the fit on the other cells of its table says of a number."""
+    """What the fit on the other cells of its table says of a number.
+
+    Where numbers dealt out at random fit as well, agreement with the fit is luck, and so is that
+    the mean of ``ours``, which agrees as it is, does not by the fit.
+    """
     table = _fit(evidence, claim.document, claim.fit.table, reading)
     number_of = claim.number or claim.id
     if table is None or number_of not in table.others:
@@ -503,7 +511,8 @@ def _fitted(
     estimate = Estimate.of(1 / predicted if rule.inverse else predicted)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
-    if verdict == "holds" and table.lucky:
+    as_it_is, _ = _near(claim.printed, claim.unit, rule, Estimate.of(ours.mean))
+    if table.lucky and "holds" in (verdict, as_it_is):
         return "undecided", f"{told}; numbers dealt out at random fit as well (p = {table.p:.2g})"
     return verdict, told
 
