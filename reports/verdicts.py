@@ -300,7 +300,7 @@ def _qualify(
     if found.failures:
         if claim.kind not in ("ordering", "derived"):  # whose statements are weakened one by one
             _weaken(judgement, found)
-        judgement.reason += f"; runs failed: {_join(found.failures)}"
+        judgement.reason += f"; without a result: {_join(found.failures)}"
     if found.late:
         judgement.reason += f"; {_join(found.late)}"
     meant = {claim.model} | {

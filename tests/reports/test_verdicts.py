@@ -687,7 +687,7 @@ def test_a_statement_that_ran_through_is_judged_whatever_failed_beside_it():
                  evidence="simulated", status="failed", reason="too late")  # fmt: skip
     assert one(claim, [*rows(0.5), failed])["verdict"] == "fails"
     assert one(claim, [*rows(4.0), failed])["verdict"] == "undecided"
-    assert "runs failed: c: too late" in one(claim, [*rows(0.5), failed])["reason"]
+    assert "without a result: c: too late" in one(claim, [*rows(0.5), failed])["reason"]
 
 
 def test_failed_runs_are_told_and_decide_nothing():
