@@ -411,14 +411,17 @@ def _refusing(names: Sequence[str], gradients: Sequence[Tensor]) -> Iterator[Non
     except ValueError as error:
         if "NaN or infin" not in str(error):
             raise
-        pairs = zip(names, gradients, strict=True)
-        name, bad = next(pair for pair in pairs if not pair[1].isfinite().all())
-        count = int((~bad.isfinite()).sum())
-        told = ValueError(
-            f"gradient of {name!r}: {count} of {bad.numel()} values are NaN or infinite"
+        told = (
+            error  # as it is where only a gradient's share, or its sum with memory, is not finite
         )
+        for name, gradient in zip(names, gradients, strict=True):
+            if bad := int((~gradient.isfinite()).sum()):
+                told = ValueError(
+                    f"gradient of {name!r}: {bad} of {gradient.numel()} values are NaN or infinite"
+                )
+                break
         told.add_note("non_finite='pass' hands such gradients on, as AMP's scaler expects")
-        raise told from error
+        raise told from (None if told is error else error)
 
 
 def check_state(state: Mapping[str, Any], codec: Compressor) -> None:

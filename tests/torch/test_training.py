@@ -241,6 +241,16 @@ def test_what_is_not_finite_is_refused_by_name_with_the_remedy(ran):
             assert "non_finite='pass'" in text
 
 
+def test_where_only_the_share_is_not_finite_the_error_stays_as_it_is():
+    share = ValueError("NaN or infinite: the share")
+    with (
+        pytest.raises(ValueError, match="^NaN or infinite: the share") as told,
+        data_parallel._refusing(["weight"], [torch.ones(3)]),
+    ):
+        raise share
+    assert told.value is share and "non_finite='pass'" in share.__notes__[0]
+
+
 def test_doubles_are_summed_as_they_are(ran):
     assert torch.equal(alike(ran["double identity"]), alike(ran["double plain"]))
 
