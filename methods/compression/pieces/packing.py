@@ -25,6 +25,9 @@ PAD_VALUE, PAD_INDEX = -65530.0, -1
 EXPONENTS, ONES, SIGNS = (np.uint64(bits * 0x1000100010001) for bits in (0x7C00, 0x0400, 0x8000))
 """Masks of four float16 in a word: the exponents' bits, the last of each, and the signs'."""
 
+SMALL = 2**12
+"""Bytes up to which a body is joined from others sooner than room for it is made."""
+
 FLOAT_INDEX_LIMIT = 2**24
 """Values a tensor may have where indices travel as float32: beyond, they are not exact."""
 
@@ -48,6 +51,9 @@ def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> by
         if isinstance(part, torch.Tensor) and part.device.type != "cpu":
             return join_on(part.device, *parts, head=head)
     sizes = [np.dtype(dtype).itemsize * math.prod(part.shape) for part, dtype in parts]
+    if sum(sizes) < SMALL:
+        arrays = [np.asarray(part, _wire(dtype)) for part, dtype in parts]
+        return head + b"".join([array.tobytes() for array in arrays])
     made, memory = buffers.body(len(head) + sum(sizes))
     memory[: len(head)] = np.frombuffer(head, np.uint8)
     at = len(head)
@@ -509,12 +515,22 @@ def read_indices(body: bytes | memoryview, count: int, n: int, what: str) -> np.
 
 
 def _check_indices(indices: np.ndarray, n: int, what: str) -> np.ndarray:
-    if len(indices) and not (indices.min() >= 0 and indices.max() < n):
+    inside, ascending = _placed(indices, n)
+    if not inside:
         raise ValueError(f"{what}: an index lies outside 0…{n - 1}")
-    indices = indices.astype(np.int64)
-    if (np.diff(indices) <= 0).any():
+    if not ascending:
         raise ValueError(f"{what}: indices do not ascend")
-    return indices
+    return indices.astype(np.int64)
+
+
+@numba.njit(nogil=True, cache=True)
+def _placed(indices: np.ndarray, n: int) -> tuple[bool, bool]:
+    """Whether all are in 0 … n - 1, and whether they ascend."""
+    inside, ascending = True, True
+    for i in range(indices.size):
+        inside &= 0 <= indices[i] < n
+        ascending &= i == 0 or indices[i - 1] < indices[i]
+    return inside, ascending
 
 
 def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.Tensor:
