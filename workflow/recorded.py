@@ -129,12 +129,14 @@ def _record(wing: str, experiment: str, told: str) -> str:
     accuracies = [row.value for row in rows if row.metric == "test_accuracy"]
     # Which of torch's kernels computed: with others, the same run ends a little elsewhere.
     capability = torch.backends.cpu.get_cpu_capability()
+    gpu = run.accelerator != "cpu" and torch.cuda.is_available()
     about = dict(
         command=_command(wing, experiment),
         sha256=_digest(file),
         ended=None if broken else round(accuracies[-1], 4),
         seconds=round(seconds()),
-        machine=f"{processor()}, {capability}, {run.torch_threads} thread",
+        machine=f"{processor()}, {capability}, {run.torch_threads} thread"
+        + (f", {torch.cuda.get_device_name()}" if gpu else ""),
         versions={"python": platform.python_version()}
         | {name: metadata.version(name) for name in ("torch", "numpy", "numba")},
         recipe=run.model_dump(mode="json"),

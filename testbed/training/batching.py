@@ -7,7 +7,8 @@ forward and one backward pass through a model whose parameters have a dimension 
 Workers that hold the very same parameters, as between meetings of all, go through plain stacks of
 convolutions and linear layers together, where this processor's kernels give each of them the bits
 that it would have alone; only the gradients of the weights are taken apart. That is twice as fast
-where layers are small.
+where layers are small. On a GPU, where no live worker has to have their bits, :mod:`.one_pass`
+does so for residual networks too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from slowlink.testbed import measuring
-from slowlink.testbed.training import models
+from slowlink.testbed.training import models, one_pass
 from slowlink.testbed.training.recipe import How
 
 
@@ -42,7 +43,8 @@ def gradients(
     ----------
     model: in training or evaluation mode; what its leaves and buffers hold is lost.
     leaves: those of its parameters that are trained.
-    parameters: a list a worker, shaped and ordered as ``leaves``.
+    parameters: a list a worker, shaped and ordered as ``leaves``; gradients will lie where they do,
+        wherever the model and the images are.
     images, labels: a batch a worker; of one size for ``vmap``.
     buffers: a list a worker, as ``model.buffers()``, where the model has any. They change in place.
 
@@ -60,27 +62,31 @@ def gradients(
     if how == "vmap":
         return _stacked(*given)
     lay = channels_last if how == "channels_last" else lambda batch: batch
-    if _alike(model, leaves, parameters, images):
+    state = [()] * len(parameters) if buffers is None else buffers
+    same = _same(parameters, images, state)
+    if same and images[0].is_cuda and one_pass.fits(model):
+        return one_pass.gradients(model, leaves, parameters[0], images, labels, state[0])
+    if same and _plain(model, leaves):
         kernels = f"{model} {how} {len(images)} of {images[0].shape} {images[0].dtype}"
         kernels += f" {images[0].device} {torch.get_num_threads()}"
         if kernels not in _same_bits:
             _same_bits[kernels] = _agree(*given, lay)
         if _same_bits[kernels]:
             return _together(*given, lay)
-    return _looped(*given, lay, [()] * len(parameters) if buffers is None else buffers)
+    return _looped(*given, lay, state)
 
 
 def _looped(model, leaves, parameters, images, labels, lay, buffers):
     found, losses = [], []
     for own, batch, wanted, state in zip(parameters, images, labels, buffers, strict=True):
         for leaf, value in zip(leaves, own, strict=True):
-            leaf.data = value
+            leaf.data = value.to(batch.device)
         for inside, held in zip(model.buffers(), state, strict=True):
             inside.copy_(held)
         model.zero_grad()
         loss = nn.functional.cross_entropy(model(lay(batch)), wanted)
         loss.backward()  # autograd.grad would not call the hooks by which a live run sends
-        found.append([leaf.grad for leaf in leaves])
+        found.append([leaf.grad.to(value.device) for leaf, value in zip(leaves, own, strict=True)])
         losses.append(loss.detach())
         for inside, held in zip(model.buffers(), state, strict=True):
             held.copy_(inside)
@@ -92,7 +98,8 @@ def _stacked(model, leaves, parameters, images, labels):
     known = {parameter: name for name, parameter in model.named_parameters()}
     names = [known[leaf] for leaf in leaves]
     by_tensor = zip(*parameters, strict=True)
-    stacked = [torch.stack(values).detach().requires_grad_() for values in by_tensor]
+    home, device = parameters[0][0].device, images[0].device
+    stacked = [torch.stack(v).detach().to(device).requires_grad_() for v in by_tensor]
 
     def loss(values, batch, wanted):
         scores = functional_call(model, dict(zip(names, values, strict=True)), (batch,))
@@ -100,7 +107,7 @@ def _stacked(model, leaves, parameters, images, labels):
 
     losses = vmap(loss)(stacked, torch.stack(list(images)), torch.stack(list(labels)))
     # A worker's loss depends on its own parameters alone: the sum's gradient is everyone's own.
-    found = torch.autograd.grad(losses.sum(), stacked)
+    found = [one.to(home) for one in torch.autograd.grad(losses.sum(), stacked)]
     return [list(own) for own in zip(*found, strict=True)], losses.detach()
 
 
@@ -120,14 +127,21 @@ def _agree(model, leaves, parameters, images, labels, lay) -> bool:
     return all(torch.equal(*pair) for pair in pairs)
 
 
-def _alike(model, leaves, parameters, images) -> bool:
-    """Whether all workers hold the same parameters, of a model that :func:`_together` takes."""
-    plain = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)
+def _same(parameters, images, buffers) -> bool:
+    """Whether several workers hold one replica, and batches of one size."""
     return (
         len(parameters) > 1
         and all(own is parameters[0] for own in parameters)
+        and all(own is buffers[0] or not own for own in buffers)
         and len({len(batch) for batch in images}) == 1
-        and type(model) is nn.Sequential
+    )
+
+
+def _plain(model, leaves) -> bool:
+    """Whether :func:`_together` takes ``model``."""
+    plain = (nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d, nn.Flatten)
+    return (
+        type(model) is nn.Sequential
         and all(isinstance(layer, plain) for layer in model)
         and all(getattr(layer, "padding_mode", "zeros") == "zeros" for layer in model)
         and len(leaves) == len(list(model.parameters()))

@@ -32,6 +32,10 @@ IMAGE_BATCH, TEXT_BATCH = 125, 16
 
 IDENTITY = Part(name="identity")
 
+SMALL = 2_000_000
+"""Values of a model up to which a processor codes the gradients that a GPU computes, which would
+launch kernels for longer than they last."""
+
 PARTIES = 2**20
 """More than the nodes of any topology."""
 EVEN = Part(name="even")
@@ -183,7 +187,9 @@ class Learner:
         if recipe.accelerator == "cuda" and not cuda:
             raise ValueError("accelerator: cuda asked for, but torch sees no CUDA device")
         self.model = model.to(self.device)
-        self.data = _on(dataset, self.device)
+        small = sum(p.numel() for p in model.parameters()) < SMALL
+        self.home = torch.device("cpu") if small else self.device
+        self.data = _on(dataset, self.home)
         self.text = dataset.train_y.ndim > 1
         if self.text:
             check_text(recipe)
@@ -198,7 +204,8 @@ class Learner:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         self.groups = grouped(recipe, self.sizes, costs)
         initial = Replica(
-            [p.detach().clone() for p in self.parameters], [b.clone() for b in model.buffers()]
+            [p.detach().to(self.home, copy=True) for p in self.parameters],
+            [b.clone() for b in model.buffers()],
         )
         self.replicas = [initial] * len(self.nodes)
         self.server = initial
@@ -335,7 +342,8 @@ class Learner:
                 [augment(own, self._augmenters[rank], self.recipe.colour) for rank, own in pairs]
             )
         # A language model scores every token, so its labels are flat.
-        return self._prepare(images).split(sizes), [own.flatten() for own in labels]
+        images = self._prepare(images.to(self.device))
+        return images.split(sizes), [own.flatten().to(self.device) for own in labels]
 
     def _prepare(self, images: torch.Tensor) -> torch.Tensor:
         """Standardised images, grey ones repeated for a model that takes colours; text as it is."""
@@ -347,7 +355,7 @@ class Learner:
 
     def _load(self, replica: Replica) -> None:
         for parameter, value in zip(self.parameters, replica.parameters, strict=True):
-            parameter.data = value
+            parameter.data = value.to(self.device)
         for buffer, value in zip(self.model.buffers(), replica.buffers, strict=True):
             buffer.copy_(value)
 
@@ -441,7 +449,7 @@ class Learner:
             for number, group in enumerate(self.groups):
                 payload = codec.compress(fused(gradients[rank], group), number)
                 traffic.add(0, "push/0", node, payload.nbytes)
-                decoded.append(codec.decompress(payload, self.device).flatten())
+                decoded.append(codec.decompress(payload, self.home).flatten())
             vectors.append(torch.cat(decoded))
         before = None if origin is None else fused([part.flatten() for part in origin], order)
         made = by_rule(self.rule, vectors, weights, before)
@@ -518,7 +526,7 @@ class Learner:
                 server = self.codec.up(level, parent)
                 combined = compression.combine_payloads(server, payloads, server.combine, key)
                 combined = combined if isinstance(combined, list) else [combined]
-                sums[parent] = sum(server.decompress(p, self.device) for p in combined)
+                sums[parent] = sum(server.decompress(p, self.home) for p in combined)
             tensors = sums
 
         parties = [node for group in levels[outermost] for node in group]
@@ -538,7 +546,7 @@ class Learner:
             codec = self.codec.down(level)
             payload = codec.compress(total, key)
             traffic.add(len(traffic.rounds) - 1, f"pull/{level}", None, payload.nbytes)
-            total = codec.decompress(payload, self.device)
+            total = codec.decompress(payload, self.home)
         return total.view_as(results[0])
 
     def _added(self, levels: Groups, tensors, key, traffic: Traffic) -> torch.Tensor:
@@ -572,7 +580,7 @@ class Learner:
                 continue
             payloads = [codec.compress(p, i) for i, p in enumerate(parameters)]
             sizes[f"pull/{level}"] = float(sum(p.nbytes for p in payloads))
-            parameters = [codec.decompress(p, self.device) for p in payloads]
+            parameters = [codec.decompress(p, self.home) for p in payloads]
         buffers = [buffer.clone() for buffer in replica.buffers]
         return Replica(parameters, buffers, None, replica.version), sizes
 
@@ -584,17 +592,18 @@ class Learner:
         batch = TEXT_BATCH if self.text else IMAGE_BATCH
         self._load(replica)
         self.model.eval()
-        correct, loss = 0, 0.0
+        correct = loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for images, labels in zip(
             self.data.test_x.split(batch), self.data.test_y.split(batch), strict=True
         ):
-            images, labels = self._prepare(images), labels.flatten()
+            images, labels = self._prepare(images.to(self.device)), labels.flatten().to(self.device)
             if self.recipe.gradients == "channels_last":
                 images = batching.channels_last(images)
             scores = self.model(images)
-            correct += int((scores.argmax(1) == labels).sum())
-            loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
-        return 100 * correct / self.data.test_y.numel(), loss / self.data.test_y.numel()
+            correct = correct + (scores.argmax(1) == labels).sum()
+            loss = loss + nn.functional.cross_entropy(scores, labels, reduction="sum")
+        count = self.data.test_y.numel()
+        return 100 * int(correct) / count, float(loss) / count
 
 
 def check_text(recipe: Recipe) -> None:

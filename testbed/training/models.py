@@ -169,7 +169,7 @@ def resnet101_v1(in_channels: int = 3, classes: int = 10) -> nn.Module:
     return _resnet_v1(101, in_channels, classes)
 
 
-class _PlainBlock(nn.Module):
+class PlainBlock(nn.Module):
     """Two 3×3 convolutions; where the shape changes the shortcut subsamples and pads channels with
     zeros (He et al. [@he2016deep], option A), so it has no parameters."""
 
@@ -184,20 +184,22 @@ class _PlainBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         before = self.extra // 2
-        shortcut = functional.avg_pool2d(x, 1, self.stride)  # subsamples; see _Average
+        shortcut = functional.avg_pool2d(x, 1, self.stride)  # subsamples; see Average
         shortcut = functional.pad(shortcut, (0, 0, 0, 0, before, self.extra - before))
         return functional.relu(y + shortcut)
 
 
 class _First(nn.Conv2d):
     """A convolution that lays images, and so all that follows, with channels innermost in memory,
-    where a processor convolves few channels faster."""
+    where a processor, not a GPU, convolves few channels faster."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.contiguous(memory_format=torch.channels_last))
+        if x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)
+        return super().forward(x)
 
 
-class _Average(nn.Module):
+class Average(nn.Module):
     """The mean of every channel. This pooling's gradient keeps channels innermost; that of the
     adaptive one, or of an index, does not, and slows down every layer before it."""
 
@@ -213,9 +215,9 @@ def _resnet_cifar(blocks: int, width: int, in_channels: int, classes: int) -> nn
     for stage in range(3):
         for block in range(blocks):
             out = width * 2**stage
-            network.append(_PlainBlock(into, out, 2 if stage and not block else 1))
+            network.append(PlainBlock(into, out, 2 if stage and not block else 1))
             into = out
-    network.extend([_Average(), nn.Flatten(), nn.Linear(into, classes)])
+    network.extend([Average(), nn.Flatten(), nn.Linear(into, classes)])
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

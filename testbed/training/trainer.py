@@ -86,6 +86,7 @@ def train(
     keep_freed_memory()
     torch.set_num_threads(recipe.torch_threads)
     torch.set_deterministic_debug_mode("warn")  # the longer name also imports the compiler
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which costs, and nothing reads it
     session = _Session(recipe, progress or (lambda message: None), load or load_dataset)
     policy = recipe.policy()
     gradients = policy.travels == "gradient"
@@ -338,11 +339,13 @@ class _Session:
     def restore(self, file: Path) -> tuple[list[Row], int, list[int], Policy, list[Any]]:
         """What :meth:`save` was given; this session is then as that one was."""
         learner = self.learner
-        state = torch.load(file, weights_only=False, map_location=learner.device)
+        state = torch.load(file, weights_only=False, map_location=learner.home)
         rounds, iteration, policy, decisions = state["where"]
         for rank, batches in enumerate(iteration):
             learner.rewind(rank, batches)
         learner.server, learner.replicas = state["replicas"]
+        for replica in (learner.server, *learner.replicas):
+            replica.buffers = [buffer.to(learner.device) for buffer in replica.buffers]
         learner.codec.load(state["codecs"])
         for clock, now in zip(self.clocks, state["clocks"], strict=True):
             clock.now = now

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from slowlink.testbed.training import batching, models
+from slowlink.testbed.training import batching, models, one_pass
 
 pytestmark = pytest.mark.slow
 
@@ -15,6 +15,7 @@ MODELS = {
     "strided_cnn": {},
     "cnn3": {"width": 4},
     "resnet8": {"width": 4},
+    "vgg16": {},
     "lstm": {"words": 11, "hidden": 4, "tied": True},
 }
 WORKERS, BATCH = 3, 5
@@ -116,6 +117,39 @@ def test_workers_of_the_same_parameters_pass_together(monkeypatch, name, how):
     assert not torch.allclose(found[0][0][0], found[0][1][0], rtol=0.01), "each has its own"
     gradients(model, parameters, images, labels, how)
     assert len(passes) == WORKERS, "others pass one by one"
+
+
+@pytest.mark.parametrize("name", ["lenet5", "strided_cnn", "cnn3", "resnet8", "vgg16"])
+def test_one_pass_of_a_gpu_finds_what_each_worker_finds_alone(name):
+    """Its arithmetic, on a processor; statistics follow one worker after the other."""
+    model, parameters, images, labels, buffers = workers(name)
+    ours, theirs = copy.deepcopy([buffers[0], buffers[0]])
+    assert one_pass.fits(model)
+    expected = alone(model, [parameters[0]] * WORKERS, images, labels, [theirs] * WORKERS)
+    given = torch.stack(images), torch.stack(labels), ours
+    found, losses = one_pass.together(model, list(model.parameters()), parameters[0], *given)
+    found = [list(own) for own in zip(*found, strict=True)]
+    assert_close((found, losses), expected, CLOSE[torch.float64])
+    for own, wanted, before in zip(ours, theirs, buffers[0], strict=True):
+        torch.testing.assert_close(own, wanted)
+        assert not torch.equal(own, before)
+
+
+def test_one_pass_takes_only_layers_that_it_knows():
+    cases = [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.BatchNorm2d(4, affine=False),
+        nn.Dropout(),
+        nn.GroupNorm(2, 4),
+    ]
+    assert not any(one_pass.fits(nn.Sequential(layer)) for layer in cases)
+    assert one_pass.fits(nn.Sequential(nn.Conv2d(4, 4, 3)))
+    assert not one_pass.fits(nn.Sequential(nn.Conv2d(4, 4, 3)).eval())
 
 
 @pytest.mark.parametrize("size", [1, 5, 15, 16, 20, 32, 64])

@@ -219,7 +219,7 @@ def test_a_residual_network_keeps_channels_innermost_both_ways(name):
     model, images = models.make(name, width=4), torch.randn(2, 3, 32, 32)
     laid = []
     for module in model:
-        if isinstance(module, models._PlainBlock):
+        if isinstance(module, models.PlainBlock):
             module.register_full_backward_hook(
                 lambda _, into, out: laid.extend(each for pair in (into, out) for each in pair)
             )
