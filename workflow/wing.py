@@ -54,6 +54,7 @@ class Wing:
             Not exactly one subclass of Settings, or a name declared twice.
         """
         files = [file.stem for file in sorted(folder.glob("*.py")) if closure.declares(file)]
+        files.sort(key="page".__ne__)  # what it shows comes first, on the page too
         modules = [importlib.import_module(f"{package}.{stem}") for stem in files]
         settings = [
             one

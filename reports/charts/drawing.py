@@ -126,6 +126,8 @@ class _Drawing:
         self.style = data.figure.style
         self.looks = Looks(self.style)
         self.handles: dict[str, Any] = {}
+        # Values by what they choose and coordinate, of all panels.
+        self.told: dict[tuple[str, str], set[Any]] = {}
 
     # Layout --------------------------------------------------------------------------------------
 
@@ -327,6 +329,9 @@ class _Drawing:
             values = dict.fromkeys(v for plot in plots for v in plot.places.get(what, ()))
             for kind in kinds:
                 self.looks.give(kind, values)
+            for plot in plots:
+                told = self.told.setdefault((what, getattr(plot.chart, what)), set())
+                told.update(plot.places.get(what, ()))
 
     def _ordered_together(self, plot: _Plot, several: tuple[str, ...]) -> list[Any]:
         """Places of several coordinates: in the order of the first, then of the second, …"""
@@ -398,7 +403,8 @@ class _Drawing:
         for what in ("colour", "marker", "style"):
             name = getattr(chart, what)
             values = plot.places.get(what, [])
-            if not name or name in skip or (len(values) < 2 and not plot.beside):
+            alone = len(self.told[what, name]) < 2
+            if not name or name in skip or (alone and not plot.beside):
                 continue
             if what != "colour" and name == chart.colour:
                 continue

@@ -158,6 +158,16 @@ def test_lines_have_labelled_axes_in_readable_units_and_a_legend():
     assert first.get_color() != second.get_color() and first.get_marker() != second.get_marker()
 
 
+def test_a_line_alone_in_its_panel_is_named_where_others_have_several():
+    of = [
+        Lines(Rows("time", {"method": some}), x="k", colour="method") for some in ("A", ["A", "B"])
+    ]
+    assert texts(drawn(of, SPEEDS)) == ["A", "B"]
+    other = Lines(Rows("time", {"method": "B"}), x="k", colour="method")
+    assert texts(drawn([of[0], other], SPEEDS)) == ["A", "B"]
+    assert texts(drawn([of[0], of[0]], SPEEDS)) == []
+
+
 def test_a_declared_unit_and_label_are_used():
     rows = [row("sent", 3 * 2.0**20, "B", k=1), row("sent", 5 * 2.0**20, "B", k=2)]
     ax = drawn(Lines("sent", x="k", unit="MiB", label="sent by a worker"), rows).axes[0]
