@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression.pieces import packing, sampling
-from slowlink.methods.compression.pieces.threads import NEAR, each_block
+from slowlink.methods.compression.pieces.threads import BLOCK, NEAR, each_block
 
 SAMPLE = 2**15
 """Values looked at to guess where the largest begin; speed only, the selection is exact."""
@@ -39,23 +39,32 @@ def take_largest(
     leaves zeros. ValueError, naming ``what``, where a value is not finite; nothing is added then.
     """
     n = gradient.numel()
-    some = slice(None, None, (n // SAMPLE) | 1)  # an odd stride does not keep to the same columns
-    if residual is None:
-        guess = sampling.threshold_for(gradient[some], n, k)
+    stride = (
+        max(n // SAMPLE, min(n // 1024, 16)) | 1
+    )  # an odd one does not keep to the same columns
+    near, values = gradient.device.type == "cpu" and n <= BLOCK, gradient
+    if residual is not None:
+        packing.check_finite(gradient, what)
+    if near:
+        values = gradient if residual is None else accumulate(gradient, residual)
+        taken = torch.from_numpy(sampling.largest_near(packing.bits_of(values), k, stride))
+    elif residual is None:
+        guess = sampling.threshold_for(gradient[::stride], n, k)
         if not math.isfinite(guess):
             packing.check_finite(gradient, what)
         taken = sampling.largest(gradient, k, guess)
-        values = take(gradient, taken)
-        if not values.isfinite().all():  # whatever is not finite is among the largest
-            packing.refuse(gradient, what)
-        return values, taken
-
-    packing.check_finite(gradient, what)
-    guess = sampling.threshold_for(residual[some] + gradient[some], n, k)
-    taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
-    values = take(residual, taken)
-    mask(taken, residual)
-    return values, taken
+    else:
+        guess, values = (
+            sampling.threshold_for(residual[::stride] + gradient[::stride], n, k),
+            residual,
+        )
+        taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
+    found = take(values, taken)
+    if residual is not None:
+        mask(taken, residual)
+    elif not np.isfinite(found.cpu().numpy()).all():  # whatever is not finite is among the largest
+        packing.refuse(gradient, what)
+    return found, taken
 
 
 def momentum_correct(

@@ -257,3 +257,25 @@ def about_k(
             break
         kept = _at_least(bits, bound[0], 0)
     return kept[:k].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def largest_near(bits: np.ndarray, k: int, stride: int) -> np.ndarray:
+    """:func:`largest` of float32 values, given by their bits, in one call; the guess is that of
+    every ``stride``-th value."""
+    sample = bits[::stride] & vectors.MAGNITUDE
+    expected = k * len(sample) / max(bits.size, 1)
+    rank, bound = int(expected + 4 * expected**0.5 + 4), np.int32(1)
+    if rank <= len(sample):
+        bound = max(bound, np.partition(sample, len(sample) - rank)[len(sample) - rank])
+    found = _at_least(bits, bound, 0)
+    if len(found) < k and bound > 1:
+        found = _at_least(bits, np.int32(1), 0)
+    if len(found) < k:  # zeros are taken too, the first
+        zeros = np.flatnonzero(bits[:k] & vectors.MAGNITUDE == 0)
+        found = np.sort(np.concatenate((found, zeros[: k - len(found)])))
+    elif len(found) > k > 0:
+        magnitudes = _magnitudes(bits, found)
+        least = np.partition(magnitudes, len(found) - k)[len(found) - k]
+        found = _largest(magnitudes, found, least, k)
+    return found[:k]
