@@ -54,7 +54,6 @@ class Wing:
             Not exactly one subclass of Settings, or a name declared twice.
         """
         files = [file.stem for file in sorted(folder.glob("*.py")) if closure.declares(file)]
-        files.sort(key="page".__ne__)  # what it shows comes first, on the page too
         modules = [importlib.import_module(f"{package}.{stem}") for stem in files]
         settings = [
             one
@@ -65,12 +64,13 @@ class Wing:
         if len(settings) != 1:
             raise ValueError(f"{folder}: needs one subclass of Settings, has {len(settings)}")
         experiments = _declared(modules, Experiment)
-        shown = _declared(modules, (Figure, Table))
+        first = sorted(modules, key=lambda one: one.__name__ != f"{package}.page")
+        shown = _declared(first, (Figure, Table))
         places = {
             name: module.__name__
             for module in modules
             for name in (*shown, BESIDE)
-            if name in vars(module)
+            if name in vars(module) and vars(module)[name] is shown.get(name, vars(module)[name])
         }
         beside = next((vars(m)[BESIDE] for m in modules if BESIDE in vars(m)), None)
         own = {one.name: one for one in experiments.values()}

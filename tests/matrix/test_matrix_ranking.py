@@ -193,8 +193,8 @@ def test_the_headline_follows_the_rows(whole, short):
     said = ranking.headline(short)
     assert said.startswith(
         "Of 5 methods that bring LeNet-5 to 90 % with every seed within 30 rounds and hold it, "
-        "sparse is first there in the mean on 3 of 6 networks; on the median one, 0 others may "
-        "be as fast by their seeds. By rounds alone, none is fastest everywhere."
+        "sparse is first there in the mean on 3 of 6 networks; on the median one, no other may "
+        "be as fast, by the seeds. By the time of a round alone, none is fastest everywhere."
     )
     assert said.endswith("Accuracies are compared after 6 rounds.")
     # Only dense and twin send everything in every round: loose sends changes of several steps.

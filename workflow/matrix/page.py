@@ -35,10 +35,12 @@ from slowlink.workflow.matrix.pictures import (
     scaling_lines,
 )
 
+if TYPE_CHECKING:
+    from slowlink.reports import html
+
 if not PLANNING or TYPE_CHECKING:
     import pandas as pd
 
-    from slowlink.reports import html
     from slowlink.reports.evidence import Estimate, number
     from slowlink.testbed.results import coordinates
     from slowlink.testbed.units import said_rate
@@ -383,6 +385,8 @@ def standing(rows: pd.DataFrame) -> pd.DataFrame:
 
 def beside(rows: pd.DataFrame) -> html.Matrix:
     """What the report says of the matrix besides its figures and tables."""
+    from slowlink.reports import html  # slow to import, and advice does without
+
     told = coordinates(rows)
     return html.Matrix(headline(told), standing(told), advice.page(told))
 

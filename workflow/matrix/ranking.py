@@ -598,8 +598,8 @@ def headline(results: pd.DataFrame) -> str:
             f" that bring {model_name(trained_models(results)[0])} to {target(results):g} % with "
             f"every seed within {most} rounds and hold it, {_listed(names)} "
             f"{'are each' if names[1:] else 'is'} first there in the mean on {count} of "
-            f"{len(places)} networks; on the median one, {ties} others may be as fast by their "
-            f"seeds.{apart(results)} By rounds alone"
+            f"{len(places)} networks; on the median one, {_others(ties)} may be as fast, by the "
+            f"seeds.{apart(results)} By the time of a round alone"
         )
     always = best(times)[times.notna().any(axis=1)].all().any()
     text += f", {'one' if always else 'none'} is fastest everywhere."
@@ -672,6 +672,10 @@ def classes(results: pd.DataFrame, model: str | None = None) -> dict[str, str]:
 def _leaders(counts: pd.Series) -> tuple[list[str], int]:
     """All that have the highest count, and that."""
     return list(counts.index[counts == counts.max()]), int(counts.max())
+
+
+def _others(count: int) -> str:
+    return {0: "no other", 1: "one other"}.get(count, f"{count} others")
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

@@ -29,7 +29,6 @@ if not PLANNING:
     from dataclasses import fields
     from importlib import metadata
 
-    from slowlink.testbed.live.dds.domain import DRAWN
     from slowlink.testbed.live.engine import launch
     from slowlink.testbed.live.engine.disturbed import (
         FAULTS,
@@ -245,6 +244,8 @@ def _settings(survival: Survival, system: Disturbed, folder: Path, number: int) 
     if system.wire == "shaped":
         given["network"] = survival.links.model_dump()
     if system.wire == "dds":
+        from slowlink.testbed.live.dds.domain import DRAWN  # Cyclone is slow to load
+
         given["dds"] = dict(domain=DRAWN[number % len(DRAWN)])
     if system.on_loss == "stop":
         state = str(folder / f"state{number}")
