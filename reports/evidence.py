@@ -53,7 +53,8 @@ class Estimate:
     def of(cls, value: float | pd.Series, quantity: str = "") -> Estimate:
         """The estimate of one value, or of one a seed. Ratios and relative changes are averaged as
         logarithms: twice as fast and half as fast lie equally far from equal. So are durations, as
-        of a training, and compared so, too: none is below zero, and what takes long varies much."""
+        of a training, and compared so, too: none is below zero, and what takes long varies much.
+        No interval of a share (%) goes beyond 0 and 100."""
         if not isinstance(value, pd.Series):
             return cls(float(value), Interval.of(value))
         values = value.to_numpy(float)
@@ -68,8 +69,10 @@ class Estimate:
         mean = float(back(scaled.mean()))
         if not math.isfinite(low):
             return cls(mean, Interval(-math.inf, math.inf), len(value), value, quantity)
-        interval = Interval(float(back(low)), float(back(high)))
-        return cls(mean, interval, len(value), value, quantity)
+        low, high = float(back(low)), float(back(high))
+        if quantity == "share":
+            low, high = max(low, 0.0), min(high, 100.0)
+        return cls(mean, Interval(low, high), len(value), value, quantity)
 
     def below(self, other: Estimate, among: int = 1) -> bool:
         """Whether this lies surely below ``other``.

@@ -300,6 +300,14 @@ def test_an_absolute_number_of_other_machines_says_nothing_alone():
         assert f"ours is {number(ours / 10)} times the printed" in row["reason"]
 
 
+@pytest.mark.parametrize("values", [[2.0, 20.0, 30.0], [70.0, 95.0, 99.0], [50.0, 51.0, 52.0]])
+def test_no_interval_of_a_share_goes_beyond_nothing_and_all(values):
+    low, high = t_interval(values)
+    found = Estimate.of(pd.Series(values), "share")
+    assert found.mean == pytest.approx(sum(values) / 3)
+    assert found.interval == Interval(max(low, 0.0), min(high, 100.0))
+
+
 def test_how_far_off_an_absolute_number_is_has_its_interval():
     claim = demo(quantity="latency", printed="10.0", comparable="the machines are alike")
     row = one(claim, rows([19.0, 20.0, 21.0], seeds=range(3)))

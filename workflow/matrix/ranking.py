@@ -342,7 +342,7 @@ def arrived(results: pd.DataFrame, name: str, model: str | None = None) -> dict[
     """``final_accuracy`` (%) or ``rounds_to_target`` of every method that was trained, of a model
     as in :func:`trainings`. Runs that diverged have no accuracy, those that never reached the
     target no rounds: infinite."""
-    quantity = "duration" if name == "rounds_to_target" else ""
+    quantity = {"rounds_to_target": "duration", "final_accuracy": "share"}.get(name, "")
     return {
         label: Estimate.of(middle(some).set_index("seed")["value"].fillna(math.inf), quantity)
         for label, some in trainings(results, model, name).groupby("method", sort=False)
