@@ -64,7 +64,7 @@ def gradients(
     lay = channels_last if how == "channels_last" else lambda batch: batch
     state = [()] * len(parameters) if buffers is None else buffers
     same = _same(parameters, images, state)
-    if same and images[0].is_cuda and one_pass.fits(model):
+    if same and images[0].is_cuda and one_pass.fits(model, leaves):
         return one_pass.gradients(model, leaves, parameters[0], images, labels, state[0])
     if same and _plain(model, leaves):
         kernels = f"{model} {how} {len(images)} of {images[0].shape} {images[0].dtype}"

@@ -24,9 +24,10 @@ Found = tuple[list[list[Tensor]], Tensor]
 """Gradients, a list a worker; and losses, (workers,)."""
 
 
-def fits(model: nn.Module) -> bool:
-    """Whether ``model`` is made of layers that are known here."""
-    return model.training and all(_known(module) for module in model.modules())
+def fits(model: nn.Module, leaves: Sequence[nn.Parameter]) -> bool:
+    """Whether ``model`` is made of layers that are known here, with all its parameters trained."""
+    whole = len(leaves) == sum(1 for _ in model.parameters())
+    return whole and model.training and all(_known(module) for module in model.modules())
 
 
 def _known(module: nn.Module) -> bool:

@@ -124,7 +124,8 @@ def test_one_pass_of_a_gpu_finds_what_each_worker_finds_alone(name):
     """Its arithmetic, on a processor; statistics follow one worker after the other."""
     model, parameters, images, labels, buffers = workers(name)
     ours, theirs = copy.deepcopy([buffers[0], buffers[0]])
-    assert one_pass.fits(model)
+    assert one_pass.fits(model, list(model.parameters()))
+    assert not one_pass.fits(model, list(model.parameters())[1:])
     expected = alone(model, [parameters[0]] * WORKERS, images, labels, [theirs] * WORKERS)
     given = torch.stack(images), torch.stack(labels), ours
     found, losses = one_pass.together(model, list(model.parameters()), parameters[0], *given)
@@ -147,9 +148,10 @@ def test_one_pass_takes_only_layers_that_it_knows():
         nn.Dropout(),
         nn.GroupNorm(2, 4),
     ]
-    assert not any(one_pass.fits(nn.Sequential(layer)) for layer in cases)
-    assert one_pass.fits(nn.Sequential(nn.Conv2d(4, 4, 3)))
-    assert not one_pass.fits(nn.Sequential(nn.Conv2d(4, 4, 3)).eval())
+    assert not any(one_pass.fits(one, list(one.parameters())) for one in map(nn.Sequential, cases))
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    assert one_pass.fits(model, list(model.parameters()))
+    assert not one_pass.fits(model.eval(), list(model.parameters()))
 
 
 @pytest.mark.parametrize("size", [1, 5, 15, 16, 20, 32, 64])

@@ -39,9 +39,8 @@ def take_largest(
     leaves zeros. ValueError, naming ``what``, where a value is not finite; nothing is added then.
     """
     n = gradient.numel()
-    stride = (
-        max(n // SAMPLE, min(n // 1024, 16)) | 1
-    )  # an odd one does not keep to the same columns
+    # An odd stride does not keep to the same columns.
+    stride = max(n // SAMPLE, min(n // 1024, 16)) | 1
     near, values = gradient.device.type == "cpu" and n <= BLOCK, gradient
     if residual is not None:
         packing.check_finite(gradient, what)
@@ -54,10 +53,8 @@ def take_largest(
             packing.check_finite(gradient, what)
         taken = sampling.largest(gradient, k, guess)
     else:
-        guess, values = (
-            sampling.threshold_for(residual[::stride] + gradient[::stride], n, k),
-            residual,
-        )
+        values = residual
+        guess = sampling.threshold_for(residual[::stride] + gradient[::stride], n, k)
         taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
     found = take(values, taken)
     if residual is not None:
