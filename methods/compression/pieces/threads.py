@@ -27,8 +27,6 @@ the next ones arrive meanwhile."""
 
 def each_block(n: int, work: Callable[[int, int], T], block: int = BLOCK) -> list[T]:
     """``work(start, stop)`` for every block of ``0 … n``; the results in the blocks' order."""
-    if 0 < n <= block:
-        return [work(0, n)]
     starts = range(0, n, block)
     if len(starts) < 2 or torch.get_num_threads() < 2:
         return [work(start, min(start + block, n)) for start in starts]
