@@ -94,8 +94,8 @@ _TRAINED = (
     "of the seed's draw and the network of the recipe. "
 )
 _RECORDED = (
-    "Recorded, at the document's length, every method at its best rate of the same few; a size "
-    f"that failed is not recorded yet, {training.COMMAND} does. "
+    "Recorded, at the document's length, every method at its best rate of the same few, by "
+    f"{training.COMMAND}. "
 )
 _RULE = (
     "A small dot is one seed, a large one their mean with its 95 % interval. Where a run did not "
