@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from slowlink.methods.compression import (
@@ -19,6 +21,7 @@ from slowlink.methods.compression import (
     alike,
 )
 from slowlink.methods.compression.pieces import memory, packing, sampling
+from slowlink.methods.compression.pieces.threads import one_call
 
 
 @dataclass
@@ -149,12 +152,10 @@ class Dgc(Compressor):
             memory.momentum_correct(flat, velocity, everything, self.momentum, self.nesterov)
             return self._dense(everything, tensor.shape)
         state = self._memory(key, flat, "velocity", "accumulated")
-        velocity, accumulated = state["velocity"], state["accumulated"]
-        sent = self._select(flat, key, state)
-        values = memory.take(accumulated, sent)
-        memory.mask(sent, accumulated, *([velocity] if self.masking else []))
+        take = self._take_near if one_call(flat) else self._take
+        pairs = take(flat, key, state)
         state["step"] += 1
-        return self._sparse((values.cpu().numpy(), sent.cpu().numpy()), tensor.shape)
+        return self._sparse(pairs, tensor.shape)
 
     def decompress(self, payload: Payload, device: torch.device | str = "cpu") -> torch.Tensor:
         n = self._check(payload)
@@ -174,6 +175,14 @@ class Dgc(Compressor):
         if isinstance(self.warmup, tuple):
             return self.warmup
         return memory.warmup_ratios(self.ratio, self.warmup)
+
+    def _take(self, flat: torch.Tensor, key: Key, state: dict) -> packing.Pairs:
+        """What is sent, which is no longer there then."""
+        velocity, accumulated = state["velocity"], state["accumulated"]
+        sent = self._select(flat, key, state)
+        values = memory.take(accumulated, sent)
+        memory.mask(sent, accumulated, *([velocity] if self.masking else []))
+        return values.cpu().numpy(), sent.cpu().numpy()
 
     def _select(self, flat: torch.Tensor, key: Key, state: dict) -> torch.Tensor:
         """Ascending indices of about the k largest ``|v|``, never more; corrects the momentum."""
@@ -202,12 +211,32 @@ class Dgc(Compressor):
             kept = sampling.indices_at_least(accumulated, threshold)
         return kept[:k]
 
+    def _take_near(self, flat: torch.Tensor, key: Key, state: dict) -> packing.Pairs:
+        """:meth:`_take` from a small tensor, by one kernel: calls would cost more than the work."""
+        n, ratio = flat.numel(), self.ratio_at(state["step"])
+        at = self._sampled(n, ratio, key, state["step"])
+        return memory.correct_and_take(
+            flat.numpy(),
+            state["velocity"].numpy(),
+            state["accumulated"].numpy(),
+            at.numpy(),
+            sampling.ceil_share(len(at), ratio),
+            sampling.ceil_share(n, ratio),
+            np.float32(self.momentum),
+            self.nesterov,
+            self.lower,
+            self.upper,
+            self.adaptations,
+            self.resample,
+            self.masking,
+        )
+
     def _sampled(self, n: int, ratio: float, key: Key, step: int) -> torch.Tensor:
         """Positions of the sample: all of a small tensor."""
         least = math.ceil(2 / ratio)
         m = n if n <= least else max(sampling.ceil_share(n, self.sample_rate), least)
         draw = sampling.strided_positions if self.strided else sampling.random_positions
-        return draw(n, m, sampling.generator(self.seed, key, step))
+        return draw(n, m, partial(sampling.generator, self.seed, key, step))
 
     def _sparse(self, pairs: packing.Pairs, shape: Sequence[int]) -> Payload:
         if self.halves:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,7 @@ def test_scattered_positions_are_uniform():
 @settings(max_examples=100, deadline=None)
 def test_strided_positions_are_enough_odd_and_in_range(n, part, seed):
     m = max(1, int(n * part))
-    at = sampling.strided_positions(n, m, sampling.generator(seed, "w", 0)).numpy()
+    at = sampling.strided_positions(n, m, partial(sampling.generator, seed, "w", 0)).numpy()
     assert m <= len(at) <= max(2 * m + 2, n if n < 3 * m else 0)
     assert at[0] >= 0 and at[-1] < n
     strides = set(np.diff(at))
@@ -65,7 +67,8 @@ def test_strided_positions_are_enough_odd_and_in_range(n, part, seed):
 def test_strided_positions_reach_every_index():
     seen = set()
     for step in range(200):
-        seen |= set(sampling.strided_positions(60, 6, sampling.generator(0, "w", step)).tolist())
+        random = partial(sampling.generator, 0, "w", step)
+        seen |= set(sampling.strided_positions(60, 6, random).tolist())
     assert seen == set(range(60))
 
 
@@ -107,16 +110,47 @@ def test_correcting_and_searching_at_once_is_one_after_the_other(n, nesterov):
     assert found.tolist() == np.flatnonzero(np.abs(expected[1].numpy()) >= 2).tolist()
 
 
-@pytest.mark.parametrize("n", [1, 511, 513, 1_000, 2**19 + 9])
-def test_the_largest_of_a_sum_are_taken_and_leave_zeros(n):
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros"])
+@pytest.mark.parametrize("n", [1, 511, 513, 1_000, 48_000, 2**18, 2**19 + 9])
+def test_the_largest_of_a_sum_are_taken_and_leave_zeros(n, kind):
     g, residual, k = normal(n), normal(n, 1), -(-n // 100)
+    if kind == "ties":
+        g, residual = g.round(), residual.round()
+    elif kind == "zeros":  # fewer are not than are taken
+        g, residual = torch.zeros(n), torch.zeros(n)
+        g[:: 2 * n // k + 1] = normal(len(g[:: 2 * n // k + 1]))
     total = residual + g
     values, taken = memory.take_largest(g, k, "a tensor", residual)
     by_size = np.argsort(-np.abs(total.numpy()), kind="stable")
     assert taken.tolist() == sorted(by_size[:k].tolist())
     assert torch.equal(values, total[taken])
+    alone = memory.take_largest(total, k, "a tensor")
+    assert torch.equal(alone[0], values) and torch.equal(alone[1], taken)
     total[taken] = 0
     assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 1_001, packing.SMALL, packing.SMALL + 1, 2**18 + 5])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codes_are_a_stream_of_bits(bits, n):
+    """Held against numpy's bits, few codes and many; bits beyond the last must be 0."""
+    codes = torch.randint(2**bits, (n,), generator=torch.Generator().manual_seed(n))
+    each = np.unpackbits(codes.numpy().astype(np.uint8)[:, None], axis=1)[:, 8 - bits :]
+    packed = packing.pack(codes.to(torch.uint8), bits)
+    assert packed.numpy().tobytes() == np.packbits(each.ravel()).tobytes()
+    assert torch.equal(packing.unpack(packed, bits, n, "codes").long(), codes)
+    levels = normal(2**bits)
+    assert torch.equal(packing.unpack_levels(packed, bits, levels, n, "codes"), levels[codes])
+    for more in range(2):
+        padded = torch.cat([packed, torch.zeros(more, dtype=torch.uint8)])
+        if 8 * len(padded) > n * bits:
+            padded[-1] |= 1
+            with pytest.raises(ValueError, match="beyond the last code"):
+                packing.unpack(padded, bits, n, "codes")
+    if n:
+        levels[codes[-1]] = torch.nan
+        with pytest.raises(ValueError, match=f"a {bits}-bit code stands for nothing"):
+            packing.unpack_levels(packed, bits, levels, n, "codes")
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -180,18 +214,6 @@ def test_warm_up_schedule():
     assert memory.warmup_ratios(0.1, 0) == ()
     steps = [memory.scheduled_ratio(step, 0.5, (0.9, 0.8), 3) for step in (0, 2, 3, 5, 6, 99)]
     assert steps == [0.9, 0.9, 0.8, 0.8, 0.5, 0.5]
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 100])
-def test_pack_is_the_bits_in_order(bits, n):
-    generator = torch.Generator().manual_seed(n)
-    codes = torch.randint(2**bits, (n,), generator=generator).to(torch.uint8)
-    packed = packing.pack(codes, bits)
-    text = "".join(f"{code:0{bits}b}" for code in codes.tolist())
-    text += "0" * (-len(text) % 8)
-    assert bytes(packed.tolist()) == bytes(int(text[i : i + 8], 2) for i in range(0, len(text), 8))
-    assert torch.equal(packing.unpack(packed, bits, n, "test"), codes)
 
 
 @pytest.mark.parametrize("read", ["codes", "levels"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slowlink.methods.compression import Payload, load
+from slowlink.methods.compression.pieces import threads
 
 
 def normal(n: int, seed: int = 0) -> torch.Tensor:
@@ -49,6 +50,26 @@ def test_nesterov_by_hand():
     assert step(codec, [4.0, 1.0, -3.0, 2.0]) == [6, 0, -4.5, 0]
     # u = ([0, .5, 0, 1] + g)/2 = [0, .75, .25, 2.5]; v = [0, 1.5, 0, 3] + u + g
     assert step(codec, [0.0, 1.0, 0.5, 4.0]) == [0, 3.25, 0, 9.5]
+
+
+@pytest.mark.parametrize("n", [1, 16, 230, 5_000])
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"resample": False, "upper": 1.02}, {"masking": False, "nesterov": True}]
+    + [{"strided": False, "lower": 0.98}, {"ratio": 0.5, "halves": True}, {"momentum": 0.0}],
+    ids=str,
+)
+def test_a_small_tensor_s_one_kernel_has_the_bits_of_many(monkeypatch, n, parameters):
+    near, apart = (load("dgc", **({"ratio": 0.02, "lower_bound": 0} | parameters)) for _ in "ab")
+    for number in range(12):
+        gradient = normal(n, number) * (1.0 if number % 3 else 0.01)
+        sent = near.compress(gradient, "w")
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "ONE_CALL", 0)
+            expected = apart.compress(gradient, "w")
+        assert bytes(sent.body) == bytes(expected.body)
+        for name in ("velocity", "accumulated"):
+            assert torch.equal(near.state["w"][name], apart.state["w"][name])
 
 
 def test_clipping_by_norm_divides_by_the_root_of_the_parties():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression.pieces import packing, sampling
-from slowlink.methods.compression.pieces.threads import NEAR, each_block
+from slowlink.methods.compression.pieces.threads import NEAR, each_block, one_call
 
 SAMPLE = 2**15
 """Values looked at to guess where the largest begin; speed only, the selection is exact."""
@@ -39,23 +39,29 @@ def take_largest(
     leaves zeros. ValueError, naming ``what``, where a value is not finite; nothing is added then.
     """
     n = gradient.numel()
-    some = slice(None, None, (n // SAMPLE) | 1)  # an odd stride does not keep to the same columns
-    if residual is None:
-        guess = sampling.threshold_for(gradient[some], n, k)
+    # An odd stride does not keep to the same columns.
+    stride = max(n // SAMPLE, min(n // 1024, 16)) | 1
+    values = gradient
+    if residual is not None:
+        packing.check_finite(gradient, what)
+    if one_call(gradient):
+        values = gradient if residual is None else accumulate(gradient, residual)
+        taken = torch.from_numpy(sampling.largest_near(packing.bits_of(values), k, stride))
+    elif residual is None:
+        guess = sampling.threshold_for(gradient[::stride], n, k)
         if not math.isfinite(guess):
             packing.check_finite(gradient, what)
         taken = sampling.largest(gradient, k, guess)
-        values = take(gradient, taken)
-        if not values.isfinite().all():  # whatever is not finite is among the largest
-            packing.refuse(gradient, what)
-        return values, taken
-
-    packing.check_finite(gradient, what)
-    guess = sampling.threshold_for(residual[some] + gradient[some], n, k)
-    taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
-    values = take(residual, taken)
-    mask(taken, residual)
-    return values, taken
+    else:
+        values = residual
+        guess = sampling.threshold_for(residual[::stride] + gradient[::stride], n, k)
+        taken = sampling.largest(residual, k, guess, partial(_add_and_find, gradient, residual))
+    found = take(values, taken)
+    if residual is not None:
+        mask(taken, residual)
+    elif not np.isfinite(found.cpu().numpy()).all():  # whatever is not finite is among the largest
+        packing.refuse(gradient, what)
+    return found, taken
 
 
 def momentum_correct(
@@ -213,6 +219,34 @@ def _correct_and_find(
         _momentum_correct(gradient[of], velocity[of], accumulated[of], momentum, nesterov)
         at = sampling.append_at_least(bits[of], threshold, offset + start, found, at)
     return found[:at].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def correct_and_take(
+    gradient: np.ndarray,
+    velocity: np.ndarray,
+    accumulated: np.ndarray,
+    at: np.ndarray,
+    rank: int,
+    k: int,
+    momentum: np.float32,
+    nesterov: bool,
+    lower: float,
+    upper: float,
+    adaptations: int,
+    resample: bool,
+    masking: bool,
+) -> packing.Pairs:
+    """:func:`momentum_correct`, and the values at :func:`.sampling.about_k`, which are no longer
+    there then: a step of DGC in one call, which for a small tensor is most of its time."""
+    _momentum_correct(gradient, velocity, accumulated, momentum, nesterov)
+    bits = accumulated.view(np.int32)
+    sent = sampling.about_k(bits, at, rank, k, lower, upper, adaptations, resample)
+    values = accumulated[sent]
+    _zero(accumulated, sent)
+    if masking:
+        _zero(velocity, sent)
+    return values, sent
 
 
 @numba.njit(nogil=True, cache=True)

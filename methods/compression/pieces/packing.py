@@ -25,6 +25,9 @@ PAD_VALUE, PAD_INDEX = -65530.0, -1
 EXPONENTS, ONES, SIGNS = (np.uint64(bits * 0x1000100010001) for bits in (0x7C00, 0x0400, 0x8000))
 """Masks of four float16 in a word: the exponents' bits, the last of each, and the signs'."""
 
+SMALL = 2**12
+"""Bytes, or values, up to which the plainest way is the fastest, since calls take longest."""
+
 FLOAT_INDEX_LIMIT = 2**24
 """Values a tensor may have where indices travel as float32: beyond, they are not exact."""
 
@@ -48,6 +51,9 @@ def join(*parts: tuple[torch.Tensor | np.ndarray, str], head: bytes = b"") -> by
         if isinstance(part, torch.Tensor) and part.device.type != "cpu":
             return join_on(part.device, *parts, head=head)
     sizes = [np.dtype(dtype).itemsize * math.prod(part.shape) for part, dtype in parts]
+    if sum(sizes) < SMALL:
+        arrays = [np.asarray(part, _wire(dtype)) for part, dtype in parts]
+        return head + b"".join([array.tobytes() for array in arrays])
     made, memory = buffers.body(len(head) + sum(sizes))
     memory[: len(head)] = np.frombuffer(head, np.uint8)
     at = len(head)
@@ -94,6 +100,11 @@ def from_bytes(
             return check_finite(values.clone() if values is body else values, what)
         body = memoryview(body.view(torch.uint8).numpy())
     source = np.frombuffer(check_length(body, count * np.dtype(dtype).itemsize, what), _wire(dtype))
+    if source.nbytes < SMALL:
+        wide = source.astype("float32" if dtype == "float16" else dtype)
+        if wide.dtype.kind == "f" and not np.isfinite(wide).all():
+            refuse(torch.from_numpy(wide), what)
+        return torch.from_numpy(wide).to(device)
     if dtype not in ("float16", "float32") or sys.byteorder != "little":
         wide = source.astype("float32" if dtype == "float16" else dtype)
         return check_finite(torch.from_numpy(wide).to(device), what)
@@ -285,7 +296,10 @@ def unpack_levels(
     ``then(values, start=start)`` may change those from the ``start``-th on, which are in cache.
     """
     values = _look_up(packed, bits, levels, n, what, then)
-    if levels.isnan().any() and values.numel():
+    if 0 < n <= SMALL and packed.device.type == "cpu":
+        if vectors.largest(bits_of(values)) > vectors.INFINITE:
+            raise ValueError(f"{what}: a {bits}-bit code stands for nothing")
+    elif n and levels.isnan().any():
         if packed.device.type == "cpu" and bits in OCTET:
             # Bits beyond the last code are 0, and code 0 may stand for nothing.
             whole = packed.numpy()[: n * bits // 8]
@@ -334,11 +348,19 @@ def _look_up(
     whole, rest = divmod(n * bits, 8)
     if 8 * packed.numel() < n * bits:
         raise ValueError(f"{what}: {packed.numel()} bytes do not hold {n} codes of {bits} bits")
-    unused = packed[whole:].clone()
-    unused[:1] &= 255 >> rest
-    if unused.any():
+    near = packed.device.type == "cpu"
+    if near and n <= SMALL:
+        source, result = packed.contiguous().numpy(), torch.empty(n, dtype=table.dtype)
+        unused = _unpack_few(source, bits, table.numpy(), result.numpy())
+    else:
+        first, *more = packed[whole:].tolist() or [0]
+        unused = first & (255 >> rest) or any(more)
+    if unused:
         raise ValueError(f"{what}: bits beyond the last code are not 0")
-    if packed.device.type != "cpu":
+    if near and n <= SMALL:
+        then(result, start=0)
+        return result
+    if not near:
         values = unpack_torch(packed, bits, table, n)
         then(values, start=0)
         return values
@@ -406,6 +428,22 @@ def _pack(codes: np.ndarray, bits: int, packed: np.ndarray) -> None:
             word = (word << wide) | np.uint64(codes[8 * group + code])
         for octet in range(bits):
             packed[bits * group + octet] = (word >> np.uint64(8 * (bits - 1 - octet))) & 255
+
+
+@numba.njit(nogil=True, cache=True)
+def _unpack_few(packed: np.ndarray, bits: int, table: np.ndarray, values: np.ndarray) -> bool:
+    """Set ``values`` to the table's entries; whether a bit beyond the last code is set."""
+    end = values.size * bits
+    for i in range(values.size):
+        octet, at = divmod(i * bits, 8)
+        word = np.int64(packed[octet]) << 8
+        if at + bits > 8:
+            word |= np.int64(packed[octet + 1])
+        values[i] = table[(word >> (16 - at - bits)) & ((1 << bits) - 1)]
+    unused = False
+    for octet in range(end // 8, packed.size):
+        unused |= (packed[octet] & (255 >> (end % 8 if octet == end // 8 else 0))) != 0
+    return unused
 
 
 @numba.njit(nogil=True, cache=True)
@@ -509,12 +547,22 @@ def read_indices(body: bytes | memoryview, count: int, n: int, what: str) -> np.
 
 
 def _check_indices(indices: np.ndarray, n: int, what: str) -> np.ndarray:
-    if len(indices) and not (indices.min() >= 0 and indices.max() < n):
+    inside, ascending = _placed(indices, n)
+    if not inside:
         raise ValueError(f"{what}: an index lies outside 0…{n - 1}")
-    indices = indices.astype(np.int64)
-    if (np.diff(indices) <= 0).any():
+    if not ascending:
         raise ValueError(f"{what}: indices do not ascend")
-    return indices
+    return indices.astype(np.int64)
+
+
+@numba.njit(nogil=True, cache=True)
+def _placed(indices: np.ndarray, n: int) -> tuple[bool, bool]:
+    """Whether all are in 0 … n - 1, and whether they ascend."""
+    inside, ascending = True, True
+    for i in range(indices.size):
+        inside &= 0 <= indices[i] < n
+        ascending &= i == 0 or indices[i - 1] < indices[i]
+    return inside, ascending
 
 
 def scatter(pairs: Pairs, n: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -352,7 +352,7 @@ def read_scaled(
 
 def check_norms(norms: torch.Tensor, what: str) -> torch.Tensor:
     """``norms`` if none is negative, else ValueError."""
-    if (norms < 0).any():
+    if norms.numel() and float(norms.amin()) < 0:
         raise ValueError(f"{what}: a scale is negative")
     return norms
 

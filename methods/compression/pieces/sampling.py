@@ -74,19 +74,19 @@ def scattered_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor
     return edges[:-1] + torch.minimum((drawn * width).long(), width - 1)
 
 
-def strided_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
+def strided_positions(n: int, m: int, random: Callable[[], torch.Generator]) -> torch.Tensor:
     """At least m and about m of n >= m positions, at one odd stride from a random start.
 
     Odd, so that a stride does not keep to a few columns of a tensor whose sizes are powers of 2.
     """
     stride = max(1, (n // max(m, 1) - 1) | 1)
-    start = int(torch.randint(stride, (1,), generator=random))
+    start = int(torch.randint(stride, (1,), generator=random())) if stride > 1 else 0
     return torch.arange(start, n, stride)
 
 
-def random_positions(n: int, m: int, random: torch.Generator) -> torch.Tensor:
+def random_positions(n: int, m: int, random: Callable[[], torch.Generator]) -> torch.Tensor:
     """m of n positions, each drawn by itself, so that some may come twice."""
-    return torch.randint(n, (m,), generator=random)
+    return torch.randint(n, (m,), generator=random())
 
 
 def kth_largest(magnitudes: torch.Tensor, k: int) -> torch.Tensor:
@@ -221,3 +221,61 @@ def _largest(magnitudes: np.ndarray, indices: np.ndarray, least: np.int32, k: in
         kept[at] = indices[i]
         at += np.int64(tie or magnitudes[i] > least)
     return kept[:k]
+
+
+@numba.njit(nogil=True, cache=True)
+def about_k(
+    bits: np.ndarray,
+    at: np.ndarray,
+    rank: int,
+    k: int,
+    lower: float,
+    upper: float,
+    adaptations: int,
+    resample: bool,
+) -> np.ndarray:
+    """Ascending indices of about the k largest magnitudes of float32 values, given by their bits.
+
+    The threshold is the ``rank``-th largest of those ``at`` some places; ``lower`` and what follows
+    are the codec ``dgc``'s.
+    """
+    sample = _magnitudes(bits, at)
+    bound = np.empty(1, np.int32)
+    bound[0] = np.partition(sample, len(at) - rank)[len(at) - rank]
+    threshold = bound.view(np.float32)
+    kept = _at_least(bits, bound[0], 0)
+    for _ in range(adaptations):
+        if len(kept) < lower * k:
+            threshold[0] *= np.float32(lower)
+        elif len(kept) > upper * k:
+            if resample:
+                magnitudes = _magnitudes(bits, kept)
+                least = np.partition(magnitudes, len(kept) - k)[len(kept) - k]
+                return _largest(magnitudes, kept, least, k)
+            threshold[0] *= np.float32(upper)
+        else:
+            break
+        kept = _at_least(bits, bound[0], 0)
+    return kept[:k].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def largest_near(bits: np.ndarray, k: int, stride: int) -> np.ndarray:
+    """:func:`largest` of float32 values, given by their bits, in one call; the guess is that of
+    every ``stride``-th value."""
+    sample = bits[::stride] & vectors.MAGNITUDE
+    expected = k * len(sample) / max(bits.size, 1)
+    rank, bound = int(expected + 4 * expected**0.5 + 4), np.int32(1)
+    if rank <= len(sample):
+        bound = max(bound, np.partition(sample, len(sample) - rank)[len(sample) - rank])
+    found = _at_least(bits, bound, 0)
+    if len(found) < k and bound > 1:
+        found = _at_least(bits, np.int32(1), 0)
+    if len(found) < k:  # zeros are taken too, the first
+        zeros = np.flatnonzero(bits[:k] & vectors.MAGNITUDE == 0)
+        found = np.sort(np.concatenate((found, zeros[: k - len(found)])))
+    elif len(found) > k > 0:
+        magnitudes = _magnitudes(bits, found)
+        least = np.partition(magnitudes, len(found) - k)[len(found) - k]
+        found = _largest(magnitudes, found, least, k)
+    return found[:k]

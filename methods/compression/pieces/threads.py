@@ -17,6 +17,9 @@ import torch
 
 T = TypeVar("T")
 
+ONE_CALL = 2**18
+"""Values up to which one kernel for a whole step is faster here: calls take longer than work."""
+
 BLOCK = 2**18
 """Values handled at once, so that a block stays in cache between passes over it."""
 
@@ -27,11 +30,19 @@ the next ones arrive meanwhile."""
 
 def each_block(n: int, work: Callable[[int, int], T], block: int = BLOCK) -> list[T]:
     """``work(start, stop)`` for every block of ``0 … n``; the results in the blocks' order."""
+    if 0 < n <= block:
+        return [work(0, n)]
     starts = range(0, n, block)
     if len(starts) < 2 or torch.get_num_threads() < 2:
         return [work(start, min(start + block, n)) for start in starts]
     pool = _pool(torch.get_num_threads())
     return list(pool.map(lambda start: work(start, min(start + block, n)), starts))
+
+
+def one_call(tensor: torch.Tensor) -> bool:
+    """Whether one kernel for a whole step is faster for ``tensor`` than one for each of its parts;
+    never on a GPU."""
+    return tensor.device.type == "cpu" and tensor.numel() <= ONE_CALL
 
 
 @cache
