@@ -64,7 +64,7 @@ class Estimate:
         with np.errstate(divide="ignore", invalid="ignore"):
             scaled = there(values)
         if not np.isfinite(scaled).all():  # a ratio of 0 or below has no logarithm
-            (there, back), scaled = _SCALES[""], values
+            quantity, (there, back), scaled = "", _SCALES[""], values
         low, high = t_interval(scaled)
         mean = float(back(scaled.mean()))
         if not math.isfinite(low):
@@ -102,6 +102,22 @@ class Estimate:
         if np.ptp(difference) <= ROUNDING * abs(difference[0]):
             return 0.0 if difference[0] > 0 else 1.0
         return float(special.stdtr(len(difference) - 1, -difference.mean() / _error(difference)))
+
+    def apart(self, value: float) -> float:
+        """The p of a two-sided t-test that the mean over seeds is ``value``; 0 where nothing is
+        random, NaN where it cannot be told."""
+        if self.never or 0 < self.seeds < MIN_SEEDS:
+            return math.nan
+        if self.by_seed is None:
+            return 0.0
+        there, _ = _SCALES.get(self.quantity, _SCALES[""])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            away = there(self.by_seed.to_numpy(float)) - there(value)
+        if not np.isfinite(away).all():  # no mean on this scale is there
+            return 0.0
+        if np.ptp(away) <= ROUNDING * abs(away[0]):
+            return 0.0
+        return float(2 * special.stdtr(len(away) - 1, -abs(away.mean()) / _error(away)))
 
     def equals(self, other: Estimate) -> bool:
         """Whether both are deterministic and the same up to rounding."""

@@ -13,8 +13,8 @@ A number is judged in this order, and the first rule that applies decides:
 
 Where the text leaves several readings open and their verdicts differ, the claim *depends on the
 reading*; where only what our runs leave open keeps them apart, it is *undecided*. Claims that rest
-on seeds and hold are tests, of which a document has many: those that a false discovery rate of 5 %
-does not let through are *undecided*.
+on seeds are tests, of which a document has many: of those that come out, whichever way, the ones
+that a false discovery rate of 5 % among all that were asked does not let through are *undecided*.
 
 Of a claim with several statements the worst decides. Where some of them were not run, the others
 are judged, and the claim is at best *undecided*; so is one about the largest of several sizes that
@@ -119,6 +119,9 @@ WORST_FIRST = [
     "holds",
 ]
 
+DURATIONS = ("us", "ms", "s", "min", "h")
+"""Units whose values are compared as logarithms."""
+DECIDED = ("holds", "off by ×", "direction only", "fails")
 FALSE_DISCOVERIES = 0.05
 MAX_NOT_RUN = 0.15
 """Largest share of value and ordering entries that may be *not run here*."""
@@ -151,7 +154,11 @@ class Rule:
     or_less: bool = False
     inverse: bool = False
 
-    def band(self, printed: str) -> Interval:
+    def no_effect(self, unit: str) -> float | None:
+        """``neutral`` in the unit of a number; ratios may be in percent."""
+        return 100 * self.neutral if unit == "%" and self.neutral == 1.0 else self.neutral
+
+    def band(self, printed: str, unit: str = "") -> Interval:
         """The values that agree with a printed number."""
         span = expressions.printed(printed)
         half = {
@@ -159,8 +166,9 @@ class Rule:
             "relative": self.amount * abs(span.middle),
             "points": self.amount,
         }[self.tolerance]
-        if self.tolerance == "points" and self.neutral not in (None, span.middle):
-            half = min(half, abs(span.middle - self.neutral) / 2)
+        neutral = self.no_effect(unit)
+        if neutral not in (None, span.middle):
+            half = min(half, abs(span.middle - neutral) / 2)
         # One part in 1e12 keeps binary fractions from deciding a tie.
         half += 1e-12 * abs(span.middle)
         low = -math.inf if self.or_less else span.middle - half
@@ -268,7 +276,7 @@ def judge(
                 "evidence": "+".join(sorted(found.evidence)),
                 "verdict": judgement.verdict,
                 "reason": judgement.reason,
-                "number": claim.number or claim.id,
+                "number": _counts_as(claim, judgement),
                 "p": judgement.p,
                 "weak": judgement.verdict == "holds" and _weak(claim, evidence, recipe, full),
                 "ours_value": judgement.ours_value,
@@ -288,6 +296,13 @@ def judge(
     if only is None:
         _check_share(table, scale)
     return table
+
+
+def _counts_as(claim: Claim, judgement: Judgement) -> str:
+    """What a verdict counts once for: the printed number, or a table that no cell is judged by."""
+    if claim.fit and judgement.verdict == "not comparable":
+        return claim.fit.table
+    return claim.number or claim.id
 
 
 def _qualify(
@@ -366,16 +381,20 @@ def _note_foundations(table: pd.DataFrame, evidence: Evidence) -> None:
 
 
 def _correct_for_many(table: pd.DataFrame) -> None:
-    """Leave open what holds by tests over seeds and would not pass beside all others (Benjamini and
-    Hochberg's rule)."""
-    tested = table.index[(table["verdict"] == "holds") & (table["p"] > 0)]
+    """Leave open what came out by tests over seeds, whichever way, and would not pass beside all
+    that were asked (Benjamini and Hochberg's rule)."""
+    tested = table.index[table["verdict"].isin([*DECIDED, "undecided"]) & (table["p"] > 0)]
     if not len(tested):
         return
     adjusted = stats.false_discovery_control(table.loc[tested, "p"])
     many = f"{len(tested)} such tests" if len(tested) > 1 else "one test"
     for index, p in zip(tested, adjusted, strict=True):
+        verdict = table.loc[index, "verdict"]
+        if verdict == "undecided":
+            continue
         table.loc[index, "reason"] += f"; p {number(p)}, corrected for {many}"
         if p > FALSE_DISCOVERIES:
+            table.loc[index, "reason"] = f"{verdict} by itself: {table.loc[index, 'reason']}"
             table.loc[index, "verdict"] = "undecided"
 
 
@@ -425,6 +444,8 @@ def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
     bound = evidence.bound(claim, found) if claim.bound else None
     result.bound = math.nan if bound is None else bound
     result.verdict, result.reason = _value_verdict(claim, evidence, found, rule, ours, bound)
+    if ours is not None and not claim.fit:
+        result.p = _chance(estimate, rule.band(claim.printed, claim.unit))
     for reading in claim.readings:
         lookup = claim.ours.having(**{next(iter(claim.otherwise)): reading})
         theirs = evidence.value(claim.document, lookup, found)
@@ -464,7 +485,7 @@ def _value_verdict(
         reason = f"{claim.calibrates} was chosen from this number; {ratio}"
         return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
     if claim.fit and (rule.absolute or other):
-        verdict, reason = _fitted(claim, evidence, rule, estimate, reading)
+        verdict, reason = _fitted(claim, evidence, rule, reading)
         reason += f"; {ratio}{_variant_ratios(claim, evidence, said.middle)}"
         stands_in = f"; {_join(other)} stands in for {claim.model}" if other else ""
         return verdict, reason + stands_in
@@ -492,14 +513,10 @@ def _fitted(
     claim: Claim,
     evidence: Evidence,
     rule: Rule,
-    ours: Estimate,
     reading: Coordinate | None = None,
 ) -> tuple[str, str]:
-    """What the fit on the other cells of its table says of a number.
-
-    Where numbers dealt out at random fit as well, agreement with the fit is luck, and so is that
-    the mean of ``ours``, which agrees as it is, does not by the fit.
-    """
+    """What the fit on the other cells of its table says of a number; nothing, where numbers dealt
+    out at random fit as well."""
     table = _fit(evidence, claim.document, claim.fit.table, reading)
     number_of = claim.number or claim.id
     if table is None or number_of not in table.others:
@@ -511,9 +528,9 @@ def _fitted(
     estimate = Estimate.of(1 / predicted if rule.inverse else predicted)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
-    as_it_is, _ = _near(claim.printed, claim.unit, rule, Estimate.of(ours.mean))
-    if table.lucky and "holds" in (verdict, as_it_is):
-        return "undecided", f"{told}; numbers dealt out at random fit as well (p = {table.p:.2g})"
+    if table.lucky:
+        luck = f"numbers dealt out at random fit {claim.fit.table} as well (p = {table.p:.2g})"
+        return "not comparable", f"{luck}, so that no cell of it is judged; {told}"
     return verdict, told
 
 
@@ -583,7 +600,7 @@ def _variant_ratios(claim: Claim, evidence: Evidence, said: float) -> str:
 def _near(printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0) -> tuple[str, str]:
     """Whether our number agrees with a printed one under a rule; nearer than ``tie`` to what means
     no effect, it is none."""
-    band = rule.band(printed)
+    band = rule.band(printed, unit)
     low, high = f"{number(band.low)} {unit}".strip(), f"{number(band.high)} {unit}".strip()
     span = f"{number(band.low)} to {high}"
     if rule.or_more or rule.or_less:
@@ -596,9 +613,8 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0)
         return "holds", f"within {span}"
     if ours.interval.overlaps(band):
         return "undecided", f"our interval is only partly within {span}"
-    neutral = rule.neutral
+    neutral = rule.no_effect(unit)
     if neutral is not None:
-        neutral *= 100 if unit == "%" and rule is RULES["ratio"] else 1
         if not band.low <= neutral <= band.high:
             low, high = (one - neutral for one in (ours.interval.low, ours.interval.high))
             within = tie * abs(neutral)
@@ -618,6 +634,25 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0)
         spread = f" [{low}, {high}]" if ours.seeds else ""
         return "off by ×", f"{middle}{spread} times the printed, outside {span}"
     return "fails", f"outside {span}"
+
+
+def _chance(ours: Estimate, band: Interval) -> float:
+    """The p of a number's being within a band, or beyond the end of it that is nearer."""
+    low, high = ours.apart(band.low), ours.apart(band.high)
+    if band.low <= ours.mean <= band.high:
+        return max(low, high)
+    return low if ours.mean < band.low else high
+
+
+def _chance_of_order(verdict: str, ours: Sequence[Estimate]) -> float:
+    """The two-sided p of an order: of the step that says least for it, or most against it where it
+    fails, as any of its steps might have; NaN where a step cannot be told."""
+    steps = list(itertools.pairwise(ours))
+    if verdict == "fails":
+        one = len(steps) * np.min([high.chance(low) for low, high in steps])
+    else:
+        one = np.max([low.chance(high) for low, high in steps])
+    return float(np.minimum(2 * one, 1.0))
 
 
 def _judge_statement(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
@@ -665,6 +700,7 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
         judged = partial(_near, part.printed, part.unit, rule, tie=claim.tie)
         result.verdict, result.reason = judged(estimate)
         result.ours, result.ours_value = f"{estimate} {part.unit}".strip(), estimate.mean
+        result.p = _chance(estimate, rule.band(part.printed, part.unit))
         said = expressions.printed(part.printed).middle
         result.ratio = estimate.mean / said if said else math.nan
         result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
@@ -681,14 +717,14 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
                 one = Estimate.of(value, part.quantity)
                 result.readings[reading] = judged(one)[0]
         if result.partly:
-            if result.verdict == "fails" and estimate.mean < rule.band(part.printed).low:
+            if result.verdict == "fails" and estimate.mean < rule.band(part.printed, part.unit).low:
                 result.verdict = "undecided"  # another may be larger
             result.reason += f"; of those that ran, {_without(found.missing)}"
         for other in part.beside:
             if other.printed:
                 verdict, reason = _near(other.printed, part.unit, rule, estimate)
                 result.reason += f"; {other.why}, {other.printed}: {verdict}, {reason}"
-    band = rule.band(part.printed)
+    band = rule.band(part.printed, part.unit)
     checks = [(part.value, "its own numbers give")] if part.value else []
     checks += [(other.value, f"{other.why}:") for other in part.against]
     for text, why in checks:
@@ -719,7 +755,8 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
     if any(term is None for term in terms):
         result = Judgement(*_unanswered(found))
     else:
-        estimates = [Estimate.of(term) for term in terms]
+        quantity = "duration" if part.unit in DURATIONS else ""
+        estimates = [Estimate.of(term, quantity) for term in terms]
         labels = list(part.terms) or evidence.labels(claim, part.order)
         verdict, reason = _ascending(labels, estimates, claim.tie)
         others = {}
@@ -728,7 +765,7 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
                 evidence.ours(claim, text, Found(), variant, late=True) for text in part.order
             ]
             if all(value is not None for value in values):
-                ran = [Estimate.of(value) for value in values]
+                ran = [Estimate.of(value, quantity) for value in values]
                 others[variant] = _ascending(labels, ran, claim.tie)[0]
         reason += _otherwise(claim, others, verdict)
         shown = zip(labels, estimates, strict=True)
@@ -743,10 +780,9 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
         for reading in claim.readings:
             values = [evidence.ours(claim, text, found, reading, late=True) for text in part.order]
             if all(value is not None for value in values):
-                ran = [Estimate.of(value) for value in values]
+                ran = [Estimate.of(value, quantity) for value in values]
                 result.readings[reading] = _ascending(labels, ran, claim.tie)[0]
-        if verdict == "holds":
-            result.p = max(one.chance(next_) for one, next_ in itertools.pairwise(estimates))
+        result.p = _chance_of_order(verdict, estimates)
         means = [one.mean for one in estimates]
         if len(means) == 2 and means[1] and all(map(math.isfinite, means)):
             result.ratio = means[0] / means[1]
@@ -833,15 +869,18 @@ def _combine(judgements: list[Judgement], labels: list[str]) -> Judgement:
     if not ran:
         return Judgement(verdict, "; ".join(said))
     ours = [
-        f"{label}: {one.ours or one.verdict}" for label, one in zip(labels, judgements, strict=True)
+        f"{label}: {one.ours or 'no number'}" for label, one in zip(labels, judgements, strict=True)
     ]
     if len(ours) > MANY:
         decide = [one.verdict == worst.verdict for one in judgements]
         ours = list(itertools.compress(ours, decide))[:MANY]
         ours.append(f"and {len(judgements) - len(ours)} parts more")
     chances = [one.p for one in judgements if not math.isnan(one.p)]
-    largest = max(chances, default=math.nan)
-    return Judgement(verdict, "; ".join(said), "; ".join(ours), worst.ours_value, p=largest)
+    p = max(chances, default=math.nan)
+    if verdict not in ("holds", "undecided"):  # any of those that decide would have done
+        p = len(chances) * np.min([one.p for one in judgements if one.verdict == verdict])
+    p = float(np.minimum(p, 1.0))
+    return Judgement(verdict, "; ".join(said), "; ".join(ours), worst.ours_value, p=p)
 
 
 def _judge_parameters(

@@ -161,6 +161,14 @@ def _figure6(add) -> None:
                 add("exchanges", at, "completion_time", value * unit_s, "s", **here)
                 add("exchanges", at, "normalised_time", value, **here)
 
+    unsaid = ["as in Figure 6", "paths by hashing", "RAT waits at every level"]
+    for name in [*unsaid, *RECIPE["silent"]["taken"]]:
+        chain = 1.16 if name == "in 64 pieces, 10 µs a cable" else 1.0
+        least = 0.8 if name == "RAT waits at every level" else 1.0
+        told = {"ring_over_rat": chain, "least_ring_over_rat": least, "least_ps_over_ring": 1.5}
+        for metric, value in told.items():
+            add("silent", {"taken": name}, metric, value)
+
     ratios = {w: normalised("PS", w) / normalised("RAT", w) for w in RECIPE["figure6"]["per_rack"]}
     highest = ratios[max(ratios)]
     over = {"all settings": np.mean(list(ratios.values())), "the largest": max(ratios.values())}

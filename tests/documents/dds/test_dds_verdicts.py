@@ -106,10 +106,11 @@ UNLIKE_THE_LOG = {
     f"DDS-FL-{name}-log" for name in ("fp32_sparse-acc", "fp32_sparse-rt", "int8_sparse-c1")
 }
 for _name, _metric in {"F03": "max_wait", "F04": "mean_wait"}.items():
-    for _id, _case in {"base": "baseline", "dgc": "DGC"}.items():
+    # Both mean waits are nearly equal: nearer each other, they could be dealt otherwise.
+    for _id, _case, _factor in (("base", "baseline", 1.25), ("dgc", "DGC", 0.8)):
         WORLDS += [
             (f"DDS-{_name}-{_id}", "holds"),
-            (f"DDS-{_name}-{_id}", "off by ×", (ddp(_case, _metric), 0.8)),
+            (f"DDS-{_name}-{_id}", "off by ×", (ddp(_case, _metric), _factor)),
         ]
 for _mode in MODES:
     WORLDS += [
@@ -121,29 +122,13 @@ for _mode in MODES:
         (f"DDS-FL-{_mode}-acc", "holds"),
         (f"DDS-FL-{_mode}-acc", "fails", (mode(_mode, "judged_accuracy"), 0.98)),
     ]
-# Times are fitted by bytes on the wire, which three of eight do not follow: bytes that they would,
-# and bytes that the others would not. Of 450 ms client0 takes 424 whatever it sends, and no bytes
-# of fp32_sparse alone put it beyond a tenth.
-NOT_FOLLOWING = {"int8_dense-c0", "int8_dense-c1", "fp32_sparse-c1"}
-OTHER_BYTES = {
-    "fp32_dense-c0": 0.2,
-    "fp32_dense-c1": 0.2,
-    "int8_dense-c0": 2.2,
-    "int8_dense-c1": 1.3,
-    "fp32_sparse-c1": 0.75,
-    "int8_sparse-c0": 4,
-    "int8_sparse-c1": 4,
-}
-WEAK = {"DDS-FL-fp32_sparse-c0"}
+# Ours of the fixture are the printed times: each is judged by what the seven others make of it.
 for _cell in [f"{_mode}-{_kind}" for _mode in MODES for _kind in ("c0", "c1")]:
-    _off = _cell in NOT_FOLLOWING
-    WORLDS.append((f"DDS-FL-{_cell}", "off by ×" if _off else "holds"))
-    if _cell in OTHER_BYTES:
-        _mode, _kind = _cell.split("-")
-        changes = [(wire(_mode), OTHER_BYTES[_cell])]
-        if not _off:  # nor as they are, since by these bytes random numbers fit as well
-            changes.append((under_way(_mode, int(_kind[1])), 0.5))
-        WORLDS.append((f"DDS-FL-{_cell}", "holds" if _off else "off by ×", *changes))
+    _mode, _kind = _cell.split("-")
+    WORLDS += [
+        (f"DDS-FL-{_cell}", "holds"),
+        (f"DDS-FL-{_cell}", "off by ×", (under_way(_mode, int(_kind[1])), 0.8)),
+    ]
 # Rounds are longest with most bytes, but for those of the sparse modes: bytes in their order.
 IN_ORDER = tuple(
     (wire(mode), factor)
@@ -151,7 +136,7 @@ IN_ORDER = tuple(
 )
 for _mode in MODES:
     WORLDS += [
-        (f"DDS-FL-{_mode}-rt", "undecided"),
+        (f"DDS-FL-{_mode}-rt", "not comparable"),
         (f"DDS-FL-{_mode}-rt", "holds", *IN_ORDER),
     ]
 
@@ -167,7 +152,7 @@ def test_every_claim_that_results_decide_is_tried_both_ways(dds_claims):
     tried = {name: {w[1] for w in WORLDS if w[0] == name} for name, *_ in WORLDS}
     assert tried.keys() == {c.id for c in dds_claims if c.kind in ("value", "ordering", "derived")}
     once = {name for name, verdicts in tried.items() if len(verdicts) == 1}
-    assert once == {"DDS-P08"} | UNLIKE_THE_LOG | WEAK  # the first of which ours cannot mend
+    assert once == {"DDS-P08"} | UNLIKE_THE_LOG  # the first of which ours cannot mend
 
 
 def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, judged):
@@ -210,10 +195,9 @@ def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, jud
         ("DDS-FL-fp32_sparse-acc-log", ["its log has: 98.05 %", "98.12 % after round 9"]),
         ("DDS-FL-fp32_sparse-rt-log", ["printed 9432.7 ms", "its log come to: 9303 ms"]),
         ("DDS-FL-int8_sparse-c1-log", ["printed 65.1 ms", "its log come to: 67.1 ms"]),
-        # 276 Mbit/s, and what a client waits whatever it sends.
-        ("DDS-FL-fp32_dense-c0", ["ms/MB × 28.99, client0 ms × 424.3, client1 ms × 44.53"]),
+        ("DDS-FL-fp32_dense-c0", ["ours × 0.9991, client0 ms × "]),
         # A round pays for bytes seven times what their communication takes.
-        ("DDS-FL-int8_dense-rt", ["ms/MB × 205.8", "numbers dealt out at random fit as well"]),
+        ("DDS-FL-int8_dense-rt", ["ms/MB × 205.8", "numbers dealt out at random fit federated, Figure 3 as well"]),
         ("DDS-F07", ["over what they add to client0's communication: 7.6"]),
         (
             "DDS-F08",
@@ -242,8 +226,8 @@ def test_one_live_run_settles_bytes_but_no_order_of_times(dds_claims, judged):
     waits = [f"DDS-F0{n}-{case}" for n in (3, 4) for case in ("base", "dgc")]
     assert set(table[waits]) == {"undecided"}
     assert whole.loc[waits, "reason"].str.contains("1 of the 3 seeds").all()
-    # What times are fitted by is counted, and needs no second run.
-    times = [f"DDS-FL-{mode}-{kind}" for mode in MODES for kind in ("c0", "c1", "rt")]
+    # What the times of rounds are fitted by is counted, and needs no second run.
+    times = [f"DDS-FL-{mode}-rt" for mode in MODES]
     assert (table[times] == judged.loc[times, "verdict"]).all()
     assert table["DDS-FL-fp32_dense-acc"] == "undecided"
     reason = whole.loc["DDS-FL-fp32_dense-acc", "reason"]

@@ -94,20 +94,13 @@ WORLDS = [
     ("LPSP-X02", "fails", (example("BSP", "sync_point", meeting=1), 1.1)),
     ("LPSP-X03", "holds"),
     ("LPSP-X03", "fails", (example("BSP", "total_wait"), 1.1)),
-    # On arrival it is as drawn, in other readings it is not.
-    ("LPSP-X05", "depends on the reading"),
-    ("LPSP-X05", "holds", (example("LPSP", "decided", meeting=1), (3.6,)),
-                          (example("LPSP", "delay", meeting=1), (0.0,))),
-    ("LPSP-X05", "fails", (example("LPSP", "decided", meeting=1), (4.5,))),
-    ("LPSP-X06", "depends on the reading"),
-    ("LPSP-X06", "holds", (example("LPSP", "decided", meeting=2), (5.0,)),
-                          (example("LPSP", "delay", meeting=2), (0.5,))),
-    # The third is drawn as no reading has it, and so is the sum.
-    ("LPSP-X07", "fails"),
-    ("LPSP-X07", "holds", (example("LPSP", "decided", meeting=3), (8.0,)),
-                          (example("LPSP", "delay", meeting=3), (0.6,))),
-    ("LPSP-X08", "fails"),
-    ("LPSP-X08", "holds", (example("LPSP", "total_delay"), (1.1,))),
+    # The points are drawn by hand: they hold whatever Algorithm 1 makes of the example.
+    *((f"LPSP-X0{number}", "holds") for number in (5, 6, 7, 8)),
+    ("LPSP-X05", "holds", (example("LPSP", "decided", meeting=1), 3)),
+    ("LPSP-X05", "fails", (example("drawn", "sync_point", meeting=1), 1.1)),
+    ("LPSP-X06", "fails", (example("drawn", "sync_wait", meeting=2), 1.2)),
+    ("LPSP-X07", "fails", (example("drawn", "sync_wait", meeting=3), 1.2)),
+    ("LPSP-X08", "fails", (example("drawn", "total_wait"), 1.1)),
     # What is so in one reading only is neither right nor wrong.
     ("LPSP-F3a", "depends on the reading", (literal(trained("mnist", "LPSP on 12")), 3)),
     ("LPSP-F3a-x", "depends on the reading", (literal(trained("mnist", "LPSP on 12")), 3)),
@@ -359,12 +352,9 @@ def test_reasons_give_both_conventions_and_what_waiting_can_explain(judged):
     assert "SSP at fixed speeds: 1.01" in reason["LPSP-F3a"]
     assert "BSP's time to LPSP's over that, draw by draw: 1." in reason["LPSP-F3a-x"]
     assert "§4.2.3 has LPSP faster than SSP" in reason["LPSP-F3b"]
-    for name, decided, drawn in (("X05", "4.5", "3.6"), ("X06", "8.6", "5"), ("X07", "13.6", "8")):
-        point = "fails" if name == "X07" else "depends on the reading"
-        assert f"point: {point}" in reason[f"LPSP-{name}"]
-        assert f"ours {decided} s" in reason[f"LPSP-{name}"]
-        assert f"as it is drawn: {drawn} s" in reason[f"LPSP-{name}"]
-    assert "ours 19.5 s" in reason["LPSP-X08"] and "as it is drawn: 1.1 s" in reason["LPSP-X08"]
+    for name, decided in (("X05", "4.5"), ("X06", "8.6"), ("X07", "13.6")):
+        assert f"as Algorithm 1 decides: {decided} s" in reason[f"LPSP-{name}"]
+    assert "as Algorithm 1 decides: 19.5 s" in reason["LPSP-X08"]
     assert "in the three: 12 local iterations" in reason["LPSP-X08"]
     assert "a member's wait with s = 0, none with ASP: 1.6" in reason["LPSP-F7"]
     assert "beside it, LPSP over the best other: 0.13" in reason["LPSP-ABS"]

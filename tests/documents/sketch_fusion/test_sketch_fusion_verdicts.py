@@ -105,7 +105,7 @@ GROWTH = "experiment == 'sizes' and metric == 'growth'"
 # What must change for a claim to get a verdict; no change: the results as they are.
 WORLDS = [
     ("SKF-T1-O", "not comparable"),
-    ("SKF-T1-SignSGD", "off by ×"),
+    ("SKF-T1-SignSGD", "not comparable"),
     ("SKF-F1a", "holds"),
     ("SKF-F1a", "fails", (wise("QSGD"), 2)),
     ("SKF-F1a", "fails", (wise("DGC"), 1.4)),
@@ -137,7 +137,7 @@ WORLDS = [
         (TIME, 0.814 / KEPT),
         (gain("resnet20", method="Top-k"), 2.87 / 2.13),
     ),
-    ("SKF-ABS", "fails", (FINAL, 0.98)),
+    ("SKF-ABS", "fails", (FINAL, 0.95)),
     ("SKF-F4a", "fails"),
     (
         "SKF-F4a",

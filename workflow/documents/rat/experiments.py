@@ -221,6 +221,60 @@ def gains(bench: Bench, rows: pd.DataFrame, figure6: Figure6) -> Iterator[Row]:
         yield _row(bench, "ps_over_rat", value, "1", at=dict(over=what))
 
 
+class Taken(Section):
+    """What the document does not say, where it is otherwise than in the rest of the recipe: pieces
+    of the vector, and seconds a cable."""
+
+    pieces: PositiveInt | None = None
+    latency: NonNegativeFloat | None = None
+
+
+class Silent(Section):
+    """Figure 6 taken otherwise, by what a reader calls that."""
+
+    taken: dict[str, Taken]
+
+
+HERE = "as in Figure 6"
+
+
+@experiment(after=[figure6], methods=("PS", "Ring", "RAT"))
+def silent(bench: Bench, rows: pd.DataFrame, figure6: Figure6, silent: Silent) -> Iterator[Row]:
+    """Ring to RAT and PS to Ring in Figure 6, and where what its text leaves open is otherwise."""
+    found = coordinates(rows[rows["metric"] == "completion_time"])
+    axes = ["variant", "method", "oversubscription", "bandwidth"]
+    times = found.set_index(axes)["value"]
+    balanced, hashed = times["balanced"], times["ecmp"]
+    taken = {
+        HERE: balanced,
+        "paths by hashing": hashed,
+        "RAT waits at every level": balanced.drop("RAT").rename({"RAT barrier": "RAT"}),
+    }
+    for name, one in silent.taken.items():
+        latency = bench.settings.latency if one.latency is None else one.latency
+        spent = {}
+        for rate in figure6.rates:
+            for per_rack in figure6.per_rack:
+                bench.say(f"figure 6 {name}: {per_rack} workers a rack at {rate:g} bit/s")
+                network = _leaves(
+                    bench, figure6.racks, per_rack, rate, figure6.spines, latency=latency
+                )
+                for method in ("PS", "Ring", "RAT"):
+                    plan = _plan(bench, method, network, one.pieces)
+                    at = method, per_rack / figure6.spines, rate
+                    spent[at] = _completion(bench, plan, network)
+        taken[name] = pd.Series(spent)
+    for name, seconds in taken.items():
+        ring = seconds["Ring"] / seconds["RAT"]
+        told = {
+            "ring_over_rat": ring.mean(),
+            "least_ring_over_rat": ring.min(),
+            "least_ps_over_ring": (seconds["PS"] / seconds["Ring"]).min(),
+        }
+        for metric, value in told.items():
+            yield _row(bench, metric, value, "1", at=dict(taken=name))
+
+
 class LatencyNeeded(Section):
     """The ratio of Ring to RAT that a latency must explain, and latencies (s) that are tried."""
 

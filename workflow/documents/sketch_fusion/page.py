@@ -597,7 +597,7 @@ figure6_recorded = Figure(
     shows="The same with ResNet-20 on all of CIFAR-10 and 16 workers for 3,420 rounds, of 16 "
     "images a worker in place of 128; recorded once. What of it is there is drawn; verdicts rest "
     "on it once every case has all seeds. python -m slowlink.workflow.recorded sketch_fusion "
-    "figure6_recorded goes on with it: a run takes some 50 minutes of one core, or 2 to 6 of a GPU "
+    "figure6_recorded goes on with it: a run takes some 50 minutes of one core, or 4 to 6 of a GPU "
     "that it shares with eleven others.",
     says="Sketch-Fusion converges in 5.2 to 18.6 % less time than the baseline and in 20 % less "
     "than DGC.",
