@@ -8,8 +8,8 @@ of them does. All its numbers are fitted together by a few rates that they share
 in relative errors; throughputs as the time of an item, 1/printed. A cell is judged by the fit on
 the *other* cells, so that nothing is chosen from the number that it is judged by. Where the printed
 numbers, dealt out to the cells at random, fit our terms as well, no cell of the table is judged:
-agreement would be luck, and a factor means nothing. Where a set-up or a rate of its own already tells groups of cells from each other,
-numbers are dealt within each group only.
+agreement would be luck, and a factor means nothing. Where a set-up or a rate of its own already
+tells groups of cells from each other, numbers are dealt within each group only.
 """
 
 from __future__ import annotations

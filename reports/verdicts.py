@@ -614,18 +614,17 @@ def _near(printed: str, unit: str, rule: Rule, ours: Estimate, tie: float = 0.0)
     if ours.interval.overlaps(band):
         return "undecided", f"our interval is only partly within {span}"
     neutral = rule.no_effect(unit)
-    if neutral is not None:
-        if not band.low <= neutral <= band.high:
-            low, high = (one - neutral for one in (ours.interval.low, ours.interval.high))
-            within = tie * abs(neutral)
-            if -within <= low and high <= within:
-                nearer = f", by less than {number(100 * tie)} %" if tie else ""
-                return "fails", f"outside {span}, and no effect: {number(neutral)}{nearer}"
-            if low < 0 < high:
-                return "fails", f"outside {span}, and on either side of {number(neutral)}"
-            if (low >= 0) == (band.low > neutral):
-                return "direction only", f"same direction, outside {span}"
-            return "fails", f"outside {span}, and not on the printed side of {number(neutral)}"
+    if neutral is not None and not band.low <= neutral <= band.high:
+        low, high = (one - neutral for one in (ours.interval.low, ours.interval.high))
+        within = tie * abs(neutral)
+        if -within <= low and high <= within:
+            nearer = f", by less than {number(100 * tie)} %" if tie else ""
+            return "fails", f"outside {span}, and no effect: {number(neutral)}{nearer}"
+        if low < 0 < high:
+            return "fails", f"outside {span}, and on either side of {number(neutral)}"
+        if (low >= 0) == (band.low > neutral):
+            return "direction only", f"same direction, outside {span}"
+        return "fails", f"outside {span}, and not on the printed side of {number(neutral)}"
     if rule.absolute and expressions.printed(printed).middle:
         low, middle, high = (
             number(value / expressions.printed(printed).middle)

@@ -197,7 +197,7 @@ def test_all_entries_are_judged_and_nothing_is_listed_as_not_run(dds_claims, jud
         ("DDS-FL-int8_sparse-c1-log", ["printed 65.1 ms", "its log come to: 67.1 ms"]),
         ("DDS-FL-fp32_dense-c0", ["ours × 0.9991, client0 ms × "]),
         # A round pays for bytes seven times what their communication takes.
-        ("DDS-FL-int8_dense-rt", ["ms/MB × 205.8", "numbers dealt out at random fit federated, Figure 3 as well"]),
+        ("DDS-FL-int8_dense-rt", ["ms/MB × 205.8", "at random fit federated, Figure 3 as well"]),
         ("DDS-F07", ["over what they add to client0's communication: 7.6"]),
         (
             "DDS-F08",
