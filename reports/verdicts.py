@@ -119,7 +119,7 @@ WORST_FIRST = [
     "holds",
 ]
 
-DURATIONS = ("us", "ms", "s", "min", "h")
+DURATIONS = ("µs", "ms", "s", "min", "h")
 """Units whose values are compared as logarithms."""
 DECIDED = ("holds", "off by ×", "direction only", "fails")
 FALSE_DISCOVERIES = 0.05

@@ -129,8 +129,8 @@ figure6 = Figure(
 @table(
     title="Ring against RAT where the text is silent",
     shows="Over all settings of Figure 6: how many times as long as RAT Ring takes, in the mean "
-    "and at the least, and PS as Ring at the least. 10 µs a cable are in place of 1, pieces of 1/64 "
-    "of the vector in place of 1/512; in those, messages of a ring go whole from 64 hosts on.",
+    "and at the least, and PS as Ring at the least. 10 µs a cable are in place of 1, pieces of "
+    "1/64 of the vector in place of 1/512; in those, messages of a ring go whole from 64 hosts on.",
     says="Ring takes 1.16 times as long as RAT in many settings, and never less; PS much longer.",
     of=[experiments.silent],
 )
