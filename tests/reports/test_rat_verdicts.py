@@ -92,7 +92,7 @@ WORLDS = [
     ("RAT-F6a", "fails", ("experiment == 'gains'", 0.01)),
     # With slow cables and a ring's messages whole it is so, and as read here it is not.
     ("RAT-F6b", "depends on the reading"),
-    ("RAT-F6b", "holds", (silent("ring_over_rat", "not taken.str.contains('64 pieces, ')"), 1.16)),
+    ("RAT-F6b", "holds", (silent("ring_over_rat", "not taken.str.contains('whole, ')"), 1.16)),
     ("RAT-F6b", "fails", (silent("ring_over_rat"), 0.5)),
     ("RAT-F6c", "depends on the reading"),
     ("RAT-F6c", "holds", (silent("least_ring_over_rat", "taken.str.startswith('RAT')"), 1.25)),

@@ -223,9 +223,9 @@ def gains(bench: Bench, rows: pd.DataFrame, figure6: Figure6) -> Iterator[Row]:
 
 class Taken(Section):
     """What the document does not say, where it is otherwise than in the rest of the recipe: pieces
-    of the vector, and seconds a cable."""
+    of the vector in which a method's messages go, and seconds a cable."""
 
-    pieces: PositiveInt | None = None
+    pieces: dict[str, PositiveInt] = {}
     latency: NonNegativeFloat | None = None
 
 
@@ -243,7 +243,7 @@ def silent(bench: Bench, rows: pd.DataFrame, figure6: Figure6, silent: Silent) -
     """Ring to RAT and PS to Ring in Figure 6, and where what its text leaves open is otherwise."""
     found = coordinates(rows[rows["metric"] == "completion_time"])
     axes = ["variant", "method", "oversubscription", "bandwidth"]
-    times = found.set_index(axes)["value"]
+    times = found.set_index(axes)["value"].sort_index()
     balanced, hashed = times["balanced"], times["ecmp"]
     taken = {
         HERE: balanced,
@@ -260,7 +260,7 @@ def silent(bench: Bench, rows: pd.DataFrame, figure6: Figure6, silent: Silent) -
                     bench, figure6.racks, per_rack, rate, figure6.spines, latency=latency
                 )
                 for method in ("PS", "Ring", "RAT"):
-                    plan = _plan(bench, method, network, one.pieces)
+                    plan = _plan(bench, method, network, one.pieces.get(method))
                     at = method, per_rack / figure6.spines, rate
                     spent[at] = _completion(bench, plan, network)
         taken[name] = pd.Series(spent)
@@ -268,6 +268,7 @@ def silent(bench: Bench, rows: pd.DataFrame, figure6: Figure6, silent: Silent) -
         ring = seconds["Ring"] / seconds["RAT"]
         told = {
             "ring_over_rat": ring.mean(),
+            "largest_ring_over_rat": ring.max(),
             "least_ring_over_rat": ring.min(),
             "least_ps_over_ring": (seconds["PS"] / seconds["Ring"]).min(),
         }
