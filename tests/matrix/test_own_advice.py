@@ -67,8 +67,13 @@ def ask(capsys, *arguments):
             "sites: [&site {workers: 4, card: {rate: 10G, latency: 10us}, "
             "wan: {rate: 50M, latency: 5ms}}, *site]",
         ),
+        (
+            ["--lan", "1G", "--wan", "1M", "--sites", "1"],
+            "sites: [{workers: 8, card: &card {rate: 1G, latency: 10us}, "
+            "wan: &wan {rate: 1M, latency: 5ms}}]\ncenter: {card: *card, wan: *wan}",
+        ),
     ],
-    ids=["flat", "sites"],
+    ids=["flat", "sites", "one site"],
 )
 def test_files_that_say_what_is_built_in_get_the_same_advice(capsys, files, options, text):
     (files / "cluster.yaml").write_text(f"{text}\nefficiency: 0.9564\n")
