@@ -188,6 +188,21 @@ def test_what_is_worth_can_be_asked_for(capsys):
     assert made["methods"] == [] and made["answer"] == "No method has all of these answers."
 
 
+def test_a_codec_is_worth_it_below_the_rate_at_which_plain_values_do_as_well_where_they_may(capsys):
+    """On a slow tree, while a ring, which is not allowed, would carry plain values faster."""
+    only = "codec=fp16|identity,exchange=k_nomial_tree,fusion=whole_model,synchronization=bsp"
+
+    def times(rate):
+        told = json.loads(ask(capsys, "--only", only, "--json", "--lan", f"{rate:g}"))["methods"]
+        told = {"fp16" in one["codecs"]: one for one in told if one["synchronization"] == "bsp"}
+        return told[True]["worth_below_bit_s"], told[True]["round_s"], told[False]["round_s"]
+
+    below, coded_s, plain_s = times(1e9)
+    assert coded_s < plain_s and below > 1e9
+    _, coded_s, plain_s = times(below)
+    assert coded_s == pytest.approx(plain_s, rel=1e-3)
+
+
 def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys):
     said = ask(capsys, "--lan", "1G", "--only", "codec=fp16|identity,exchange=ring")
     assert " is first" in said.splitlines()[0]

@@ -239,10 +239,10 @@ def test_what_always_or_never_wins_has_no_crossing():
 def test_break_even_is_where_brute_force_finds_it(cluster):
     question, matrix = asked(cluster), advice.recipe()
     coded = methods("sign_sgd", "top_k")
-    found = dict(own_advice.break_evens(question, coded, matrix))
+    found = dict(own_advice.break_evens(question, coded, matrix.found()))
     assert set(found) == set(coded)
     for label, method in coded.items():
-        plain, _ = question.best(own_advice.plain_methods(method, matrix))
+        plain, _ = question.best(own_advice.plain_methods(method, matrix.found()))
         assert plain.levels[0] == Level(up=Part(name="identity"))
         step = 1.3
         rates = [1e6 * step**n for n in range(53)]
@@ -262,7 +262,8 @@ def test_break_even_is_where_brute_force_finds_it(cluster):
 
 def test_plain_values_have_no_break_even():
     question, matrix = asked({"sites": [{"workers": 4, "card": 1e9}]}), advice.recipe()
-    assert dict(own_advice.break_evens(question, methods("ring", "torch DDP"), matrix)) == {}
+    plain = methods("ring", "torch DDP")
+    assert dict(own_advice.break_evens(question, plain, matrix.found())) == {}
 
 
 # The command --------------------------------------------------------------------------------------

@@ -690,7 +690,9 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     show("looking for rates below which codecs are worth it")
     # Each rate that is tried is another network: of hundreds of methods, that takes minutes.
     methods = {offer.label: offer.method for _, offer in short}
-    below = dict(own.break_evens(asked, methods, given))
+    carriers = {q: names for q, names in options.only.items() if q == "exchange"}
+    plain = restricted(given.found(), carriers, given.exchanges)
+    below = dict(own.break_evens(asked, methods, plain))
     show("")
     trained_on = _trained_on(given, asked)
     if options.json:
