@@ -18,6 +18,7 @@ from slowlink.testbed.results import Row
 from slowlink.workflow.matrix import advice
 from slowlink.workflow.matrix.advice import Offer, packed, ranked, rate, reason
 from slowlink.workflow.matrix.curves import BENT, SHOWN, between, refined
+from slowlink.workflow.matrix.worth import Choice
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "reports" / "assets" / "advise.js"
@@ -201,6 +202,41 @@ def test_a_codec_is_worth_it_below_the_rate_at_which_plain_values_do_as_well_whe
     assert coded_s < plain_s and below > 1e9
     _, coded_s, plain_s = times(below)
     assert coded_s == pytest.approx(plain_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("target", [None, 55])
+def test_answers_are_worth_what_methods_that_have_them_are_ranked_by(capsys, target):
+    """And those of no other method are left out: not allowed, or no part of what is compared."""
+    only = "codec=fp16|identity|power_sgd,exchange=ring|rat,synchronization=bsp"
+    asked = ["--lan", "100M", "--model", "resnet8", "--only", only]
+    asked += [] if target is None else ["--target", str(target)]
+    made = json.loads(ask(capsys, *asked, "--json"))
+    key = "round_s" if target is None else "to_target_s"
+    first, *rest = (one for one in made["methods"] if one["rank"])
+    answers = {one["question"]: one for one in made["answers_of_the_first"]}
+    allowed = {"exchange": {"ring", "rat"}, "codec": {"fp16", "identity", "power_sgd"}}
+    for question, names in allowed.items():
+        assert set(answers[question][key]) < names
+    seen = 0
+    for one in rest:
+        same = [q for q in ("exchange", "fusion", "synchronization") if one[q] == first[q]]
+        if len(same) == 3 and one["codecs"] != first["codecs"]:
+            (codec,) = one["codecs"]
+            assert answers["codec"][key][codec.split()[0]] == pytest.approx(one[key])
+            seen += 1
+    assert seen and min(answers["codec"][key].values()) >= first[key]
+    said = ask(capsys, *asked)
+    assert ("is worth in a round," if target is None else "in the time to 55 %,") in said
+
+
+def test_an_answer_that_takes_less_is_not_told_as_if_it_took_longer():
+    def said(*times):
+        others = {f"other{i}": seconds for i, seconds in enumerate(times)}
+        return advice._worth_said("ring", [Choice("fusion", "layer_wise", 1.0, others)], None)
+
+    assert said(0.9).endswith("it may be less (-) with an answer that no method here has beside "
+                              "these three.")  # fmt: skip
+    assert said(1.1, 1.2).endswith("among what is allowed and ranked:") and said(1 - 1e-9) == said()
 
 
 def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys):

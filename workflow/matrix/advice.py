@@ -48,7 +48,7 @@ from slowlink.workflow.matrix.ranking import (
 )
 from slowlink.workflow.matrix.rounds import said
 from slowlink.workflow.matrix.systems import System
-from slowlink.workflow.matrix.worth import Choice, choices, slower
+from slowlink.workflow.matrix.worth import Choice, choices, needs, slower, system_of
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ PARTS = {
 
 USUAL = "torch DDP"
 """What somebody has who did not ask for advice."""
+
+LESS = 0.9995
+"""Of a time, what is told as less."""
 
 SHORT = 5
 """Methods that are told where not all are asked for."""
@@ -683,7 +686,17 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     shown = every if options.all else short
     to_target = counting(offers, asked.counted, taught)
     show("timing what each answer is worth")
-    found_worth = list(choices(given, first.method, lambda m: asked.timed(m).round_s))
+    counts = {
+        systems.class_of(found[offer.label]): offer.rounds or 1 for offer in compared or offers
+    }
+
+    def seconds(method: Method) -> float:
+        """What it would be ranked by, if it were among those that are."""
+        if not restricted({"": system_of(method)}, options.only, given.exchanges):
+            raise ValueError("has an answer that is not allowed")
+        return needs(method, counts) * asked.timed(method).round_s
+
+    found_worth = list(choices(given, first.method, seconds))
     show("timing both ends of what was measured")
     told = {offer.label: rounds[offer.label] for _, offer in [*short, *shown]}
     within_s, corners = own.intervals(asked, told, {offer.label for _, offer in short})
@@ -708,6 +721,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             to_target,
             {label: one[asked.counted] for label, one in taught.items() if asked.counted in one},
             trained_on,
+            "round_s" if options.target is None else "to_target_s",
         )
     text = [reason(places), setting]
     if corners:
@@ -743,9 +757,19 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             "never reach it, or have rounds that hold only where they were trained: "
             f"{', '.join(less[:SHORT])}{', …' if len(less) > SHORT else '.'}"
         )
-    text.append(f"What each answer of {first.label} is worth, the other three as they are:")
+    text.append(_worth_said(first.label, found_worth, options.target))
     text.append(worth(found_worth).to_string(index=False))
     return "\n\n".join([*text, by, *(_not_ranked(reasons) if options.all else [])])
+
+
+def _worth_said(label: str, found: Sequence[Choice], target: float | None) -> str:
+    """What the table says that follows."""
+    of_what = "a round" if target is None else f"the time to {target:g} %"
+    text = f"What each answer of {label} is worth in {of_what}, the other three as they are, among "
+    text += "what is allowed and ranked:"
+    if any(one.next and one.next[1] < LESS for one in found):
+        text += " it may be less (-) with an answer that no method here has beside these three."
+    return text
 
 
 def _ranked_by(target: float | None, given: Matrix, asked: Asked) -> str:
@@ -814,6 +838,7 @@ def _json(
     rounds: Mapping[str, float] = {},
     taught: Mapping[str, Trained] = {},
     trained_on: str = "",
+    measure: str = "round_s",
 ) -> str:
     def told(rank: int | None, offer: Offer) -> dict[str, Any]:
         method, interval = offer.method, within_s.get(offer.label)
@@ -839,7 +864,7 @@ def _json(
         }
 
     answers = [
-        {"question": one.question, "answer": one.chosen, "round_s": one.others} for one in found
+        {"question": one.question, "answer": one.chosen, measure: one.others} for one in found
     ]
     made = {
         "answer": sentence,
