@@ -291,6 +291,17 @@ def test_errors_are_one_line_with_the_option(capsys, arguments, says):
     assert stopped.value.code == 2 and says in said and "Traceback" not in said
 
 
+def test_a_device_that_cannot_time_the_model_is_refused(capsys, files):
+    given.write(files / "slow.yaml", "", {"gpu": device.Device(
+        **dict(device.profile("v100_matrix")) | {"flops": None, "samples_per_s": {}}
+    )})  # fmt: skip
+    arguments = ["--model", "resnet20", "--workers", "4", "--lan", "1G"]
+    with pytest.raises(SystemExit) as stopped:
+        advice.main([*arguments, "--device-file", str(files / "slow.yaml")])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and "neither samples_per_s nor operations a second are" in said
+
+
 @pytest.mark.slow
 def test_measured_spreads_are_told(capsys, files):
     (files / "spread.yaml").write_text(

@@ -153,14 +153,20 @@ def rounds_to(
     """Rounds until the mean of ``window`` test accuracies is ``target`` %, by trained label; in the
     mean over the seeds of an experiment's curves.
 
-    None where a seed does not arrive ``within`` so many rounds, or before it diverges.
+    None where a seed does not arrive ``within`` so many rounds, or before it diverges. Raises
+    ValueError where one is there before the first round.
     """
     points = coordinates(of(curves, experiment, "test_accuracy"))
     found: dict[str, list[float | None]] = {}
     for (label, _), curve in points.groupby(["method", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
         curve = curve[good].sort_values("round")
-        found.setdefault(label, []).append(reached(curve["round"], curve["value"], target, window))
+        at = reached(curve["round"], curve["value"], target, window)
+        if at == 0:
+            raise ValueError(
+                f"--target: {target:g} % is met before the first round, by chance; ask for more"
+            )
+        found.setdefault(label, []).append(at)
     return {
         label: None if None in seeds else duration(pd.Series(seeds)).mean
         for label, seeds in found.items()
@@ -664,6 +670,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     setting, by = _setting(asked, options), _ranked_by(options.target, given, asked)
     if not rounds:
         why = "No method can run there." if reasons else "No method has all of these answers."
+        if reasons and not found:  # all that have these answers were left out by the target
+            late = any(counted.get(label, 0) is None for label in reasons)
+            told = "reaches" if late else "is ranked by the time to"
+            why = f"No method {told} {options.target:g} %."
         if options.json:
             return _json(why, setting, reasons)
         return "\n\n".join([setting, why, by, *_not_ranked(reasons)])

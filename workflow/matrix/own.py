@@ -178,7 +178,9 @@ def asked(
             raise ValueError("--device-file or --device, not both")
         name, machine = device.load(options.device_file)
     name = name or given.device
-    return Asked(model, tensors, batch, where, machine or device.profile(name), name)
+    machine = machine or device.profile(name)
+    matrix.computing_s(tensors, where, machine, batch)  # of any method, or refuses for all
+    return Asked(model, tensors, batch, where, machine, name)
 
 
 def _cluster(options: argparse.Namespace, given: Matrix) -> clusters.Cluster:
