@@ -204,6 +204,21 @@ def test_a_restriction_loses_no_training_and_no_permitted_method(capsys, tmp_pat
         assert whole <= time * (1 + 1e-9)
 
 
+def test_a_fusion_that_is_asked_for_makes_no_system_that_is_there():
+    given = advice.recipe()
+    space, names = given.found(), {"whole_model", "layer_wise"}
+    made = advice.fused(space, given, names)
+    answers = [one.answers for one in made.values()]
+    assert all(answers.count(one) == 1 for one in answers)
+    assert not any(one.answers in answers for one in space.values())
+    # Nothing that was asked for is missing: every row has each of the fusions, by some label.
+    there = answers + [one.answers for one in space.values()]
+    for name in names:
+        part = given.part(name)
+        for one in space.values():
+            assert one.model_copy(update={"fusion": part}).answers in there
+
+
 def test_what_is_worth_can_be_asked_for(capsys):
     """A fusion that no row has, an exchange by its label; and nothing is no text in JSON."""
     asked = ["--lan", "1G", "--json", "--only"]

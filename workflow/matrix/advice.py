@@ -529,12 +529,15 @@ def learned(given: Any, space: Mapping[str, System]) -> dict[str, dict[str, Trai
 
 
 def fused(space: Mapping[str, System], given: Matrix, names: set[str]) -> dict[str, System]:
-    """The systems of the space with those fusions that somebody asks for by name."""
-    made = {}
+    """The systems of the space with those fusions that somebody asks for by name, without those
+    that are there already: many rows have no other answers but their fusion."""
+    made, there = {}, {str(system.answers) for system in space.values()}
     for label, system in space.items():
         for name in sorted(names - {system.fusion.name}):
             changed = system.model_copy(update={"fusion": given.part(name), "trained": False})
-            made[f"{label} with {name}"] = changed
+            if (answers := str(changed.answers)) not in there:
+                made[f"{label} with {name}"] = changed
+                there.add(answers)
     return made
 
 
