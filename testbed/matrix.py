@@ -241,16 +241,29 @@ def time_round(
     )
 
 
+def computing_s(
+    layers: Layers, cluster: Cluster, device: Device, global_batch: int
+) -> tuple[float, ...]:
+    """What an iteration takes each worker, whichever the method.
+
+    Raises
+    ------
+    ValueError
+        There are fewer samples than workers, or the device does not know how long the model takes.
+    """
+    if global_batch < cluster.workers:
+        raise ValueError(f"{cluster.workers} workers share only {global_batch} samples a round")
+    return cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
+
+
 def _set_up(
     method: Method, layers: Layers, cluster: Cluster, device: Device, global_batch: int
 ) -> tuple[System, Policy, tuple[float, ...]]:
     """The system, its policy, and how long an iteration takes each worker."""
-    if global_batch < cluster.workers:
-        raise ValueError(f"{cluster.workers} workers share only {global_batch} samples a round")
+    times = computing_s(layers, cluster, device, global_batch)
     system = _system(method.exchange, method.levels, cluster)
     policy = synchronization.load(method.synchronization.name, **method.synchronization.parameters)
     system.check_meetings(policy)
-    times = cluster.seconds(single_gpu_s(device, layers, global_batch / cluster.workers))
     return system, policy, times
 
 

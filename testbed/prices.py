@@ -62,6 +62,10 @@ sizes wherever a line is off by more than BENT: other links can limit small mess
 
 BENT = 5e-4
 
+LEAST = STEP**-8
+"""Scaled bytes below which time is taken for one line. Below one byte it is not: where the fastest
+links are as many times as fast as the slowest, that is a message of thousands of bytes."""
+
 BETWEEN = 0.5, 0.29, 0.77
 """Where on a line times are held against it, in parts of the logarithm of sizes: not evenly, as
 times that jump with the pieces of a message come back to one line again and again."""
@@ -541,8 +545,8 @@ class _Simulated:
 
     def _ends(self, shares: tuple[float, ...], nbytes: float) -> tuple[float, float]:
         """Bytes around ``nbytes`` between which time is a line."""
-        if nbytes < 1:
-            return 0.0, 1.0
+        if nbytes < LEAST:
+            return 0.0, LEAST
         low, high = _around(nbytes, STEP)
         while not self._straight(shares, low, high):
             middle = math.sqrt(low * high)
@@ -567,7 +571,7 @@ class _Simulated:
 
 
 def _around(nbytes: float, step: float) -> tuple[float, float]:
-    """The powers of ``step`` next to a size of at least 1."""
+    """The powers of ``step`` next to a size."""
     power = math.floor(math.log(nbytes, step))
     return step**power, step ** (power + 1)
 

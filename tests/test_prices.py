@@ -200,6 +200,19 @@ def test_times_that_jump_with_the_pieces_of_a_message_are_not_missed(how):
         assert made.seconds(sizes) == pytest.approx(direct, rel=2e-3)
 
 
+def test_small_messages_over_links_that_are_far_slower_than_the_fastest_are_not_missed():
+    """Two hosts of four GPUs, 2.4 Tbit/s inside and 100 Mbit/s between: pieces are as long as
+    latencies at a kilobyte, which is less than a byte where the fastest links have RATE."""
+    topology = geo_sites(
+        [4, 4], lan=2.4e12, wan=1e8, site_wan=1e8, lan_latency=5e-6, wan_latency=1e-4
+    )
+    made = transfers(exchange.load("ring"), topology, pieces=32)
+    for nbytes in np.geomspace(4, 1e5, 30):
+        sizes = dict.fromkeys(made.plan.slots, float(nbytes))
+        direct = simulate(made.plan, topology, sizes).completion_s
+        assert made.seconds(sizes) == pytest.approx(direct, rel=1e-3)
+
+
 @pytest.mark.parametrize("workers, per_site, wan", [(64, 8, 1e7), (64, 8, 5e7), (16, 4, 1.55e8)])
 def test_slots_of_any_proportions_take_what_the_simulator_says(workers, per_site, wan):
     """Plain sums inside of sites, something smaller between them, either way: the longest of

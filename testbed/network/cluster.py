@@ -265,7 +265,8 @@ class Site(_Part):
 
 
 class Center(_Part):
-    """Where the central server stands: its card, and the link of its place to the others."""
+    """Where the central server stands: its card, and the link of its place to the others. Of one
+    site with a wide-area link it is at the other end of that."""
 
     card: Link
     wan: Link
@@ -310,6 +311,15 @@ class Cluster(_Part):
                     f"sites.{number}.wan: is missing; say how fast the site's link to the others "
                     "is, such as wan: 100M"
                 )
+        if len(self.sites) == 1 and self.sites[0].wan and not self.center:
+            raise ValueError(
+                "sites.0.wan: leads nowhere, as there is one site; leave it out, or give center, "
+                "which is at its other end"
+            )
+        if self.center and not self.layers:
+            raise ValueError(
+                "center.wan: joins nothing, as the one site has no link to it; give sites.0.wan"
+            )
         return self
 
     @property
@@ -325,11 +335,16 @@ class Cluster(_Part):
         each = (rack.speeds * (rack.workers // len(rack.speeds)) for rack in self.racks)
         return tuple(compute_s / speed for speeds in each for speed in speeds)
 
-    @cached_property
+    @property
+    def apart(self) -> bool:
+        """Whether there are wide-area links: between sites, or from the only one to the center."""
+        return all(site.wan for site in self.sites)
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The kinds of regions, innermost first."""
         racks = any(len(site.racks) > 1 or site.racks[0].up for site in self.sites)
-        return ("rack",) * racks + ("site",) * (len(self.sites) > 1)
+        return ("rack",) * racks + ("site",) * self.apart
 
     @cached_property
     def topology(self) -> Topology:
@@ -340,7 +355,7 @@ class Cluster(_Part):
     @property
     def slow(self) -> str:
         """Between what the outermost links are that have a rate: those that decide."""
-        if len(self.sites) > 1:
+        if self.apart:
             return "sites"
         return "racks" if any(rack.up for rack in self.racks) else "workers"
 
@@ -391,8 +406,10 @@ class Cluster(_Part):
     def __str__(self) -> str:
         counts = [str(sum(rack.workers for rack in site.racks)) for site in self.sites]
         cards = _range([card for rack in self.racks for card in rack.cards])
-        if len(self.sites) > 1:
+        if self.apart:
             wans = _range([site.wan for site in self.sites])
+            if len(self.sites) == 1:
+                return f"a site of {counts[0]} workers, {cards} inside, {wans} to the center"
             return f"sites of {_and(counts)} workers, {cards} inside, {wans} between"
         if self.layers:
             racks = _and([str(rack.workers) for rack in self.racks])
@@ -437,7 +454,7 @@ def _topology(cluster: Cluster) -> Topology:
         server, switch = cables.node("server"), cables.node("switch")
         for node, card in zip(ranks, everybody, strict=True):
             join(node, switch, card)
-        join(server, switch, cluster.center.card if cluster.center else _best(everybody))
+        join(server, switch, _best(everybody))
         return cables.build("cluster", ranks, [server])
 
     # The innermost regions, each with the racks and the site that it is in.

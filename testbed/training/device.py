@@ -190,11 +190,18 @@ def profiles(path: Path = PROFILES) -> dict[str, Device]:
 
 
 def load(path: str | Path) -> tuple[str, Device]:
-    """The one profile of a file, and its name. Raises ValueError as :func:`profiles`."""
+    """The one profile of a file, and its name. Raises ValueError as :func:`profiles`, and where it
+    knows a codec that there is not: stated profiles may, whose codecs somebody removes."""
     found = given.read(path, dict[str, Device], REMEDY)
     if len(found) != 1:
         raise ValueError(f"{path}: {len(found)} profiles; leave the one that the advice is for")
-    return next(iter(found.items()))
+    ((name, profile),) = found.items()
+    for label, cost in profile.known.items():
+        try:
+            compression.load(cost.codec or label, **cost.parameters)
+        except ValueError as error:
+            raise ValueError(f"{path}: {name}.known.{label}: {error}; {REMEDY}") from None
+    return name, profile
 
 
 def profile(name: str) -> Device:

@@ -18,6 +18,7 @@ from slowlink.testbed.results import Row
 from slowlink.workflow.matrix import advice
 from slowlink.workflow.matrix.advice import Offer, packed, ranked, rate, reason
 from slowlink.workflow.matrix.curves import BENT, SHOWN, between, refined
+from slowlink.workflow.matrix.worth import Choice
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "reports" / "assets" / "advise.js"
@@ -81,10 +82,16 @@ def curve(label, seed, values, status="ok"):
 
 def test_rounds_are_counted_on_curves_of_all_seeds():
     rows = curve("a", 1, [0.0, 100.0, 100.0, 100.0, 100.0]) + curve("b", 1, [0.0, 99.0, 99.0, 99.0])
-    rows += curve("a", 2, [100.0] * 5) + curve("b", 2, [0.0] * 4)
+    rows += curve("a", 2, [0.0, *[100.0] * 4]) + curve("b", 2, [0.0] * 4)
     found = advice.rounds_to(90.0, results.frame(rows), 3)
     assert found["b"] is None  # one seed never arrives
-    assert 0 < found["a"] <= 20
+    assert found["a"] == pytest.approx(27)  # means of three are 0, 50, 66.7 and 100
+    for seed, begins in ((3, 10.2), (4, 9.0)):  # chance, of ten classes
+        rows += curve("a", seed, [begins, 99.0, 99.0, 99.0])
+    for target in (9.0, 10.0):
+        with pytest.raises(ValueError, match=f"--target: {target:g} % is met before the first"):
+            advice.rounds_to(target, results.frame(rows), 3)
+    assert advice.rounds_to(10.3, results.frame(rows), 3)["a"] > 0
 
 
 def test_only_rounds_that_count_do_and_what_diverges_later_has_arrived():
@@ -92,7 +99,7 @@ def test_only_rounds_that_count_do_and_what_diverges_later_has_arrived():
     assert advice.rounds_to(90.0, results.frame(rows), 3)["late"] > 100
     assert advice.rounds_to(90.0, results.frame(rows), 3, within=100)["late"] is None
     broken = dict(value=math.nan, status="failed", reason="loss is nan", round=60)
-    for label, values in (("after", [100.0] * 5), ("before", [0.0] * 5)):
+    for label, values in (("after", [0.0, *[100.0] * 4]), ("before", [0.0] * 5)):
         made = curve(label, 1, values)
         rows += [*made, made[-1].model_copy(update=broken)]
     found = advice.rounds_to(90.0, results.frame(rows), 3)
@@ -116,6 +123,27 @@ def test_the_command_counts_rounds_where_they_hold(capsys, tmp_path):
     (why,) = [line for line in said.splitlines() if " top_k" in line and "did not reach" in line]
     assert why.endswith("did not reach 93 % within 130 rounds")
     assert "Above the matrix's target of 90 % only the first 130 rounds count" in said
+
+
+def written(folder, **curves):
+    """A folder with the training of systems, each of the class that has its label."""
+    same = advice.recipe().trained_as()
+    rows = [row for label, values in curves.items() for row in curve(same[label], 1, values)]
+    results.write(rows, folder / "trained.parquet")
+    return "--trained", str(folder)
+
+
+def test_a_target_that_nobody_reaches_is_not_told_as_if_nobody_could_run(capsys, tmp_path):
+    asked = ["--lan", "1G", "--json", *written(tmp_path, ring=[9.8, 91.0, 91.0, 91.0])]
+    for only, says in (
+        ("codec=identity,synchronization=bsp", "No method reaches 99 %."),
+        ("synchronization=lpsp", "No method is ranked by the time to 99 %."),
+    ):
+        made = json.loads(ask(capsys, *asked, "--target", "99", "--only", only))
+        assert made["answer"] == says and made["methods"] == [] and made["not_ranked"]
+    with pytest.raises(SystemExit) as stopped:
+        ask(capsys, *asked, "--target", "9")
+    assert stopped.value.code == 2 and "met before the first round" in capsys.readouterr().err
 
 
 def test_rounds_of_the_recorded_model_are_counted_in_its_record(capsys):
@@ -176,6 +204,21 @@ def test_a_restriction_loses_no_training_and_no_permitted_method(capsys, tmp_pat
         assert whole <= time * (1 + 1e-9)
 
 
+def test_a_fusion_that_is_asked_for_makes_no_system_that_is_there():
+    given = advice.recipe()
+    space, names = given.found(), {"whole_model", "layer_wise"}
+    made = advice.fused(space, given, names)
+    answers = [one.answers for one in made.values()]
+    assert all(answers.count(one) == 1 for one in answers)
+    assert not any(one.answers in answers for one in space.values())
+    # Nothing that was asked for is missing: every row has each of the fusions, by some label.
+    there = answers + [one.answers for one in space.values()]
+    for name in names:
+        part = given.part(name)
+        for one in space.values():
+            assert one.model_copy(update={"fusion": part}).answers in there
+
+
 def test_what_is_worth_can_be_asked_for(capsys):
     """A fusion that no row has, an exchange by its label; and nothing is no text in JSON."""
     asked = ["--lan", "1G", "--json", "--only"]
@@ -186,6 +229,60 @@ def test_what_is_worth_can_be_asked_for(capsys):
         assert said in json.loads(ask(capsys, *asked, only))["methods"][0].__str__()
     made = json.loads(ask(capsys, *asked, "codec=dgt,exchange=ring"))
     assert made["methods"] == [] and made["answer"] == "No method has all of these answers."
+
+
+def test_a_codec_is_worth_it_below_the_rate_at_which_plain_values_do_as_well_where_they_may(capsys):
+    """On a slow tree, while a ring, which is not allowed, would carry plain values faster."""
+    only = "codec=fp16|identity,exchange=k_nomial_tree,fusion=whole_model,synchronization=bsp"
+
+    def times(rate):
+        told = json.loads(ask(capsys, "--only", only, "--json", "--lan", f"{rate:g}"))["methods"]
+        told = {"fp16" in one["codecs"]: one for one in told if one["synchronization"] == "bsp"}
+        return told[True]["worth_below_bit_s"], told[True]["round_s"], told[False]["round_s"]
+
+    below, coded_s, plain_s = times(1e9)
+    assert coded_s < plain_s and below > 1e9
+    _, coded_s, plain_s = times(below)
+    assert coded_s == pytest.approx(plain_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("target", [None, 90])
+def test_answers_are_worth_what_methods_that_have_them_are_ranked_by(capsys, tmp_path, target):
+    """And those of no other method are left out: not allowed, or no part of what is compared."""
+    rounds = dict(ring=4, fp16=5, power_sgd=9)
+    curves = {label: [50.0] * count + [95.0] * 4 for label, count in rounds.items()}
+    only = "codec=fp16|identity|power_sgd,exchange=ring|rat,synchronization=bsp"
+    asked = ["--lan", "100M", "--only", only, *written(tmp_path, **curves)]
+    asked += [] if target is None else ["--target", str(target)]
+    made = json.loads(ask(capsys, *asked, "--json"))
+    key = "round_s" if target is None else "to_target_s"
+    first, *rest = (one for one in made["methods"] if one["rank"])
+    answers = {one["question"]: one for one in made["answers_of_the_first"]}
+    allowed = {"exchange": {"ring", "rat"}, "codec": {"fp16", "identity", "power_sgd"}}
+    for question, names in allowed.items():
+        assert set(answers[question][key]) < names
+    four = dict(exchange="exchange", codec="codecs", fusion="fusion", meetings="synchronization")
+    seen = set()
+    for one in rest:
+        differs = [question for question, field in four.items() if one[field] != first[field]]
+        # Meetings in every round come with the matrix's fusion, and whole_model stays a method.
+        if len(differs) == 1 and (differs, one["method"]) != (["meetings"], "whole_model"):
+            told = answers[differs[0]][key].values()
+            assert any(seconds == pytest.approx(one[key]) for seconds in told)
+            seen |= {*differs}
+    assert seen
+    said = ask(capsys, *asked)
+    assert ("is worth in a round," if target is None else "in the time to 90 %,") in said
+
+
+def test_an_answer_that_takes_less_is_not_told_as_if_it_took_longer():
+    def said(*times):
+        others = {f"other{i}": seconds for i, seconds in enumerate(times)}
+        return advice._worth_said("ring", [Choice("fusion", "layer_wise", 1.0, others)], None)
+
+    assert said(0.9).endswith("it may be less (-) with an answer that no method here has beside "
+                              "these three.")  # fmt: skip
+    assert said(1.1, 1.2).endswith("among what is allowed and ranked:") and said(1 - 1e-9) == said()
 
 
 def test_the_answer_is_the_first_line_and_what_choices_are_worth_is_told(capsys):
@@ -261,6 +358,7 @@ def test_break_evens_are_looked_for_of_the_best_of_each_kind_even_of_all(capsys)
         (["--lan", "1G", "--only", "codec=fp16,codec=dgc"], "codec is given twice; say codec=a|b"),
         (["--wan", "1G", "--workers", "5"], "say --sites"),
         (["--lan", "1G", "--batch", "0"], "'0' is no number of them; at least 1"),
+        (["--lan", "1G", "--batch", "2"], "4 workers share only 2 samples a round"),
         (["--lan", "1G", "--model", "mlp"], "say --batch"),
         (["--lan", "1G", "--model", "resnet50", "--target", "90"], "those of resnet50 are unknown"),
         (["--lan", "1G", "--target", "90", "--trained", "nowhere"], "no training results in now"),

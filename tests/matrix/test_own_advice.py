@@ -67,8 +67,13 @@ def ask(capsys, *arguments):
             "sites: [&site {workers: 4, card: {rate: 10G, latency: 10us}, "
             "wan: {rate: 50M, latency: 5ms}}, *site]",
         ),
+        (
+            ["--lan", "1G", "--wan", "1M", "--sites", "1"],
+            "sites: [{workers: 8, card: &card {rate: 1G, latency: 10us}, "
+            "wan: &wan {rate: 1M, latency: 5ms}}]\ncenter: {card: *card, wan: *wan}",
+        ),
     ],
-    ids=["flat", "sites"],
+    ids=["flat", "sites", "one site"],
 )
 def test_files_that_say_what_is_built_in_get_the_same_advice(capsys, files, options, text):
     (files / "cluster.yaml").write_text(f"{text}\nefficiency: 0.9564\n")
@@ -234,10 +239,10 @@ def test_what_always_or_never_wins_has_no_crossing():
 def test_break_even_is_where_brute_force_finds_it(cluster):
     question, matrix = asked(cluster), advice.recipe()
     coded = methods("sign_sgd", "top_k")
-    found = dict(own_advice.break_evens(question, coded, matrix))
+    found = dict(own_advice.break_evens(question, coded, matrix.found()))
     assert set(found) == set(coded)
     for label, method in coded.items():
-        plain, _ = question.best(own_advice.plain_methods(method, matrix))
+        plain, _ = question.best(own_advice.plain_methods(method, matrix.found()))
         assert plain.levels[0] == Level(up=Part(name="identity"))
         step = 1.3
         rates = [1e6 * step**n for n in range(53)]
@@ -257,7 +262,8 @@ def test_break_even_is_where_brute_force_finds_it(cluster):
 
 def test_plain_values_have_no_break_even():
     question, matrix = asked({"sites": [{"workers": 4, "card": 1e9}]}), advice.recipe()
-    assert dict(own_advice.break_evens(question, methods("ring", "torch DDP"), matrix)) == {}
+    plain = methods("ring", "torch DDP")
+    assert dict(own_advice.break_evens(question, plain, matrix.found())) == {}
 
 
 # The command --------------------------------------------------------------------------------------
@@ -283,6 +289,17 @@ def test_errors_are_one_line_with_the_option(capsys, arguments, says):
         advice.main(arguments)
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and says in said and "Traceback" not in said
+
+
+def test_a_device_that_cannot_time_the_model_is_refused(capsys, files):
+    given.write(files / "slow.yaml", "", {"gpu": device.Device(
+        **dict(device.profile("v100_matrix")) | {"flops": None, "samples_per_s": {}}
+    )})  # fmt: skip
+    arguments = ["--model", "resnet20", "--workers", "4", "--lan", "1G"]
+    with pytest.raises(SystemExit) as stopped:
+        advice.main([*arguments, "--device-file", str(files / "slow.yaml")])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and "neither samples_per_s nor operations a second are" in said
 
 
 @pytest.mark.slow

@@ -54,6 +54,25 @@ def test_alike_workers_and_sites_are_the_networks_that_are_built_in(tmp_path):
     assert flat.workers == 5 and flat.slow == "workers" and flat.slow_rate == 1e9
 
 
+def test_one_site_with_a_center_elsewhere_is_the_network_that_is_built_in(tmp_path):
+    link = "{rate: 1M, latency: 5ms}"
+    site = f"{{workers: 3, card: {{rate: 10G, latency: 10us}}, wan: {link}}}"
+    center = f"center: {{card: {{rate: 10G, latency: 10us}}, wan: {link}}}"
+    found = read(tmp_path, f"sites: [{site}]\n{center}")
+    same(
+        found.topology,
+        geo_sites([3], 10e9, 1e6, site_wan=1e6, lan_latency=1e-5, wan_latency=5e-3),
+    )
+    assert str(found) == "a site of 3 workers, 10 Gbit/s inside, 1 Mbit/s to the center"
+    # Links a thousand times as fast, the center's too, take a thousandth of the time to it.
+    plan = exchange.load("parameter_server")(found.topology)
+    fast = found.with_slow(1e9)
+    assert found.slow == "sites" and (found.slow_rate, fast.slow_rate) == (1e6, 1e9)
+    assert fast.center.wan.up.median == 1e9 and fast.sites[0].cards == found.sites[0].cards
+    slow_s, fast_s = (simulate(plan, c.topology, 1e9).completion_s for c in (found, fast))
+    assert slow_s == pytest.approx(1000 * fast_s, rel=0.01)
+
+
 def test_every_direction_has_its_own_rate(tmp_path):
     found = read(tmp_path, UNEVEN)
     network = found.topology
@@ -178,6 +197,8 @@ def test_where_no_rack_has_an_uplink_the_cards_are_the_slow_links(tmp_path):
         ("sites: [{workers: 1, card: 1G, speeds: 1.0e-300}]", r"speeds\.0: .*0\.001"),
         ("sites: [{workers: 2, card: 1G, speeds: [1, 1001]}]", r"speeds\.1: .*1000"),
         ("sites: [{workers: 1, card: {rate: 1G, up: 2G}}]", r"card\.0: give rate, or up and down"),
+        ("sites: [{workers: 4, card: 1G, wan: 1M}]", r"sites\.0\.wan: leads nowhere"),
+        ("sites: [{workers: 4, card: 1G}]\ncenter: {card: 1G, wan: 1M}", r"give sites\.0\.wan"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_in_a_line_with_file_field_and_remedy(tmp_path, text, says):

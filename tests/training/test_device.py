@@ -220,6 +220,30 @@ def test_two_prices_of_one_codec_are_told_apart_by_its_parameters():
         assert coding_s(profile, compression.load("power_sgd", rank=rank), 1e6) == seconds
 
 
+@pytest.mark.parametrize(
+    "name, coding, says",
+    [
+        ("fp17", {}, r"no compression method 'fp17' \(did you mean 'fp16'\?\)"),
+        ("mine", {"codec": "fp17"}, "no compression method 'fp17'"),
+        ("mine", {}, "no compression method 'mine'"),
+        ("top_k", {"parameters": {"foo": 7}}, "top_k: unknown parameter 'foo'"),
+        ("top_k", {"parameters": {"ratio": 7}}, "top_k: ratio must be a number in"),
+    ],
+)
+def test_a_codec_that_a_file_knows_and_nobody_else_is_refused_by_its_field(
+    tmp_path, name, coding, says
+):
+    file = tmp_path / "d.yaml"
+    given = dict(title="t", source="s", flops=2e9, round_overhead_s=0.5, work=SMALL)
+    file.write_text(yaml.dump({"mine": given | {"known": {name: coding | {"rate": 1e9}}}}))
+    with pytest.raises(ValueError, match=rf"d\.yaml: mine\.known\.{name}: {says}.*; slowlink meas"):
+        device.load(file)
+    # Of a stated profile it is left out: its codec's file may be gone.
+    (profile,) = device.profiles(file).values()
+    if "parameters" not in coding:
+        assert profile.guesses(compression.load("fp16"))
+
+
 def test_a_profile_of_a_file_is_the_only_one_in_it(tmp_path):
     file = tmp_path / "d.yaml"
     work = "{kernel_s: 0, passes: 1, selections: 1, draws: 1, products: 1}"

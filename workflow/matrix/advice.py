@@ -48,7 +48,7 @@ from slowlink.workflow.matrix.ranking import (
 )
 from slowlink.workflow.matrix.rounds import said
 from slowlink.workflow.matrix.systems import System
-from slowlink.workflow.matrix.worth import Choice, choices, slower
+from slowlink.workflow.matrix.worth import Choice, choices, needs, slower, system_of
 from slowlink.workflow.named import known
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ PARTS = {
 
 USUAL = "torch DDP"
 """What somebody has who did not ask for advice."""
+
+LESS = 0.9995
+"""Of a time, what is told as less."""
 
 SHORT = 5
 """Methods that are told where not all are asked for."""
@@ -150,14 +153,20 @@ def rounds_to(
     """Rounds until the mean of ``window`` test accuracies is ``target`` %, by trained label; in the
     mean over the seeds of an experiment's curves.
 
-    None where a seed does not arrive ``within`` so many rounds, or before it diverges.
+    None where a seed does not arrive ``within`` so many rounds, or before it diverges. Raises
+    ValueError where one is there before the first round.
     """
     points = coordinates(of(curves, experiment, "test_accuracy"))
     found: dict[str, list[float | None]] = {}
     for (label, _), curve in points.groupby(["method", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
         curve = curve[good].sort_values("round")
-        found.setdefault(label, []).append(reached(curve["round"], curve["value"], target, window))
+        at = reached(curve["round"], curve["value"], target, window)
+        if at == 0:
+            raise ValueError(
+                f"--target: {target:g} % is met before the first round, by chance; ask for more"
+            )
+        found.setdefault(label, []).append(at)
     return {
         label: None if None in seeds else duration(pd.Series(seeds)).mean
         for label, seeds in found.items()
@@ -520,12 +529,15 @@ def learned(given: Any, space: Mapping[str, System]) -> dict[str, dict[str, Trai
 
 
 def fused(space: Mapping[str, System], given: Matrix, names: set[str]) -> dict[str, System]:
-    """The systems of the space with those fusions that somebody asks for by name."""
-    made = {}
+    """The systems of the space with those fusions that somebody asks for by name, without those
+    that are there already: many rows have no other answers but their fusion."""
+    made, there = {}, {str(system.answers) for system in space.values()}
     for label, system in space.items():
         for name in sorted(names - {system.fusion.name}):
             changed = system.model_copy(update={"fusion": given.part(name), "trained": False})
-            made[f"{label} with {name}"] = changed
+            if (answers := str(changed.answers)) not in there:
+                made[f"{label} with {name}"] = changed
+                there.add(answers)
     return made
 
 
@@ -661,6 +673,10 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     setting, by = _setting(asked, options), _ranked_by(options.target, given, asked)
     if not rounds:
         why = "No method can run there." if reasons else "No method has all of these answers."
+        if reasons and not found:  # all that have these answers were left out by the target
+            late = any(counted.get(label, 0) is None for label in reasons)
+            told = "reaches" if late else "is ranked by the time to"
+            why = f"No method {told} {options.target:g} %."
         if options.json:
             return _json(why, setting, reasons)
         return "\n\n".join([setting, why, by, *_not_ranked(reasons)])
@@ -683,14 +699,26 @@ def answer(options: argparse.Namespace, given: Any) -> str:
     shown = every if options.all else short
     to_target = counting(offers, asked.counted, taught)
     show("timing what each answer is worth")
-    found_worth = list(choices(given, first.method, lambda m: asked.timed(m).round_s))
+    counts = {
+        systems.class_of(found[offer.label]): offer.rounds or 1 for offer in compared or offers
+    }
+
+    def seconds(method: Method) -> float:
+        """What it would be ranked by, if it were among those that are."""
+        if not restricted({"": system_of(method)}, options.only, given.exchanges):
+            raise ValueError("has an answer that is not allowed")
+        return needs(method, counts) * asked.timed(method).round_s
+
+    found_worth = list(choices(given, first.method, seconds))
     show("timing both ends of what was measured")
     told = {offer.label: rounds[offer.label] for _, offer in [*short, *shown]}
     within_s, corners = own.intervals(asked, told, {offer.label for _, offer in short})
     show("looking for rates below which codecs are worth it")
     # Each rate that is tried is another network: of hundreds of methods, that takes minutes.
     methods = {offer.label: offer.method for _, offer in short}
-    below = dict(own.break_evens(asked, methods, given))
+    carriers = {q: names for q, names in options.only.items() if q == "exchange"}
+    plain = restricted(given.found(), carriers, given.exchanges)
+    below = dict(own.break_evens(asked, methods, plain))
     show("")
     trained_on = _trained_on(given, asked)
     if options.json:
@@ -706,6 +734,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             to_target,
             {label: one[asked.counted] for label, one in taught.items() if asked.counted in one},
             trained_on,
+            "round_s" if options.target is None else "to_target_s",
         )
     text = [reason(places), setting]
     if corners:
@@ -741,9 +770,19 @@ def answer(options: argparse.Namespace, given: Any) -> str:
             "never reach it, or have rounds that hold only where they were trained: "
             f"{', '.join(less[:SHORT])}{', …' if len(less) > SHORT else '.'}"
         )
-    text.append(f"What each answer of {first.label} is worth, the other three as they are:")
+    text.append(_worth_said(first.label, found_worth, options.target))
     text.append(worth(found_worth).to_string(index=False))
     return "\n\n".join([*text, by, *(_not_ranked(reasons) if options.all else [])])
+
+
+def _worth_said(label: str, found: Sequence[Choice], target: float | None) -> str:
+    """What the table says that follows."""
+    of_what = "a round" if target is None else f"the time to {target:g} %"
+    text = f"What each answer of {label} is worth in {of_what}, the other three as they are, among "
+    text += "what is allowed and ranked:"
+    if any(one.next and one.next[1] < LESS for one in found):
+        text += " it may be less (-) with an answer that no method here has beside these three."
+    return text
 
 
 def _ranked_by(target: float | None, given: Matrix, asked: Asked) -> str:
@@ -812,6 +851,7 @@ def _json(
     rounds: Mapping[str, float] = {},
     taught: Mapping[str, Trained] = {},
     trained_on: str = "",
+    measure: str = "round_s",
 ) -> str:
     def told(rank: int | None, offer: Offer) -> dict[str, Any]:
         method, interval = offer.method, within_s.get(offer.label)
@@ -837,7 +877,7 @@ def _json(
         }
 
     answers = [
-        {"question": one.question, "answer": one.chosen, "round_s": one.others} for one in found
+        {"question": one.question, "answer": one.chosen, measure: one.others} for one in found
     ]
     made = {
         "answer": sentence,

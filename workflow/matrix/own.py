@@ -178,7 +178,9 @@ def asked(
             raise ValueError("--device-file or --device, not both")
         name, machine = device.load(options.device_file)
     name = name or given.device
-    return Asked(model, tensors, batch, where, machine or device.profile(name), name)
+    machine = machine or device.profile(name)
+    matrix.computing_s(tensors, where, machine, batch)  # of any method, or refuses for all
+    return Asked(model, tensors, batch, where, machine, name)
 
 
 def _cluster(options: argparse.Namespace, given: Matrix) -> clusters.Cluster:
@@ -269,11 +271,11 @@ class BreakEven:
         return f"below {units.said_rate(self.below)}"
 
 
-def plain_methods(method: Method, given: Matrix) -> list[Method]:
-    """The same with plain values, on every exchange."""
-    systems = {str(p): p for one in given.found().values() for p in one.exchange}
+def plain_methods(method: Method, among: Mapping[str, System]) -> list[Method]:
+    """The same with plain values, on every exchange of some systems."""
+    exchanges = {str(p): p for one in among.values() for p in one.exchange}
     made = []
-    for exchange in systems.values():
+    for exchange in exchanges.values():
         depth = 2 if exchange.name == SITES else 1
         levels = (Level(up=DENSE),) * depth
         made.append(replace(method, exchange=exchange, levels=levels, codec_scope="layer"))
@@ -281,17 +283,18 @@ def plain_methods(method: Method, given: Matrix) -> list[Method]:
 
 
 def break_evens(
-    asked: Asked, methods: Mapping[str, Method], given: Matrix
+    asked: Asked, methods: Mapping[str, Method], among: Mapping[str, System]
 ) -> Iterator[tuple[str, BreakEven]]:
     """Of the methods that send anything but plain values, by label. Both sides stay on the exchange
-    that is fastest on the links as they are."""
+    that is fastest on the links as they are; plain values on one of those that systems ``among``
+    which they are have."""
     known: dict[str, tuple[Method, Callable[[float], float]]] = {}
     for label, method in methods.items():
         if not coded(method):
             continue
         kind = f"{method.synchronization} {method.fusion}"
         if kind not in known:
-            plain, _ = asked.best(plain_methods(method, given))
+            plain, _ = asked.best(plain_methods(method, among))
             known[kind] = plain, cache(lambda rate, p=plain: asked.with_rate(rate).timed(p).round_s)
         _, plain_s = known[kind]
         coded_s = cache(lambda rate, m=method: asked.with_rate(rate).timed(m).round_s)

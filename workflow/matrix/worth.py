@@ -74,7 +74,7 @@ def slower(other: tuple[str, float] | None) -> str:
     if other is None:
         return ""
     name, times = other
-    longer = f"{times:.3g} times as long" if times >= 2 else f"{100 * (times - 1):+.1f} %"
+    longer = f"{times:.3g} times as long" if times >= 2 else f"{100 * (times - 1):+z.1f} %"
     return f"{name}: {longer}"
 
 
@@ -190,7 +190,7 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
                     best, _ = best_round(methods_of(winner, found[winner]), *given)
 
                     def all_s(method: Method, needed: Any = needed, timed: Any = round_s) -> float:
-                        return _needed(method, needed) * timed(method)
+                        return needs(method, needed) * timed(method)
 
                     yield from _worth(row, here, settings, best, "time_to_target", all_s)
             others = [m for name, one in beyond.items() for m in methods_of(name, one)]
@@ -235,16 +235,20 @@ def _rounds_by_class(
     }
 
 
-def _needed(method: Method, by_class: Mapping[str, float]) -> float:
-    """The rounds of a method by its class."""
-    one = System(
+def system_of(method: Method) -> System:
+    """The system of one method."""
+    return System(
         exchange=[method.exchange],
         levels=list(method.levels),
         synchronization=method.synchronization,
         fusion=method.fusion,
         codec_scope=method.codec_scope,
     )
-    rounds = by_class.get(systems.class_of(one))
+
+
+def needs(method: Method, by_class: Mapping[str, float]) -> float:
+    """The rounds of a method by its class. Raises ValueError where that has none."""
+    rounds = by_class.get(systems.class_of(system_of(method)))
     if rounds is None:
         raise ValueError("it was not trained so, or does not reach the target")
     return rounds
