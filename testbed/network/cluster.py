@@ -249,7 +249,8 @@ class Site(_Part):
         if not inner:
             return value
         rest = {key: one for key, one in value.items() if key not in inner}
-        return rest | {"racks": [{key: value[key] for key in inner}]}
+        # Checked here, so that what is wrong is told by the fields that the file has.
+        return rest | {"racks": [Rack.model_validate({key: value[key] for key in inner})]}
 
     @model_serializer
     def _short(self) -> dict[str, Any]:
