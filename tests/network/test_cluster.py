@@ -249,6 +249,15 @@ def test_one_switch_of_nvlinks_is_flat():
     lines += [f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(words)]
     found = from_topo("\n".join(lines))
     assert found.layers == () and found.workers == 8 and found.slow_rate == 18 * 25e9 * 8
+    assert found.title == "8 GPUs of one host"
+
+
+def test_one_of_a_kind_is_told_so(tmp_path):
+    alone = from_topo("GPU0\nGPU0 X\n")
+    assert alone.title == "1 GPU of one host"
+    assert str(alone) == "1 worker with cards of 252 Gbit/s"
+    found = read(tmp_path, "sites: [{racks: [{workers: 1, card: 1G, uplink: 2G}]}]")
+    assert str(found) == "a rack of 1 worker, cards of 1 Gbit/s, uplinks of 2 Gbit/s"
 
 
 @pytest.mark.parametrize(
