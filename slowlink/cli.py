@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from slowlink.testbed.cache import keep
 
 ROOT = Path(__file__).parents[1]
 """The repository, where this is a checkout."""
+
+MOST_VALUES = 10**8
+"""Of a tensor that is made to show what a codec sends."""
 
 EXAMPLES = """examples:
   slowlink advise --model resnet50 --workers 16 --wan 155M --lan 1G
@@ -48,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     try:
         return COMMANDS[name].run(rest, f"slowlink {name}") or 0
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        file = f"{error.filename}: " if error.filename else ""
+        return _ended(name, f"{file}{error.strerror or error or type(error).__name__}")
+    except ValueError as error:
         # An error of several lines says the most in its first one.
         return _ended(name, (str(error) or type(error).__name__).splitlines()[0])
     except ModuleNotFoundError as error:
@@ -266,8 +273,8 @@ def _topo(options: argparse.Namespace) -> None:
 
     if options.cluster_file is None:
         raise ValueError("--topo makes a cluster file: name it with --cluster-file host.yaml")
-    text = sys.stdin.read() if options.topo == "-" else Path(options.topo).read_text()
     try:
+        text = sys.stdin.read() if options.topo == "-" else Path(options.topo).read_text()
         found = cluster.from_topo(text)
     except ValueError as error:
         raise ValueError(f"{options.topo}: {error}") from None
@@ -404,21 +411,28 @@ def _card(module: Any, name: str, shape: tuple[int, ...]) -> Iterator[str]:
             kind = getattr(field.type, "__name__", field.type)
             yield f"  {field.name}: {kind} = {getattr(method, field.name)!r}"
     if room == "compression":
-        import torch
-
         yield f"  combines: {method.combine}" + ("" if method.one_shot else ", in several rounds")
         sent = method.payload_bytes(shape)
         most = "" if method.exact_bytes else "at most "
-        plain = 4 * torch.Size(shape).numel()
+        values = math.prod(shape)
         yield (
             f"  bytes a round for {' × '.join(map(str, shape))}: {most}"
-            f"{', '.join(f'{one:,}' for one in sent)} (plain float32: {plain:,})"
+            f"{', '.join(f'{one:,}' for one in sent)} (plain float32: {4 * values:,})"
         )
-        generator = torch.Generator().manual_seed(0)
-        payload, _ = next(method.encode(torch.randn(shape, generator=generator), "example"))
-        dtype = f" of {payload.dtype}" if payload.dtype else ""
-        yield f"  on the wire: {payload.form}{dtype}, {payload.nbytes:,} bytes of normal values"
+        yield f"  on the wire: {_on_the_wire(method, shape, values)}"
     yield f'  load: slowlink.{room}.load("{name}")'
+
+
+def _on_the_wire(codec: Any, shape: tuple[int, ...], values: int) -> str:
+    """What an example becomes, unless it would not fit into this machine's memory."""
+    if values > MOST_VALUES:
+        return f"not tried with more than {MOST_VALUES:,} values"
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    payload, _ = next(codec.encode(torch.randn(shape, generator=generator), "example"))
+    dtype = f" of {payload.dtype}" if payload.dtype else ""
+    return f"{payload.form}{dtype}, {payload.nbytes:,} bytes of normal values"
 
 
 # report -------------------------------------------------------------------------------------------

@@ -84,14 +84,20 @@ def read(path: str | Path, schema: type[T] | Any, remedy: str) -> T:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f"line {where.line + 1}: " if where else ""
-        why = getattr(error, "problem", None) or "no text"
-        raise ValueError(f"{path}: {line}no YAML: {why}; {remedy}") from None
+        raise ValueError(f"{path}: no YAML: {unread(error)}; {remedy}") from None
+    if raw is None:
+        raise ValueError(f"{path}: is empty; {remedy}")
     try:
         return TypeAdapter(schema).validate_python(raw)
     except ValidationError as error:
         raise ValueError(f"{path}: {first(error)}; {remedy}") from None
+
+
+def unread(error: Exception) -> str:
+    """Why a text cannot be read, in a line: YAML's own words are several."""
+    where = getattr(error, "problem_mark", None)
+    line = f"line {where.line + 1}: " if where else ""
+    return line + (getattr(error, "problem", None) or str(error))
 
 
 def first(error: ValidationError) -> str:
@@ -103,6 +109,8 @@ def first(error: ValidationError) -> str:
         why = "no such field"
     elif one["type"] == "missing":
         why = "is missing"
+    elif one["type"] in ("model_type", "dict_type"):
+        why = "should be a mapping, of names to values"
     return f"{field}: {why}" if field else why
 
 

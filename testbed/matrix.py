@@ -289,9 +289,9 @@ def _lockstep(
         for sizes in message(group[0], group[-1] + 1):
             totals.update(sizes)
     sent, wan = _moved(system.topology, system.plan, totals)
-    mean = float(np.mean(times))
+    computes, waits = _in_the_mean(times)
     exposed = spans.exposed_communication_s
-    return mean, coding, exposed, slowest - mean, sent / len(times), wan
+    return computes, coding, exposed, waits, sent / len(times), wan
 
 
 def _local_steps(
@@ -316,10 +316,18 @@ def _local_steps(
     own = [step for step in steps if step.place == "worker"]
     coding = coding_s(device, own, layers.sizes)
     elsewhere = coding_s(device, steps, layers.sizes) - coding
-    mean, iterations = float(np.mean(times)), policy.local_iterations
+    (computes, waits), iterations = _in_the_mean(times), policy.local_iterations
     sent, wan = moved / iterations
     exchange_s = (sent_s + elsewhere) / iterations
-    return mean, coding / iterations, exchange_s, max(times) - mean, sent / len(times), wan
+    return computes, coding / iterations, exchange_s, waits, sent / len(times), wan
+
+
+def _in_the_mean(times: Sequence[float]) -> tuple[float, float]:
+    """What workers compute and what they wait for the slowest, in the mean. Rounding must not make
+    a wait of times that are equal, or one below zero."""
+    slowest = max(times)
+    mean = slowest if min(times) == slowest else min(float(np.mean(times)), slowest)
+    return mean, slowest - mean
 
 
 def _moved(topology: Topology, plan: Plan, sizes: Sizes) -> np.ndarray:

@@ -41,6 +41,11 @@ def said_rate(value: float) -> str:
     return f"{float(f'{value / PREFIXES[prefix]:.4g}'):g} {prefix}bit/s"
 
 
+def counted(count: int, thing: str) -> str:
+    """``1 site``, ``2 sites``."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
 def said_s(seconds: float) -> str:
     """``1.25 s``, ``340 ms``."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

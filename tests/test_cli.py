@@ -64,7 +64,9 @@ def test_help_imports_nothing_that_takes_time():
 def test_train_refuses_what_its_recipe_lacks(folder, capsys):
     (folder / "recipe.yaml").write_text("training: {workers: [2]}")
     assert cli.main(["train", "recipe.yaml"]) == 2
-    assert "recipe.yaml: training.exchange: Field required" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert "slowlink train: recipe.yaml: training.exchange: Field required" in said
+    assert all(line.startswith("slowlink train: recipe.yaml: ") for line in said)
 
 
 @pytest.mark.slow
@@ -89,11 +91,16 @@ def test_the_module_is_the_command(folder):
         (["links", "a=h:1", "a=h:2"], "two hosts have one name"),
         (["links", "--listen", "70000"], "a port is below 65536"),
         (["links", "--topo", "none.txt"], "name it with --cluster-file"),
-        (["links", "--topo", "none.txt", "--cluster-file", "c.yaml"], "No such file"),
+        (["links", "--topo", "none.txt", "--cluster-file", "c.yaml"], "links: none.txt: No such f"),
+        (["train", "none.yaml"], "train: none.yaml: No such file"),
+        (["train", "bytes"], "train: bytes: 'utf-8' codec can't decode"),
+        (["train", "bad.yaml"], "train: bad.yaml: cannot be read as JSON or YAML: line "),
         (["links", "h:1", "--flat", "--cluster-file", "my_own.py"], "my_own.py: "),
     ],
 )
 def test_what_the_user_can_mend_is_said_in_one_line(folder, capsys, arguments, says):
+    (folder / "bad.yaml").write_text("training: [")
+    (folder / "bytes").write_bytes(b"\xff\xfe")
     assert cli.main(arguments) == 2
     said = capsys.readouterr()
     assert says in said.err and said.err.startswith(f"slowlink {arguments[0]}: ")
@@ -148,6 +155,9 @@ def test_a_methods_card_has_its_parameters_and_its_bytes(capsys):
     assert "on the wire: dense of float16, 2,000 bytes" in run(
         capsys, "methods", "compression/fp16", "--shape", "1000"
     )
+    large = run(capsys, "methods", "compression/power_sgd", "--shape", "1000000x1000000")
+    assert "plain float32: 4,000,000,000,000)" in large
+    assert "on the wire: not tried with more than 100,000,000 values" in large
     for room in (exchange, compression, synchronization, fusion):
         label = room.__name__.rpartition(".")[2]
         for name in room.names():

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from slowlink.testbed.given import Loader
+from slowlink.testbed.given import Loader, unread
 
 Model = TypeVar("Model", bound=BaseModel)
 Made = TypeVar("Made")
@@ -28,15 +28,14 @@ def read(path: str | Path, make: Callable[[Any], Made]) -> Made:
     Raises
     ------
     ValueError
-        What is wrong, a line each: the file, and what ``make`` says.
-    OSError
-        No such file.
+        What is wrong, a line each: the file, and that there is none or what ``make`` says.
     """
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        return make(_data(text))
+        return make(_data(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON or YAML: {error}") from None
+        raise ValueError(f"{path}: cannot be read as JSON or YAML: {unread(error)}") from None
     except ValueError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
 

@@ -249,7 +249,8 @@ class Site(_Part):
         if not inner:
             return value
         rest = {key: one for key, one in value.items() if key not in inner}
-        return rest | {"racks": [{key: value[key] for key in inner}]}
+        # Checked here, so that what is wrong is told by the fields that the file has.
+        return rest | {"racks": [Rack.model_validate({key: value[key] for key in inner})]}
 
     @model_serializer
     def _short(self) -> dict[str, Any]:
@@ -404,18 +405,22 @@ class Cluster(_Part):
         return Cluster(**{name: getattr(self, name) for name in _kept(self)} | update, sites=sites)
 
     def __str__(self) -> str:
-        counts = [str(sum(rack.workers for rack in site.racks)) for site in self.sites]
+        everybody = units.counted(self.workers, "worker")
         cards = _range([card for rack in self.racks for card in rack.cards])
         if self.apart:
             wans = _range([site.wan for site in self.sites])
             if len(self.sites) == 1:
-                return f"a site of {counts[0]} workers, {cards} inside, {wans} to the center"
+                return f"a site of {everybody}, {cards} inside, {wans} to the center"
+            counts = [str(sum(rack.workers for rack in site.racks)) for site in self.sites]
             return f"sites of {_and(counts)} workers, {cards} inside, {wans} between"
         if self.layers:
-            racks = _and([str(rack.workers) for rack in self.racks])
-            uplinks = f", uplinks of {_range(self._slow_links())}" if self.slow == "racks" else ""
-            return f"racks of {racks} workers, cards of {cards}{uplinks}"
-        return f"{counts[0]} workers with cards of {cards}"
+            counts = [str(rack.workers) for rack in self.racks]
+            several = f"racks of {_and(counts)} workers"
+            racks = several if len(counts) > 1 else f"a rack of {everybody}"
+            if self.slow == "racks":
+                cards += f", uplinks of {_range(self._slow_links())}"
+            return f"{racks}, cards of {cards}"
+        return f"{everybody} with cards of {cards}"
 
 
 def _kept(cluster: Cluster) -> set[str]:
@@ -581,7 +586,7 @@ def from_topo(text: str) -> Cluster:
         uplink = {"uplink": BETWEEN_SOCKETS} if len(groups) > 1 else {}
         racks.append({"workers": len(group), "card": card, **uplink})
     return Cluster(
-        title=f"{count} GPUs of one host",
+        title=f"{units.counted(count, 'GPU')} of one host",
         source="nvidia-smi topo -m; rates of the link standards, each way, not measured",
         sites=[{"name": "host", "racks": racks}],
         efficiency=1.0,

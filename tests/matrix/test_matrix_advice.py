@@ -357,6 +357,9 @@ def test_break_evens_are_looked_for_of_the_best_of_each_kind_even_of_all(capsys)
         (["--lan", "1G", "--target", "150"], "'150' is no percentage; at least 0, at most 100"),
         (["--lan", "1G", "--only", "codec=fp16,codec=dgc"], "codec is given twice; say codec=a|b"),
         (["--wan", "1G", "--workers", "5"], "say --sites"),
+        (["--lan", "1G", "--latency", "soon"], "'soon' is no time in seconds, such as 5ms or"),
+        (["--lan", "1G", "--latency", "-1"], "'-1' is no time in seconds"),
+        (["--lan", "1G", "--latency", "4e6ms"], "'4e6ms' is no time"),
         (["--lan", "1G", "--batch", "0"], "'0' is no number of them; at least 1"),
         (["--lan", "1G", "--batch", "2"], "4 workers share only 2 samples a round"),
         (["--lan", "1G", "--model", "mlp"], "say --batch"),
@@ -368,6 +371,17 @@ def test_errors_name_the_option(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
         ask(capsys, *arguments)
     assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["5ms", "0.005", "5000us", "5e-3 s"])
+def test_latencies_are_written_as_in_files(text):
+    asked = ["--model", "lenet5", "--workers", "4", "--lan", "1G", "--wan", "1M", "--sites", "1"]
+    options = advice.parser(advice.recipe()).parse_args([*asked, "--latency", text])
+    where = advice.cluster(options, advice.recipe().networks)
+    assert where.latency == 0.005
+    question = advice.own.asked(options, advice.recipe(), advice.cluster)
+    assert "4 workers" in advice._setting(question, options)
+    assert "1 site of 4, 1 Gbit/s inside" in advice._setting(question, options)
 
 
 # The form ---------------------------------------------------------------------------------------

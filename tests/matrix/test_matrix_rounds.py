@@ -85,6 +85,17 @@ def test_a_round_is_the_sum_of_its_parts_and_waits_for_the_slowest():
     assert uneven.round_s > even.round_s
 
 
+@pytest.mark.parametrize("meeting", [{}, {"local_iterations": 3}])
+@pytest.mark.parametrize("workers", [12, 13])
+def test_workers_that_are_alike_do_not_wait(workers, meeting):
+    """The mean of so many equal times is rounded up and down."""
+    made = method(synchronization=part("bsp", **meeting))
+    got = time_round(made, LAYERS["lenet5"], flat(workers), V100, 512)
+    alone_s = pipeline.single_gpu_s(V100, LAYERS["lenet5"], 512 / workers)
+    assert np.mean([alone_s] * workers) != alone_s
+    assert (got.compute_s, got.wait_s) == (alone_s, 0)
+
+
 @pytest.mark.parametrize(
     "workers, factors", [(1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (5, [1, 1.5, 2, 2.5, 3])]
 )

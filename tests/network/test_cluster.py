@@ -177,8 +177,9 @@ def test_where_no_rack_has_an_uplink_the_cards_are_the_slow_links(tmp_path):
         ("sites: [{workers: 2, card: fast}]", r"card.*'fast' is no rate; say 155M or 1G"),
         ("sites: [{workers: 2, card: 1G, speed: 1}]", r"sites\.0\.speed: no such field"),
         ("sites: [{workers: 2, card: -5}]", r"-5 is no rate in bit/s"),
-        ("sites: [{workers: 0, card: 1G}]", r"sites\.0\.racks\.0\.workers: .*greater than 0"),
-        ("sites: [{card: 1G}]", r"workers: is missing"),
+        ("sites: [{workers: 0, card: 1G}]", r"yaml: sites\.0\.workers: .*greater than 0"),
+        ("sites: [{racks: [{workers: 0, card: 1G}]}]", r"sites\.0\.racks\.0\.workers: .*than 0"),
+        ("sites: [{card: 1G}]", r"yaml: sites\.0\.workers: is missing"),
         ("sites: [{workers: 2, card: {up: 1G}}]", r"down: is missing"),
         ("sites: [{workers: 2, card: [1G, 2G, 3G]}]", "card has 3 entries for 2 workers"),
         ("sites: [{workers: 2, card: 1G, speeds: [1, 0]}]", "speeds.1"),
@@ -189,8 +190,10 @@ def test_where_no_rack_has_an_uplink_the_cards_are_the_slow_links(tmp_path):
         ("sites: [{racks: [{workers: 1, card: 1G, uplink: 1G, oversubscription: 2}]}]", "not both"),
         ("sites: [{workers: 1, card: {low: 2, median: 1, high: 3}}]", "must ascend"),
         ("sites: []", "sites"),
-        ("sites: [", r"line [12]: no YAML"),  # where it breaks off, with and without libyaml
-        ("3", "dictionary"),
+        ("sites: [", r"no YAML: line [12]: "),  # where it breaks off, with and without libyaml
+        ("3", r"yaml: should be a mapping"),
+        ("sites: [3]", r"yaml: sites\.0: should be a mapping"),
+        ("", r"yaml: is empty"),
         ("sites: [{workers: 1, card: 1G}]\nefficiency: 2", "efficiency"),
         ("sites: [{workers: 1, card: 1G}]\noverhead_s: .inf", "overhead_s: .*finite"),
         ("sites: [{workers: 1, card: 1G, speeds: .inf}]", r"speeds\.0: .*finite"),
@@ -246,6 +249,15 @@ def test_one_switch_of_nvlinks_is_flat():
     lines += [f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(words)]
     found = from_topo("\n".join(lines))
     assert found.layers == () and found.workers == 8 and found.slow_rate == 18 * 25e9 * 8
+    assert found.title == "8 GPUs of one host"
+
+
+def test_one_of_a_kind_is_told_so(tmp_path):
+    alone = from_topo("GPU0\nGPU0 X\n")
+    assert alone.title == "1 GPU of one host"
+    assert str(alone) == "1 worker with cards of 252 Gbit/s"
+    found = read(tmp_path, "sites: [{racks: [{workers: 1, card: 1G, uplink: 2G}]}]")
+    assert str(found) == "a rack of 1 worker, cards of 1 Gbit/s, uplinks of 2 Gbit/s"
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,7 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
     )
     add = made.add_argument
     count = _number(1, "number of them", int)
-    seconds = _number(0, "number of seconds", most=3600)
+    seconds = _number(0, "time in seconds, such as 5ms or 0.005", units.seconds, most=3600)
     named = made.add_mutually_exclusive_group(required=True)
     named.add_argument("--model", choices=sorted(models.MODELS))
     named.add_argument("--model-file", type=Path, help="of slowlink measure")
@@ -459,8 +459,8 @@ def parser(given: Any, program: str = "slowlink advise") -> argparse.ArgumentPar
         "--sites", type=count, help="into which workers divide; as in the matrix if not given"
     )
     add_group("--racks", type=count, help="the same with a card's latency between them")
-    add("--latency", type=seconds, help=f"s, of each card; {networks.latency:g}")
-    add("--wan-latency", type=seconds, help=f"s, between sites; {networks.wan_latency:g}")
+    add("--latency", type=seconds, help=f"of each card, 5ms or in s; {networks.latency:g}")
+    add("--wan-latency", type=seconds, help=f"the same between sites; {networks.wan_latency:g}")
     add(
         "--device",
         choices=["this_cpu", *sorted(device.profiles())],
@@ -898,13 +898,12 @@ def _setting(asked: Asked, options: argparse.Namespace) -> str:
         return f"{head}, {title}{where} ({asked.machine_name})."
     links = f"links of {said_rate(where.bandwidth)}"
     if where.kind == "sites":
-        kind = "racks" if options.racks else "sites"
+        kind = units.counted(where.workers // where.per_site, "rack" if options.racks else "site")
         links = (
-            f"{where.workers // where.per_site} {kind} of {where.per_site}, "
+            f"{kind} of {where.per_site}, "
             f"{said_rate(where.lan)} inside, {said_rate(where.bandwidth)} between"
         )
-    workers = f"{where.workers} worker{'s' * (where.workers > 1)}"
-    return f"{head}, {workers} ({asked.machine_name}), {links}."
+    return f"{head}, {units.counted(where.workers, 'worker')} ({asked.machine_name}), {links}."
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "slowlink advise") -> None:

@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
         if given.record and run.network:
             raise ValueError("--record: on shaped links the coordinator keeps no record")
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"{prog}: {line}", file=sys.stderr)
         return 2
     launch.set_up_logs()
 
