@@ -32,6 +32,11 @@ def normed():
     return nn.Sequential(nn.BatchNorm1d(2), linear())
 
 
+def shifted():
+    """A model that scores nothing rightly before its running statistics are those of the data."""
+    return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
+
+
 class Buffers(nn.Module):
     """Constants that are no statistics, and an activation that cannot be copied."""
 
@@ -72,6 +77,12 @@ X, Y = torch.eye(2), torch.tensor([0, 1])
 
 def batches(site, worker):
     return [(X, Y)] * 3
+
+
+def far(site, worker):
+    """Samples far from zero, others for each worker."""
+    drawn = torch.randn((32, 2), generator=torch.Generator().manual_seed(worker))
+    return [(5 * x + 20, y) for x, y in zip(drawn.split(8), drawn.argmax(1).split(8), strict=True)]
 
 
 class Noisy:
@@ -138,6 +149,10 @@ def bias(model):
 
 def total(model):
     return {"total": sum(p.sum().item() for p in model.parameters())}
+
+
+def far_loss(model):
+    return {"loss": sum(loss(model(x), y).item() for x, y in far("site1", 9))}
 
 
 def nothing(model):

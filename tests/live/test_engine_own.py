@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,44 @@ def test_only_what_follows_the_batches_is_averaged(tmp_path):
     ended = in_process.run(described(tmp_path, own=own, training=dict(optimizer_at="server")))
     model = torch.load(tmp_path / "out/model.pt", weights_only=True)
     assert ended.rows and model["far"] == 1e9 and model["norm.running_mean"].abs().sum() > 0
+
+
+SHIFTED = dict(model="shifted", data="far", optimizer="sgd", evaluate="far_loss")
+KEPT = {
+    "fedavg": dict(synchronization=dict(name="fedavg", local_iterations=2)),
+    "local bsp": dict(synchronization=dict(name="bsp", local_iterations=2)),
+    "at the server": dict(optimizer_at="server"),
+    "median": dict(aggregation=dict(name="median"), workers=[3]),
+    "hubs": dict(synchronization=dict(name="mll_sgd", hub_rounds=2, group_size=2), workers=[4]),
+    "seconds": dict(synchronization=dict(name="asp"), rounds=None, seconds=0.3),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_are_of_the_model_with_its_own_running_statistics(tmp_path, name):
+    """Those of the same meeting as its parameters, where a server keeps it."""
+    given = described(tmp_path, KEPT[name], own=SHIFTED)
+    ended = in_process.run(given)
+    model = odd_training.shifted()
+    model.load_state_dict(torch.load(tmp_path / "out/model.pt", weights_only=True))
+    with torch.no_grad():
+        expected = odd_training.far_loss(model.eval())["loss"]
+    losses = {row.round: row.value for row in ended.rows if row.metric == "loss"}
+    assert losses[max(losses)] == expected
+
+
+def test_a_look_is_at_the_model_with_its_own_running_statistics(tmp_path):
+    """Whoever is honest stays, and whose running statistics are wrong is put out by name."""
+    policy = dict(synchronization=dict(name="fedavg", local_iterations=4), rounds=8)
+    given = described(tmp_path, policy | dict(workers=[3]), own=SHIFTED, worst=1.2)
+    in_process.run(given)
+
+    def lie(body):
+        statistics = len(body) == 4 * 4
+        return (1e5 + 0 * np.frombuffer(body, np.float32)).tobytes() if statistics else bytes(body)
+
+    with pytest.raises(Failed, match="site1/worker1: .*its change alone makes a model that is too"):
+        in_process.run(given, rogues={"site1/worker1": lie})
 
 
 def test_two_threads_evaluate_one_after_the_other(tmp_path):
