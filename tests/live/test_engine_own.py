@@ -110,6 +110,46 @@ def test_a_look_is_at_the_model_with_its_own_running_statistics(tmp_path):
         in_process.run(given, rogues={"site1/worker1": lie})
 
 
+def times_of(rows, metric):
+    return {row.round: row.time_s for row in rows if row.metric == metric}
+
+
+def at_its(count, kind):
+    """Whether a member dies as it says this so often."""
+    said = []
+    return lambda head: said.append(head["kind"] == kind) or sum(said) == count
+
+
+@pytest.mark.parametrize(
+    "who, kind, optimizer_at",
+    [("site1/worker1", "finished", "worker"), ("central/server", "rows", "server")],
+)
+def test_a_run_that_goes_on_has_the_rows_of_one_that_was_not_cut(tmp_path, who, kind, optimizer_at):
+    """Those that the server evaluated when it was cut, too; time goes on, and so do bytes."""
+    training, own = dict(evaluate_every=1, optimizer_at=optimizer_at), dict(evaluate="total")
+    whole = in_process.run(described(tmp_path / "whole", training, own=own))
+    cut = described(tmp_path / "cut", training, own=own, state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match=f"{who}: it died"):
+        in_process.run(cut, {who: at_its(4, kind)})
+    ended = in_process.run(cut)
+    sent = [{(row.at["member"], row.value) for row in its.rows if row.metric == "sent_bytes"}
+            for its in (whole, ended)]  # fmt: skip
+    assert sent[0] == sent[1]
+    for metric in ("total", "bytes_sent"):
+        times = times_of(ended.rows, metric)
+        assert list(times) == list(times_of(whole.rows, metric)) == list(range(7))
+        assert sorted(times.values()) == list(times.values())
+
+
+def test_a_run_that_goes_on_has_no_record(tmp_path):
+    given = described(tmp_path, state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match="it died"):
+        in_process.run(given, {"site1/worker1": at_its(4, "finished")}, recorded=True)
+    with pytest.raises(Failed, match="goes on from round 3, .*leave out --record, or begin anew"):
+        in_process.run(given, recorded=True)
+    assert in_process.run(given).record is None
+
+
 def test_two_threads_evaluate_one_after_the_other(tmp_path):
     one, found = task(tmp_path, evaluate="bias"), []
     later = []

@@ -91,7 +91,7 @@ class Ended:
     Attributes
     ----------
     record: what the policy was told, to be repeated in virtual time; None where the coordinator
-        was another process.
+        was another process, or an earlier one was told the beginning.
     digests: of the final parameters, by member; empty likewise.
     rows: what was measured.
     links: what shaped links carried before.
@@ -113,12 +113,13 @@ class _Rows:
     def __post_init__(self) -> None:
         self.file = self.settings.output / ROWS
 
-    def resume(self, round_: int) -> None:
-        """Keep what an earlier process wrote up to this round."""
+    def resume(self, round_: int) -> float:
+        """Keep what an earlier process wrote up to this round; the time of the latest."""
         kept = written(self.settings.output) if round_ and self.file.is_file() else []
         self.rows = [row for row in kept if 0 <= row.round <= round_]
         with files.whole(self.file) as part:
             part.write_text("".join(self._line(row) for row in self.rows))
+        return max((row.time_s for row in self.rows if row.time_s == row.time_s), default=0.0)
 
     def add(self, metric: str, value: float, unit: str, **more: Any) -> None:
         settings, recipe = self.settings, self.settings.training
@@ -159,6 +160,7 @@ class Coordinator:
         is on its way.
     check: called often while members are awaited; raises where one cannot come.
     restart: ends the process of a worker and starts another; by default somebody else does.
+    recorded: whether somebody wants the record, which a run that goes on from snapshots lacks.
     """
 
     def __init__(
@@ -169,8 +171,10 @@ class Coordinator:
         check: Callable[[], None] = lambda: None,
         restart: Callable[[str], None] = lambda name: None,
         here: bool = False,
+        recorded: bool = False,
     ) -> None:
         self.settings, self.wire, self.here = settings, wire, here
+        self.recorded = recorded
         self.say, self.check, self.restart = say, check, restart
         self.policy, self.limits = settings.policy(), settings.limits
         names = settings.topology.node_names
@@ -206,6 +210,8 @@ class Coordinator:
         self.reached: dict[int, float] = {}
         """When rounds were over after which the model is evaluated."""
         self.rows = _Rows(settings)
+        self.before = 0.0
+        """Seconds that earlier processes took for the rounds that this one goes on from."""
         self.later: deque[Received] = deque()
         """What came while a late meeting's members were asked, or as the run ended."""
         self.asked: dict[str, Any] = {}
@@ -266,8 +272,13 @@ class Coordinator:
                 f"{odd} has no snapshot of a round that others have; give it back or delete theirs"
             )
         self.first = self.rounds = max(common, default=0)
+        if self.first and self.recorded:
+            raise Failed(
+                f"the run goes on from round {self.first}, and what the policy was told before is "
+                "lost; leave out --record, or begin anew with another state"
+            )
         self.brought = self.first * len(self.workers)
-        self.rows.resume(self.first)
+        self.before = self.rows.resume(self.first)
         for name in rounds:
             self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
         if self.first:
@@ -555,7 +566,8 @@ class Coordinator:
         recipe, left = self.settings.training, ""
         if round_ > self.first and not self.over:
             rounds, seconds = recipe.rounds, recipe.seconds
-            rest = (rounds - round_) * t / (round_ - self.first) if rounds else seconds - t
+            each = (t - self.before) / (round_ - self.first)
+            rest = (rounds - round_) * each if rounds else seconds - t
             left = f", about {rest:.0f} s left"
         self.spoke = time.monotonic()
         words = ", ".join(words) or "no metrics"
@@ -565,7 +577,7 @@ class Coordinator:
         """The time of the model that the server had after this round."""
         if not round_:
             return 0.0
-        return self.reached.get(round_, time.monotonic() - self.clock)
+        return self.before + self.reached.get(round_, time.monotonic() - self.clock)
 
     def _weigh(self, round_: int, nbytes: int) -> None:
         """Note what one outermost party has sent and received, in the mean over all of them."""
@@ -791,7 +803,7 @@ class Coordinator:
                 torch=str(torch.__version__),
             ),
         )
-        return Ended(record, digests, self.rows.rows)
+        return Ended(None if self.first else record, digests, self.rows.rows)
 
     def _send(self, name: str, kind: str, **fields: Any) -> None:
         # Who comes later begins with what it is told then; but that the run has failed concerns it.

@@ -161,10 +161,14 @@ class Launched:
         self._end(self.processes[name])
         self.start(name)
 
-    def run(self, say: Say = lambda line: None) -> Ended:
-        """Coordinate the run, or see to the coordinator; raises Failed."""
+    def run(self, say: Say = lambda line: None, recorded: bool = False) -> Ended:
+        """Coordinate the run, or see to the coordinator; raises Failed.
+
+        recorded: whether the record is wanted, which a run that goes on from snapshots lacks.
+        """
         if self.links is None:
             watches = dict(check=self._check, restart=self.restart, here=self.here)
+            watches |= dict(recorded=recorded)
             return Coordinator(self.settings, self.wire, say, **watches).run()
         self._await(say)
         return Ended(None, {}, written(self.settings.output), self.measured)
@@ -267,11 +271,12 @@ def run_all(
     say: Say = lambda line: None,
     pairs: Sequence[tuple[int, int]] = (),
     measured_s: float = 0.5,
+    recorded: bool = False,
 ) -> Ended:
     """Run all members on this machine; see :class:`Launched`. Raises Failed."""
     with Launched(settings, pairs, measured_s) as launched:
         say(f"{len(launched.processes)} nodes started, logs in {settings.output}")
-        return launched.run(say)
+        return launched.run(say, recorded)
 
 
 def set_up_logs() -> None:

@@ -287,7 +287,7 @@ class Node:
             self.task.restore(state["task"])
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
-            self.carried = state["carried"]
+            self.carried, self.sent_bytes = state["carried"], state["sent_bytes"]
             self.loss = self._loss() if self.guards else math.nan
         if updates:
             self.task.begin_at(updates)
@@ -475,18 +475,23 @@ class Node:
             self.tell("rows", round=round, metrics=evaluation())
         except Exception as error:
             self.tell("failed", reason=f"{type(error).__name__}: {error}")
+            raise
 
     def _weigh(self, round: int) -> None:
         self.tell("carried", round=round, nbytes=self.carried)
 
     def _keep(self, round: int) -> None:
         self._settle()
+        # The run that goes on from here evaluates none of those again.
+        for evaluated in self.judged:
+            evaluated.result()
         self._save(round)
         self.tell("kept", round=round)
 
     def _save(self, round: int) -> None:
         state = dict(task=self.task.state(), codecs=self.task.codec.states())
-        state |= dict(brought=self.brought, evaluated=self.evaluated, carried=self.carried)
+        state |= dict(brought=self.brought, evaluated=self.evaluated)
+        state |= dict(carried=self.carried, sent_bytes=self.sent_bytes)
         self.snapshots.save(round, state, self.settings.kept)
 
     def _whom(self) -> None:
