@@ -1,6 +1,7 @@
 """Trainings of one's own that are seldom, and some that cannot be."""
 
 import random
+import time
 
 import numpy as np
 import torch
@@ -95,6 +96,19 @@ class Noisy:
 
 def noisy(site, worker):
     return Noisy()
+
+
+class Slow:
+    """Batches that are long in coming."""
+
+    def __iter__(self):
+        for number in range(100):
+            time.sleep(0.2)
+            yield X * number, Y
+
+
+def slow(site, worker):
+    return Slow()
 
 
 def two_inputs(site, worker):

@@ -150,6 +150,19 @@ def test_a_run_that_goes_on_has_no_record(tmp_path):
     assert in_process.run(given).record is None
 
 
+def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
+    """All of them together take longer than an iteration may."""
+    own, training = dict(data="slow"), dict(rounds=17, evaluate_every=17)
+    changes = dict(own=own, limits=dict(compute_s=2.0))
+    whole = described(tmp_path / "whole", training, **changes)
+    in_process.run(whole)
+    cut = described(tmp_path / "cut", training, state=str(tmp_path / "state"), **changes)
+    with pytest.raises(Failed, match="site1/worker1: it died"):
+        in_process.run(cut, {"site1/worker1": at_its(15, "finished")})
+    in_process.run(cut)
+    assert same(*(torch.load(its.output / "model.pt").values() for its in (whole, cut)))
+
+
 def test_two_threads_evaluate_one_after_the_other(tmp_path):
     one, found = task(tmp_path, evaluate="bias"), []
     later = []

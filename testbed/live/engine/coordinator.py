@@ -149,6 +149,10 @@ def written(output: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in (output / ROWS).read_text().splitlines()]
 
 
+def _bad(told: str, why: str) -> str:
+    return f"it sent what cannot be ({told}): {why}"
+
+
 class Coordinator:
     """The coordinator of one run.
 
@@ -283,10 +287,36 @@ class Coordinator:
             self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
         if self.first:
             self.say(f"all here, going on from round {self.first}")
+            self._await_restored(set(rounds))
         else:
             self._evaluate(0)
         self.clock, self.ticks = time.monotonic(), 0
         self.ends = self.clock + (self.settings.training.seconds or math.inf)
+
+    def _await_restored(self, names: set[str]) -> None:
+        """Let these draw their batches anew: no iteration begins before, and no limit of one."""
+        until = dict.fromkeys(names, time.monotonic() + self.limits.compute_s)
+        while until:
+            self.check()
+            received = self._receive(0.2)
+            for name in [name for name, end in until.items() if time.monotonic() > end]:
+                within = f"within {self.limits.compute_s:g} s"
+                raise Failed(f"{name}: it drew none of the batches before its snapshot {within}")
+            if received is None or received.kind == "heartbeat":
+                continue
+            name, head = received.sender, received.head
+            match received.kind:
+                case "begins" if name in until and head["left"]:
+                    until[name] = time.monotonic() + self.limits.compute_s
+                    self._progress(f"{name} draws {head['left']} batches anew")
+                case "begins":
+                    until.pop(name, None)
+                case "left" | "failed":
+                    raise Failed(f"{name}: {head['reason']}")
+                case "bad":
+                    raise Failed(f"{head['member']}: {_bad(name, head['why'])}")
+                case _:
+                    self.later.append(received)
 
     def _receive(self, timeout_s: float) -> Received | None:
         try:
@@ -391,14 +421,14 @@ class Coordinator:
                 self._note(head["round"], head["metrics"])
             case "carried":
                 self._weigh(head["round"], head["nbytes"])
-            case "kept" | "done":
+            case "kept" | "done" | "begins":
                 pass
             case "waiting":
                 self.asked[name] = head["names"]
             case "left":
                 self._lose(name, head["reason"], replace=True)
             case "bad":
-                self._lose(head["member"], f"it sent what cannot be ({name}): {head['why']}")
+                self._lose(head["member"], _bad(name, head["why"]))
             case "failed":
                 self._lose(name, head["reason"])
             case _:

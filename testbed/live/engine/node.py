@@ -23,7 +23,9 @@ What the members tell each other (``head["kind"]``)::
                           moved     addresses of members that others have replaced
                           stop      reason, empty at the end; final: write the model, as it was in
                                     this version, and evaluate it as that of a round, or of none
-    node -> coordinator   finished  an iteration
+    node -> coordinator   begins    left: batches of before the snapshot that it has yet to draw
+                                    anew; 0 when it can compute
+                          finished  an iteration
                           applied   meeting: the server's model has what the meeting brought, and
                                     is of this version; by rank, how long what came from workers
                                     was on its way
@@ -198,6 +200,8 @@ class Node:
         """Commands for when this worker has the model that it begins with."""
         self.brought = self.evaluated = self.computed = 0
         self.began = self.finished = False
+        self.told = 0.0
+        """When it last said how far it is with what was before a snapshot."""
         self.judge = None
         if self.centre and settings.mode == "model":
             self.judge = ThreadPoolExecutor(1)
@@ -284,7 +288,7 @@ class Node:
     def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None, updates: int) -> None:
         self._moved(addresses)
         if state is not None:
-            self.task.restore(state["task"])
+            self.task.restore(state["task"], self._restores)
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
             self.carried, self.sent_bytes = state["carried"], state["sent_bytes"]
@@ -295,6 +299,12 @@ class Node:
         self.met, self.models, self.began = self.base, {0: self.base}, True
         self.statistics = {0: [value.clone() for value in self.task.statistics()]}
         self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)
+        self.tell("begins", left=0)
+
+    def _restores(self, left: int) -> None:
+        if time.monotonic() - self.told > IDLE_S:
+            self.told = time.monotonic()
+            self.tell("begins", left=left)
 
     def _settle(self) -> None:
         """What comes next is said, so the last meeting counts."""
