@@ -150,6 +150,45 @@ def test_a_run_that_goes_on_has_no_record(tmp_path):
     assert in_process.run(given).record is None
 
 
+@pytest.mark.parametrize("exchange", ["parameter_server", "ring"])
+def test_a_run_that_lost_a_worker_goes_on_without_it(tmp_path, exchange):
+    """From the latest round that the others have, to the same bits as one that was not cut."""
+    training = dict(workers=[3], rounds=12, exchange=dict(name=exchange))
+    lost, found = "site1/worker2", []
+    for folder in ("whole", "cut"):
+        its = described(
+            tmp_path / folder, training, on_loss="continue", state=str(tmp_path / folder / "state")
+        )
+        dies = {lost: at_its(3, "finished")}
+        if folder == "cut":
+            with pytest.raises(Failed, match="worker is left; gone: site1/worker0 .it died"):
+                both = {name: at_its(14, "finished") for name in ("site1/worker0", "site1/worker1")}
+                in_process.run(its, dies | both)
+            (its.state / "site1-worker1.8.pt").unlink()  # it is one behind
+            dies = {}
+        ended = in_process.run(its, dies)
+        assert lost not in ended.digests and "site1/worker1" in ended.digests
+        found.append(torch.load(its.output / "model.pt").values())
+    assert same(*found)
+
+
+def test_who_has_no_snapshot_joins_a_run_that_goes_on(tmp_path, monkeypatch):
+    """As one that comes later: with the server's model, and the updates of the others."""
+    began, begin_at = [], tasks.OwnTask.begin_at
+    monkeypatch.setattr(
+        tasks.OwnTask, "begin_at", lambda self, n: (began.append(n), begin_at(self, n))
+    )
+    training = dict(workers=[3], rounds=12, optimizer_at="server")
+    given = described(tmp_path, training, on_loss="replace", state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match="central/server: it died"):
+        in_process.run(given, {"central/server": at_its(8, "kept")})
+    for snapshot in given.state.glob("site1-worker2.*"):
+        snapshot.unlink()
+    ended = in_process.run(given)
+    assert ended.digests.keys() == {*given.members} - {"coordinator"}
+    assert began and began[0] >= 7
+
+
 def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
     """All of them together take longer than an iteration may."""
     own, training = dict(data="slow"), dict(rounds=17, evaluate_every=17)

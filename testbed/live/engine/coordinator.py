@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
@@ -187,6 +187,8 @@ class Coordinator:
         self.rank = {name: rank for rank, name in enumerate(self.workers)}
         self.addresses: dict[str, str] = {}
         self.gone: dict[str, str] = {}
+        self.absent: dict[str, str] = {}
+        """Workers that cannot begin where the others do, and why."""
         self.awaited: dict[str, float] = {}
         """Until when a worker's replacement must be there."""
         self.replaced: Counter[str] = Counter()
@@ -214,8 +216,9 @@ class Coordinator:
         self.reached: dict[int, float] = {}
         """When rounds were over after which the model is evaluated."""
         self.rows = _Rows(settings)
-        self.before = 0.0
-        """Seconds that earlier processes took for the rounds that this one goes on from."""
+        self.before, self.updates = 0.0, 0
+        """Seconds that earlier processes took for the rounds that this one goes on from, and how
+        many iterations of each worker."""
         self.later: deque[Received] = deque()
         """What came while a late meeting's members were asked, or as the run ended."""
         self.asked: dict[str, Any] = {}
@@ -238,9 +241,10 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Wait for all members, or as many as are needed, and let them begin at the latest round
-        that all can."""
+        that they can."""
         everybody, end = {*self.workers, *self.servers}, time.monotonic() + self.limits.join_s
-        rounds: dict[str, set[int]] = {}
+        rounds: dict[str, dict[int, int]] = {}
+        hellos: dict[str, Received] = {}
         first: tuple[str, str] | None = None
         while missing := everybody - rounds.keys():
             if missing <= self.rank.keys() and len(missing) <= self.settings.spare:
@@ -268,14 +272,16 @@ class Coordinator:
                 )
             self.addresses[received.sender] = head["address"]
             self.wire.connect({received.sender: head["address"]})
-            rounds[received.sender] = set(head["rounds"])
-        common = set.intersection(*rounds.values())
-        if not common and any(max(its, default=0) for its in rounds.values()):
-            odd = min(sorted(rounds), key=lambda name: max(rounds[name], default=-1))
-            raise Failed(
-                f"{odd} has no snapshot of a round that others have; give it back or delete theirs"
-            )
-        self.first = self.rounds = max(common, default=0)
+            rounds[received.sender] = dict(head["rounds"])
+            hellos[received.sender] = received
+        self.first = self.rounds = self._latest(rounds)
+        for name in [name for name in rounds if self.first and self.first not in rounds[name]]:
+            self.absent[name] = f"it has no snapshot of round {self.first}"
+            del rounds[name]
+            if self.settings.on_loss == "replace":  # then it takes part as one that comes later
+                del self.addresses[name]
+                self.later.append(hellos[name])
+        self.updates = max((its.get(self.first, 0) for its in rounds.values()), default=0)
         if self.first and self.recorded:
             raise Failed(
                 f"the run goes on from round {self.first}, and what the policy was told before is "
@@ -286,12 +292,28 @@ class Coordinator:
         for name in rounds:
             self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
         if self.first:
-            self.say(f"all here, going on from round {self.first}")
+            here = "" if self.absent else "all here, "
+            self.say(f"{here}going on from round {self.first}")
             self._await_restored(set(rounds))
         else:
             self._evaluate(0)
         self.clock, self.ticks = time.monotonic(), 0
         self.ends = self.clock + (self.settings.training.seconds or math.inf)
+
+    def _latest(self, rounds: Mapping[str, Mapping[int, int]]) -> int:
+        """The latest round of which all members have snapshots; where a run does without a worker
+        that is lost, all servers and workers enough: who was still there when the run was cut is
+        one snapshot behind the others at most."""
+        having = Counter(number for name in self.rank.keys() & rounds for number in rounds[name])
+        common = set(having).intersection(*(rounds[name] for name in self.servers))
+        if self.settings.on_loss == "stop":
+            common = common.intersection(*rounds.values())
+        if not common and any(max(its, default=0) for its in rounds.values()):
+            odd = min(sorted(rounds), key=lambda name: max(rounds[name], default=-1))
+            raise Failed(
+                f"{odd} has no snapshot of a round that others have; give it back or delete theirs"
+            )
+        return max(sorted(common)[-2:], key=lambda number: (having[number], number), default=0)
 
     def _await_restored(self, names: set[str]) -> None:
         """Let these draw their batches anew: no iteration begins before, and no limit of one."""
@@ -363,8 +385,8 @@ class Coordinator:
     def _drive(self) -> None:
         self._carry_out(None, self.policy.begin(self.settings.groups), 0.0)
         for name in self.workers:
-            if name not in self.addresses:
-                self._lose(name, "it has not come yet")
+            if name in self.absent or name not in self.addresses:
+                self._lose(name, self.absent.get(name, "it has not come yet"))
         while not self.over:
             self._check_alive()
             self._progress(f"{self._round(self.rounds)} ({time.monotonic() - self.clock:.1f} s)")
@@ -719,8 +741,8 @@ class Coordinator:
         here = {its: at for its, at in self.addresses.items() if its not in self.gone}
         for other in here.keys() - {name}:
             self._send(other, "moved", addresses={name: head["address"]})
-        updates = max(len(self.times[self.rank[its]]) for its in here.keys() & self.rank.keys())
-        self._send(name, "begin", addresses=here, round=0, updates=updates)
+        done = max(len(self.times[self.rank[its]]) for its in here.keys() & self.rank.keys())
+        self._send(name, "begin", addresses=here, round=0, updates=self.updates + done)
         rank, t = self.rank[name], self._now()
         self.doing[rank], self.since_met[rank] = "idle", 0
         self.joins += 1

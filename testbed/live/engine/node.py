@@ -2,8 +2,9 @@
 
 What the members tell each other (``head["kind"]``)::
 
-    node -> coordinator   hello     address, rounds it has snapshots of, run, and a digest of the
-                                    parameters that it begins with
+    node -> coordinator   hello     address, rounds it has snapshots of, each with the updates that
+                                    count as done, run, and a digest of the parameters that it
+                                    begins with
     coordinator -> node   begin     addresses of all, round to go on from (0: anew), and the updates
                                     that a worker who comes later counts as done
                           compute   a worker's next iteration
@@ -199,6 +200,8 @@ class Node:
         self.later: list[tuple[str, dict[str, Any]]] = []
         """Commands for when this worker has the model that it begins with."""
         self.brought = self.evaluated = self.computed = 0
+        self.updates = 0
+        """Iterations that count as done, those of earlier processes and of others included."""
         self.began = self.finished = False
         self.told = 0.0
         """When it last said how far it is with what was before a snapshot."""
@@ -223,7 +226,7 @@ class Node:
         self.tell(
             "hello",
             address=self.wire.address,
-            rounds=sorted(found),
+            rounds=[[number, found[number]["updates"]] for number in sorted(found)],
             run=self.settings.run,
             model=digest(self.task.values()).hex(),
         )
@@ -254,7 +257,7 @@ class Node:
                     return
                 elif received.kind == "begin":
                     self._begin(head["addresses"], found.get(head["round"]), head["updates"])
-                    if self.snapshots and not found:
+                    if self.snapshots and not (found or self.updates):
                         self._save(0)  # else who dies before its next one would stop all others
                 elif received.kind in COMMANDS:
                     self._obey(**head)
@@ -292,9 +295,11 @@ class Node:
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
             self.carried, self.sent_bytes = state["carried"], state["sent_bytes"]
+            self.updates = state["updates"]
             self.loss = self._loss() if self.guards else math.nan
         if updates:
             self.task.begin_at(updates)
+            self.updates = updates
         self.base = [value.clone() for value in self.task.values()]
         self.met, self.models, self.began = self.base, {0: self.base}, True
         self.statistics = {0: [value.clone() for value in self.task.statistics()]}
@@ -364,6 +369,7 @@ class Node:
 
     def _finished(self, start: float) -> None:
         self.computed += 1
+        self.updates += 1
         took = time.perf_counter() - start
         time.sleep(self.settings.pause_s(self.rank, self.computed, took))
         self.tell("finished")
@@ -501,7 +507,7 @@ class Node:
     def _save(self, round: int) -> None:
         state = dict(task=self.task.state(), codecs=self.task.codec.states())
         state |= dict(brought=self.brought, evaluated=self.evaluated)
-        state |= dict(carried=self.carried, sent_bytes=self.sent_bytes)
+        state |= dict(carried=self.carried, sent_bytes=self.sent_bytes, updates=self.updates)
         self.snapshots.save(round, state, self.settings.kept)
 
     def _whom(self) -> None:
