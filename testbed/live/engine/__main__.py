@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
             if given.record:
                 ended.record.save(given.record)
         elif given.node == settings.COORDINATOR:
-            launch.run_coordinator(run, say)
+            # Whoever has started all members has the folders, too.
+            with contextlib.nullcontext() if given.attached else launch.alone(run):
+                launch.run_coordinator(run, say)
         else:
             launch.run_node(run, given.node)
     except KeyboardInterrupt:
