@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.serialization import add_safe_globals
 
 from slowlink.testbed import files
 
 DIGEST = 16
 """Bytes at the end of a file that tell whether the others are as they were written."""
+
+NUMBERS = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
+SAFE = [np.dtype, np.float64(0).__reduce__()[0], *{type(np.dtype(code)) for code in NUMBERS}]
+"""What numpy's numbers are read by: learning rates and schedules may be some."""
 
 
 class Snapshots:
@@ -28,11 +35,27 @@ class Snapshots:
     def __init__(self, folder: Path, run: str, node: str) -> None:
         self.folder, self.run, self.node = Path(folder), run, node
         self.folder.mkdir(parents=True, exist_ok=True)
+        add_safe_globals(SAFE)
 
     def save(self, number: int, state: dict[str, Any], kept: int = 2) -> None:
-        """Write, and forget all but the latest ``kept``: whoever reads finds old or new files."""
+        """Write, and forget all but the latest ``kept``: whoever reads finds old or new files.
+
+        Raises
+        ------
+        ValueError
+            The state holds what cannot be read again; says what.
+        """
         saved = io.BytesIO()
         torch.save({"run": self.run, "state": state}, saved)
+        saved.seek(0)
+        try:
+            torch.load(saved, map_location="meta", weights_only=True)  # all but tensors' values
+        except Exception as error:
+            odd = re.search(r"GLOBAL (\S+)", str(error))
+            raise ValueError(
+                f"{self._path(number)}: not written, since {odd[1] if odd else error} could not be "
+                "read again; let optimizers and schedulers keep numbers and tensors"
+            ) from None
         with files.whole(self._path(number), lasting=True) as part, part.open("wb") as file:
             file.write(saved.getbuffer())
             file.write(_digest(saved.getbuffer()))
@@ -53,12 +76,15 @@ class Snapshots:
 
     def _read(self, path: Path) -> dict[str, Any]:
         written = path.read_bytes()
+        if _digest(written[:-DIGEST]) != written[-DIGEST:]:
+            raise ValueError(f"{path}: not a snapshot, or damaged; delete it to begin anew")
         try:
-            if _digest(written[:-DIGEST]) != written[-DIGEST:]:
-                raise ValueError("damaged")
             found = torch.load(io.BytesIO(written[:-DIGEST]), weights_only=True)
         except Exception as error:  # torch raises whatever it stumbles on
-            raise ValueError(f"{path}: not a snapshot ({error}); delete it to begin anew") from None
+            raise ValueError(
+                f"{path}: is whole, but this version cannot read it; go on with the one that "
+                f"wrote it ({error})"
+            ) from None
         if found["run"] != self.run:
             raise ValueError(f"{path}: of another configuration; delete it, or name another state")
         return found["state"]

@@ -49,7 +49,7 @@ class Queues:
             self.send(name, head, body)
 
 
-def run(given, deaths=None, rogues=None, late=None, here=True):
+def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False):
     """What a run came to.
 
     deaths: by member, whether its process ends instead of sending a message of this head; it does
@@ -57,6 +57,7 @@ def run(given, deaths=None, rogues=None, late=None, here=True):
     rogues: by member, what it makes of the bytes that it brings to a meeting.
     late: by member, how many seconds after the others it comes.
     here: what the coordinator is told of where the members are.
+    recorded: whether the record is wanted.
     """
     boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
 
@@ -82,8 +83,8 @@ def run(given, deaths=None, rogues=None, late=None, here=True):
             start(name)
     given.output.mkdir(parents=True, exist_ok=True)
     try:
-        its = Coordinator(given, Queues(COORDINATOR, boxes), restart=start, here=here)
-        return its.run()
+        options = dict(restart=start, here=here, recorded=recorded)
+        return Coordinator(given, Queues(COORDINATOR, boxes), **options).run()
     finally:
         for timer in timers:
             timer.cancel()

@@ -1,6 +1,7 @@
 """Trainings of one's own that are seldom, and some that cannot be."""
 
 import random
+import time
 
 import numpy as np
 import torch
@@ -30,6 +31,11 @@ def another(made=[]):  # noqa: B006
 
 def normed():
     return nn.Sequential(nn.BatchNorm1d(2), linear())
+
+
+def shifted():
+    """A model that scores nothing rightly before its running statistics are those of the data."""
+    return nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3))
 
 
 class Buffers(nn.Module):
@@ -74,6 +80,12 @@ def batches(site, worker):
     return [(X, Y)] * 3
 
 
+def far(site, worker):
+    """Samples far from zero, others for each worker."""
+    drawn = torch.randn((32, 2), generator=torch.Generator().manual_seed(worker))
+    return [(5 * x + 20, y) for x, y in zip(drawn.split(8), drawn.argmax(1).split(8), strict=True)]
+
+
 class Noisy:
     """Samples that numpy and Python draw."""
 
@@ -84,6 +96,19 @@ class Noisy:
 
 def noisy(site, worker):
     return Noisy()
+
+
+class Slow:
+    """Batches that are long in coming."""
+
+    def __iter__(self):
+        for number in range(100):
+            time.sleep(0.2)
+            yield X * number, Y
+
+
+def slow(site, worker):
+    return Slow()
 
 
 def two_inputs(site, worker):
@@ -138,6 +163,10 @@ def bias(model):
 
 def total(model):
     return {"total": sum(p.sum().item() for p in model.parameters())}
+
+
+def far_loss(model):
+    return {"loss": sum(loss(model(x), y).item() for x, y in far("site1", 9))}
 
 
 def nothing(model):

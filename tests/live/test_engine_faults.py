@@ -518,6 +518,34 @@ def handles(pid):
     return {name for name in found if name.startswith(("socket:", "pipe:"))}
 
 
+@pytest.mark.parametrize("field", ["output", "state"])
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path, field):
+    """While the first goes on, and no longer."""
+    folders = dict(output=str(tmp_path / "out"), state=str(tmp_path / "state"))
+    first = parsed(tmp_path, rounds=4, **folders)
+    other = parsed(
+        tmp_path, rounds=4, **{f: f"{its}2" for f, its in folders.items()} | {field: folders[field]}
+    )
+    refused = []
+
+    def begin(line):
+        if "round 0" in line:
+            with pytest.raises(ValueError, match=f"{field}: another run is going on in") as error:
+                run_all(other)
+            refused.append(error)
+
+    run_all(first, begin)
+    assert refused
+    if field == "output":
+        run_all(other)
+
+
+def test_an_output_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ValueError, match="output: .*out is no folder to write to"):
+        run_all(parsed(tmp_path))
+
+
 @pytest.mark.parametrize(
     "change, said",
     [

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,6 +70,136 @@ def test_only_what_follows_the_batches_is_averaged(tmp_path):
     ended = in_process.run(described(tmp_path, own=own, training=dict(optimizer_at="server")))
     model = torch.load(tmp_path / "out/model.pt", weights_only=True)
     assert ended.rows and model["far"] == 1e9 and model["norm.running_mean"].abs().sum() > 0
+
+
+SHIFTED = dict(model="shifted", data="far", optimizer="sgd", evaluate="far_loss")
+KEPT = {
+    "fedavg": dict(synchronization=dict(name="fedavg", local_iterations=2)),
+    "local bsp": dict(synchronization=dict(name="bsp", local_iterations=2)),
+    "at the server": dict(optimizer_at="server"),
+    "median": dict(aggregation=dict(name="median"), workers=[3]),
+    "hubs": dict(synchronization=dict(name="mll_sgd", hub_rounds=2, group_size=2), workers=[4]),
+    "seconds": dict(synchronization=dict(name="asp"), rounds=None, seconds=0.3),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_are_of_the_model_with_its_own_running_statistics(tmp_path, name):
+    """Those of the same meeting as its parameters, where a server keeps it."""
+    given = described(tmp_path, KEPT[name], own=SHIFTED)
+    ended = in_process.run(given)
+    model = odd_training.shifted()
+    model.load_state_dict(torch.load(tmp_path / "out/model.pt", weights_only=True))
+    with torch.no_grad():
+        expected = odd_training.far_loss(model.eval())["loss"]
+    losses = {row.round: row.value for row in ended.rows if row.metric == "loss"}
+    assert losses[max(losses)] == expected
+
+
+def test_a_look_is_at_the_model_with_its_own_running_statistics(tmp_path):
+    """Whoever is honest stays, and whose running statistics are wrong is put out by name."""
+    policy = dict(synchronization=dict(name="fedavg", local_iterations=4), rounds=8)
+    given = described(tmp_path, policy | dict(workers=[3]), own=SHIFTED, worst=1.2)
+    in_process.run(given)
+
+    def lie(body):
+        statistics = len(body) == 4 * 4
+        return (1e5 + 0 * np.frombuffer(body, np.float32)).tobytes() if statistics else bytes(body)
+
+    with pytest.raises(Failed, match="site1/worker1: .*its change alone makes a model that is too"):
+        in_process.run(given, rogues={"site1/worker1": lie})
+
+
+def times_of(rows, metric):
+    return {row.round: row.time_s for row in rows if row.metric == metric}
+
+
+def at_its(count, kind):
+    """Whether a member dies as it says this so often."""
+    said = []
+    return lambda head: said.append(head["kind"] == kind) or sum(said) == count
+
+
+@pytest.mark.parametrize(
+    "who, kind, optimizer_at",
+    [("site1/worker1", "finished", "worker"), ("central/server", "rows", "server")],
+)
+def test_a_run_that_goes_on_has_the_rows_of_one_that_was_not_cut(tmp_path, who, kind, optimizer_at):
+    """Those that the server evaluated when it was cut, too; time goes on, and so do bytes."""
+    training, own = dict(evaluate_every=1, optimizer_at=optimizer_at), dict(evaluate="total")
+    whole = in_process.run(described(tmp_path / "whole", training, own=own))
+    cut = described(tmp_path / "cut", training, own=own, state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match=f"{who}: it died"):
+        in_process.run(cut, {who: at_its(4, kind)})
+    ended = in_process.run(cut)
+    sent = [{(row.at["member"], row.value) for row in its.rows if row.metric == "sent_bytes"}
+            for its in (whole, ended)]  # fmt: skip
+    assert sent[0] == sent[1]
+    for metric in ("total", "bytes_sent"):
+        times = times_of(ended.rows, metric)
+        assert list(times) == list(times_of(whole.rows, metric)) == list(range(7))
+        assert sorted(times.values()) == list(times.values())
+
+
+def test_a_run_that_goes_on_has_no_record(tmp_path):
+    given = described(tmp_path, state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match="it died"):
+        in_process.run(given, {"site1/worker1": at_its(4, "finished")}, recorded=True)
+    with pytest.raises(Failed, match="goes on from round 3, .*leave out --record, or begin anew"):
+        in_process.run(given, recorded=True)
+    assert in_process.run(given).record is None
+
+
+@pytest.mark.parametrize("exchange", ["parameter_server", "ring"])
+def test_a_run_that_lost_a_worker_goes_on_without_it(tmp_path, exchange):
+    """From the latest round that the others have, to the same bits as one that was not cut."""
+    training = dict(workers=[3], rounds=12, exchange=dict(name=exchange))
+    lost, found = "site1/worker2", []
+    for folder in ("whole", "cut"):
+        its = described(
+            tmp_path / folder, training, on_loss="continue", state=str(tmp_path / folder / "state")
+        )
+        dies = {lost: at_its(3, "finished")}
+        if folder == "cut":
+            with pytest.raises(Failed, match="worker is left; gone: site1/worker0 .it died"):
+                both = {name: at_its(14, "finished") for name in ("site1/worker0", "site1/worker1")}
+                in_process.run(its, dies | both)
+            (its.state / "site1-worker1.8.pt").unlink()  # it is one behind
+            dies = {}
+        ended = in_process.run(its, dies)
+        assert lost not in ended.digests and "site1/worker1" in ended.digests
+        found.append(torch.load(its.output / "model.pt").values())
+    assert same(*found)
+
+
+def test_who_has_no_snapshot_joins_a_run_that_goes_on(tmp_path, monkeypatch):
+    """As one that comes later: with the server's model, and the updates of the others."""
+    began, begin_at = [], tasks.OwnTask.begin_at
+    monkeypatch.setattr(
+        tasks.OwnTask, "begin_at", lambda self, n: (began.append(n), begin_at(self, n))
+    )
+    training = dict(workers=[3], rounds=12, optimizer_at="server")
+    given = described(tmp_path, training, on_loss="replace", state=str(tmp_path / "state"))
+    with pytest.raises(Failed, match="central/server: it died"):
+        in_process.run(given, {"central/server": at_its(8, "kept")})
+    for snapshot in given.state.glob("site1-worker2.*"):
+        snapshot.unlink()
+    ended = in_process.run(given)
+    assert ended.digests.keys() == {*given.members} - {"coordinator"}
+    assert began and began[0] >= 7
+
+
+def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
+    """All of them together take longer than an iteration may."""
+    own, training = dict(data="slow"), dict(rounds=17, evaluate_every=17)
+    changes = dict(own=own, limits=dict(compute_s=2.0))
+    whole = described(tmp_path / "whole", training, **changes)
+    in_process.run(whole)
+    cut = described(tmp_path / "cut", training, state=str(tmp_path / "state"), **changes)
+    with pytest.raises(Failed, match="site1/worker1: it died"):
+        in_process.run(cut, {"site1/worker1": at_its(15, "finished")})
+    in_process.run(cut)
+    assert same(*(torch.load(its.output / "model.pt").values() for its in (whole, cut)))
 
 
 def test_two_threads_evaluate_one_after_the_other(tmp_path):

@@ -1,5 +1,6 @@
 """Snapshots on disk: those of this run, whole, and the latest."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +31,34 @@ def test_every_changed_bit_is_found(tmp_path):
             snapshots.load()
     file.write_bytes(written)
     assert snapshots.load()[3]["weights"].equal(torch.arange(50.0))
+
+
+@pytest.mark.parametrize("number", [np.float64(0.1), np.float32(3), np.int64(7), np.bool_(True)])
+def test_numbers_of_numpy_are_read_again(tmp_path, number):
+    Snapshots(tmp_path, "one", "node").save(3, {"lr": number})
+    found = Snapshots(tmp_path, "one", "node").load()[3]["lr"]
+    assert found == number and type(found) is type(number)
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    snapshots = Snapshots(tmp_path, "one", "node")
+    with pytest.raises(ValueError, match=r"node.3.pt: not written, since .*Odd could not be"):
+        snapshots.save(3, {"schedule": Odd()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_cannot_read_a_whole_snapshot_is_not_told_to_delete_it(tmp_path, monkeypatch):
+    snapshots = Snapshots(tmp_path, "one", "node")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: None)
+        snapshots.save(3, {"schedule": Odd()})
+    with pytest.raises(ValueError, match="node.3.pt: is whole, but") as error:
+        snapshots.load()
+    assert "delete" not in str(error.value)
+
+
+class Odd:
+    """No number, and no tensor."""
 
 
 def test_only_the_latest_snapshots_stay_and_none_of_undone_rounds(tmp_path):

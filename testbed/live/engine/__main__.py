@@ -61,14 +61,18 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
         if given.attached:
             fork_server.attach()
         if given.node is None:
+            recorded = bool(given.record)
             if given.ray:
-                ended = on_ray.run_all(run, say, None if given.ray == "local" else given.ray)
+                address = None if given.ray == "local" else given.ray
+                ended = on_ray.run_all(run, say, address, recorded)
             else:
-                ended = launch.run_all(run, say)
+                ended = launch.run_all(run, say, recorded=recorded)
             if given.record:
                 ended.record.save(given.record)
         elif given.node == settings.COORDINATOR:
-            launch.run_coordinator(run, say)
+            # Whoever has started all members has the folders, too.
+            with contextlib.nullcontext() if given.attached else launch.alone(run):
+                launch.run_coordinator(run, say)
         else:
             launch.run_node(run, given.node)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
@@ -91,7 +91,7 @@ class Ended:
     Attributes
     ----------
     record: what the policy was told, to be repeated in virtual time; None where the coordinator
-        was another process.
+        was another process, or an earlier one was told the beginning.
     digests: of the final parameters, by member; empty likewise.
     rows: what was measured.
     links: what shaped links carried before.
@@ -113,12 +113,13 @@ class _Rows:
     def __post_init__(self) -> None:
         self.file = self.settings.output / ROWS
 
-    def resume(self, round_: int) -> None:
-        """Keep what an earlier process wrote up to this round."""
+    def resume(self, round_: int) -> float:
+        """Keep what an earlier process wrote up to this round; the time of the latest."""
         kept = written(self.settings.output) if round_ and self.file.is_file() else []
         self.rows = [row for row in kept if 0 <= row.round <= round_]
         with files.whole(self.file) as part:
             part.write_text("".join(self._line(row) for row in self.rows))
+        return max((row.time_s for row in self.rows if row.time_s == row.time_s), default=0.0)
 
     def add(self, metric: str, value: float, unit: str, **more: Any) -> None:
         settings, recipe = self.settings, self.settings.training
@@ -148,6 +149,10 @@ def written(output: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in (output / ROWS).read_text().splitlines()]
 
 
+def _bad(told: str, why: str) -> str:
+    return f"it sent what cannot be ({told}): {why}"
+
+
 class Coordinator:
     """The coordinator of one run.
 
@@ -159,6 +164,7 @@ class Coordinator:
         is on its way.
     check: called often while members are awaited; raises where one cannot come.
     restart: ends the process of a worker and starts another; by default somebody else does.
+    recorded: whether somebody wants the record, which a run that goes on from snapshots lacks.
     """
 
     def __init__(
@@ -169,8 +175,10 @@ class Coordinator:
         check: Callable[[], None] = lambda: None,
         restart: Callable[[str], None] = lambda name: None,
         here: bool = False,
+        recorded: bool = False,
     ) -> None:
         self.settings, self.wire, self.here = settings, wire, here
+        self.recorded = recorded
         self.say, self.check, self.restart = say, check, restart
         self.policy, self.limits = settings.policy(), settings.limits
         names = settings.topology.node_names
@@ -179,6 +187,8 @@ class Coordinator:
         self.rank = {name: rank for rank, name in enumerate(self.workers)}
         self.addresses: dict[str, str] = {}
         self.gone: dict[str, str] = {}
+        self.absent: dict[str, str] = {}
+        """Workers that cannot begin where the others do, and why."""
         self.awaited: dict[str, float] = {}
         """Until when a worker's replacement must be there."""
         self.replaced: Counter[str] = Counter()
@@ -206,6 +216,9 @@ class Coordinator:
         self.reached: dict[int, float] = {}
         """When rounds were over after which the model is evaluated."""
         self.rows = _Rows(settings)
+        self.before, self.updates = 0.0, 0
+        """Seconds that earlier processes took for the rounds that this one goes on from, and how
+        many iterations of each worker."""
         self.later: deque[Received] = deque()
         """What came while a late meeting's members were asked, or as the run ended."""
         self.asked: dict[str, Any] = {}
@@ -228,9 +241,10 @@ class Coordinator:
 
     def _gather(self) -> None:
         """Wait for all members, or as many as are needed, and let them begin at the latest round
-        that all can."""
+        that they can."""
         everybody, end = {*self.workers, *self.servers}, time.monotonic() + self.limits.join_s
-        rounds: dict[str, set[int]] = {}
+        rounds: dict[str, dict[int, int]] = {}
+        hellos: dict[str, Received] = {}
         first: tuple[str, str] | None = None
         while missing := everybody - rounds.keys():
             if missing <= self.rank.keys() and len(missing) <= self.settings.spare:
@@ -258,24 +272,73 @@ class Coordinator:
                 )
             self.addresses[received.sender] = head["address"]
             self.wire.connect({received.sender: head["address"]})
-            rounds[received.sender] = set(head["rounds"])
-        common = set.intersection(*rounds.values())
+            rounds[received.sender] = dict(head["rounds"])
+            hellos[received.sender] = received
+        self.first = self.rounds = self._latest(rounds)
+        for name in [name for name in rounds if self.first and self.first not in rounds[name]]:
+            self.absent[name] = f"it has no snapshot of round {self.first}"
+            del rounds[name]
+            if self.settings.on_loss == "replace":  # then it takes part as one that comes later
+                del self.addresses[name]
+                self.later.append(hellos[name])
+        self.updates = max((its.get(self.first, 0) for its in rounds.values()), default=0)
+        if self.first and self.recorded:
+            raise Failed(
+                f"the run goes on from round {self.first}, and what the policy was told before is "
+                "lost; leave out --record, or begin anew with another state"
+            )
+        self.brought = self.first * len(self.workers)
+        self.before = self.rows.resume(self.first)
+        for name in rounds:
+            self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
+        if self.first:
+            here = "" if self.absent else "all here, "
+            self.say(f"{here}going on from round {self.first}")
+            self._await_restored(set(rounds))
+        else:
+            self._evaluate(0)
+        self.clock, self.ticks = time.monotonic(), 0
+        self.ends = self.clock + (self.settings.training.seconds or math.inf)
+
+    def _latest(self, rounds: Mapping[str, Mapping[int, int]]) -> int:
+        """The latest round of which all members have snapshots; where a run does without a worker
+        that is lost, all servers and workers enough: who was still there when the run was cut is
+        one snapshot behind the others at most."""
+        having = Counter(number for name in self.rank.keys() & rounds for number in rounds[name])
+        common = set(having).intersection(*(rounds[name] for name in self.servers))
+        if self.settings.on_loss == "stop":
+            common = common.intersection(*rounds.values())
         if not common and any(max(its, default=0) for its in rounds.values()):
             odd = min(sorted(rounds), key=lambda name: max(rounds[name], default=-1))
             raise Failed(
                 f"{odd} has no snapshot of a round that others have; give it back or delete theirs"
             )
-        self.first = self.rounds = max(common, default=0)
-        self.brought = self.first * len(self.workers)
-        self.rows.resume(self.first)
-        for name in rounds:
-            self._send(name, "begin", addresses=self.addresses, round=self.first, updates=0)
-        if self.first:
-            self.say(f"all here, going on from round {self.first}")
-        else:
-            self._evaluate(0)
-        self.clock, self.ticks = time.monotonic(), 0
-        self.ends = self.clock + (self.settings.training.seconds or math.inf)
+        return max(sorted(common)[-2:], key=lambda number: (having[number], number), default=0)
+
+    def _await_restored(self, names: set[str]) -> None:
+        """Let these draw their batches anew: no iteration begins before, and no limit of one."""
+        until = dict.fromkeys(names, time.monotonic() + self.limits.compute_s)
+        while until:
+            self.check()
+            received = self._receive(0.2)
+            for name in [name for name, end in until.items() if time.monotonic() > end]:
+                within = f"within {self.limits.compute_s:g} s"
+                raise Failed(f"{name}: it drew none of the batches before its snapshot {within}")
+            if received is None or received.kind == "heartbeat":
+                continue
+            name, head = received.sender, received.head
+            match received.kind:
+                case "begins" if name in until and head["left"]:
+                    until[name] = time.monotonic() + self.limits.compute_s
+                    self._progress(f"{name} draws {head['left']} batches anew")
+                case "begins":
+                    until.pop(name, None)
+                case "left" | "failed":
+                    raise Failed(f"{name}: {head['reason']}")
+                case "bad":
+                    raise Failed(f"{head['member']}: {_bad(name, head['why'])}")
+                case _:
+                    self.later.append(received)
 
     def _receive(self, timeout_s: float) -> Received | None:
         try:
@@ -322,8 +385,8 @@ class Coordinator:
     def _drive(self) -> None:
         self._carry_out(None, self.policy.begin(self.settings.groups), 0.0)
         for name in self.workers:
-            if name not in self.addresses:
-                self._lose(name, "it has not come yet")
+            if name in self.absent or name not in self.addresses:
+                self._lose(name, self.absent.get(name, "it has not come yet"))
         while not self.over:
             self._check_alive()
             self._progress(f"{self._round(self.rounds)} ({time.monotonic() - self.clock:.1f} s)")
@@ -380,14 +443,14 @@ class Coordinator:
                 self._note(head["round"], head["metrics"])
             case "carried":
                 self._weigh(head["round"], head["nbytes"])
-            case "kept" | "done":
+            case "kept" | "done" | "begins":
                 pass
             case "waiting":
                 self.asked[name] = head["names"]
             case "left":
                 self._lose(name, head["reason"], replace=True)
             case "bad":
-                self._lose(head["member"], f"it sent what cannot be ({name}): {head['why']}")
+                self._lose(head["member"], _bad(name, head["why"]))
             case "failed":
                 self._lose(name, head["reason"])
             case _:
@@ -555,7 +618,8 @@ class Coordinator:
         recipe, left = self.settings.training, ""
         if round_ > self.first and not self.over:
             rounds, seconds = recipe.rounds, recipe.seconds
-            rest = (rounds - round_) * t / (round_ - self.first) if rounds else seconds - t
+            each = (t - self.before) / (round_ - self.first)
+            rest = (rounds - round_) * each if rounds else seconds - t
             left = f", about {rest:.0f} s left"
         self.spoke = time.monotonic()
         words = ", ".join(words) or "no metrics"
@@ -565,7 +629,7 @@ class Coordinator:
         """The time of the model that the server had after this round."""
         if not round_:
             return 0.0
-        return self.reached.get(round_, time.monotonic() - self.clock)
+        return self.before + self.reached.get(round_, time.monotonic() - self.clock)
 
     def _weigh(self, round_: int, nbytes: int) -> None:
         """Note what one outermost party has sent and received, in the mean over all of them."""
@@ -677,8 +741,8 @@ class Coordinator:
         here = {its: at for its, at in self.addresses.items() if its not in self.gone}
         for other in here.keys() - {name}:
             self._send(other, "moved", addresses={name: head["address"]})
-        updates = max(len(self.times[self.rank[its]]) for its in here.keys() & self.rank.keys())
-        self._send(name, "begin", addresses=here, round=0, updates=updates)
+        done = max(len(self.times[self.rank[its]]) for its in here.keys() & self.rank.keys())
+        self._send(name, "begin", addresses=here, round=0, updates=self.updates + done)
         rank, t = self.rank[name], self._now()
         self.doing[rank], self.since_met[rank] = "idle", 0
         self.joins += 1
@@ -791,7 +855,7 @@ class Coordinator:
                 torch=str(torch.__version__),
             ),
         )
-        return Ended(record, digests, self.rows.rows)
+        return Ended(None if self.first else record, digests, self.rows.rows)
 
     def _send(self, name: str, kind: str, **fields: Any) -> None:
         # Who comes later begins with what it is told then; but that the run has failed concerns it.

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slowlink.methods import compression
+from slowlink.methods import aggregation, compression
 from slowlink.methods.aggregation import Aggregation
 from slowlink.methods.compression import Compressor, Payload
 from slowlink.methods.compression.pieces.packing import check_finite
@@ -134,6 +134,8 @@ class Meeting:
     Attributes
     ----------
     bringing, members: nodes of the workers that bring something, and of those that get the result.
+    statistics: at the central server by node, the running statistics that each has brought, where
+        they come apart.
     """
 
     place: Place
@@ -148,6 +150,7 @@ class Meeting:
         self.fragments = self.leveled and not place.passes
         self.flat = [node for group in self.levels[0] for node in group]
         self.phase = "all" if self.mode == "sum" else "push"
+        self.statistics: dict[int, Tensor] = {}
         self._came: dict[int, tuple[Sequence[int], Sequence[Payload]]] = {}
         """By key, what came side by side, to tell whose payload is to blame."""
 
@@ -256,9 +259,9 @@ class Meeting:
         place, own, count = self.place, None, len(self.bringing)
         part = place.part(self.bringing, self.phase, None)
         due = Due(DENSE.name, place.limit, largest=place.largest)
-        algebra = Sums(part, due) if place.rule is None else Bundles(part, due, part.carried(False))
+        algebra = Bundles(part, due, part.carried(False)) if place.apart else Sums(part, due)
         if vector is not None:
-            share = vector / count if place.rule is None else vector
+            share = vector if place.apart else vector / count
             own = self._own(algebra, DENSE.compress(share, STATISTICS))
         tag = (self.phase, STATISTICS, 0)
         value = yield from along(tag, part, algebra, own)
@@ -280,12 +283,12 @@ class Meeting:
         if isinstance(algebra, Sums):
             return algebra.payload(value)
         payloads = algebra.payloads(value)
-        vectors = []
         for node in self.bringing:
             make, payload = partial(DENSE.decompress, payloads[node]), payloads[node]
-            vectors.append(self._checked(make, DENSE, [node], [payload]))
+            self.statistics[node] = self._checked(make, DENSE, [node], [payload])
+        vectors, rule = list(self.statistics.values()), self.place.rule or aggregation.load("mean")
         equal = [1 / len(vectors)] * len(vectors)
-        return DENSE.compress(by_rule(self.place.rule, vectors, equal), STATISTICS)
+        return DENSE.compress(by_rule(rule, vectors, equal), STATISTICS)
 
     # Levels --------------------------------------------------------------------------------------
 

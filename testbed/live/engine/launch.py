@@ -7,12 +7,13 @@ reach; so the coordinator is one there, too, beside the central server.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,43 @@ POLL_S = 0.1
 RESTARTS = "restarts.txt"
 """In the output folder: whom such a coordinator wants to be started again, a line each."""
 
+LOCK = ".lock"
+"""In the folders of a run, held while it lasts; the system frees it with its holder."""
+LOCKED = fcntl.LOCK_EX | fcntl.LOCK_NB
+
 Say = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def alone(settings: LiveSettings) -> Iterator[None]:
+    """Meanwhile, no other run writes to the folders of this one, which are made.
+
+    Raises
+    ------
+    ValueError: one does already, or there can be no such folder; names the field.
+    """
+    fields = dict(output=settings.output, state=settings.state)
+    folders = {path.resolve(): field for field, path in fields.items() if path is not None}
+    with contextlib.ExitStack() as held:
+        for folder, field in folders.items():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context(open(folder / LOCK, "w"))
+            except OSError as error:
+                why = f"{fields[field]} is no folder to write to: {error}"
+                raise ValueError(f"{field}: {why}") from None
+            try:
+                fcntl.flock(file, LOCKED)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{field}: another run is going on in {fields[field]}; wait for its end, or "
+                    "name another folder"
+                ) from None
+            except OSError as error:  # some file systems of clusters have no locks
+                log.warning("%s: who else writes to it goes unnoticed: %s", field, error)
+        yield
 
 
 def run_node(settings: LiveSettings, name: str) -> None:
@@ -91,6 +128,7 @@ class Launched:
     Raises
     ------
     RuntimeError: links cannot be shaped here; says why.
+    ValueError: another run is going on in its folders; names the field.
     """
 
     here = True
@@ -112,8 +150,8 @@ class Launched:
 
     def __enter__(self) -> Launched:
         output = self.given.output
-        output.mkdir(parents=True, exist_ok=True)
         try:
+            self._stack.enter_context(alone(self.given))
             if self.given.network is not None:
                 self._shape()
             self.settings = self._placed()
@@ -161,10 +199,14 @@ class Launched:
         self._end(self.processes[name])
         self.start(name)
 
-    def run(self, say: Say = lambda line: None) -> Ended:
-        """Coordinate the run, or see to the coordinator; raises Failed."""
+    def run(self, say: Say = lambda line: None, recorded: bool = False) -> Ended:
+        """Coordinate the run, or see to the coordinator; raises Failed.
+
+        recorded: whether the record is wanted, which a run that goes on from snapshots lacks.
+        """
         if self.links is None:
             watches = dict(check=self._check, restart=self.restart, here=self.here)
+            watches |= dict(recorded=recorded)
             return Coordinator(self.settings, self.wire, say, **watches).run()
         self._await(say)
         return Ended(None, {}, written(self.settings.output), self.measured)
@@ -267,11 +309,12 @@ def run_all(
     say: Say = lambda line: None,
     pairs: Sequence[tuple[int, int]] = (),
     measured_s: float = 0.5,
+    recorded: bool = False,
 ) -> Ended:
     """Run all members on this machine; see :class:`Launched`. Raises Failed."""
     with Launched(settings, pairs, measured_s) as launched:
         say(f"{len(launched.processes)} nodes started, logs in {settings.output}")
-        return launched.run(say)
+        return launched.run(say, recorded)
 
 
 def set_up_logs() -> None:

@@ -2,8 +2,9 @@
 
 What the members tell each other (``head["kind"]``)::
 
-    node -> coordinator   hello     address, rounds it has snapshots of, run, and a digest of the
-                                    parameters that it begins with
+    node -> coordinator   hello     address, rounds it has snapshots of, each with the updates that
+                                    count as done, run, and a digest of the parameters that it
+                                    begins with
     coordinator -> node   begin     addresses of all, round to go on from (0: anew), and the updates
                                     that a worker who comes later counts as done
                           compute   a worker's next iteration
@@ -23,7 +24,9 @@ What the members tell each other (``head["kind"]``)::
                           moved     addresses of members that others have replaced
                           stop      reason, empty at the end; final: write the model, as it was in
                                     this version, and evaluate it as that of a round, or of none
-    node -> coordinator   finished  an iteration
+    node -> coordinator   begins    left: batches of before the snapshot that it has yet to draw
+                                    anew; 0 when it can compute
+                          finished  an iteration
                           applied   meeting: the server's model has what the meeting brought, and
                                     is of this version; by rank, how long what came from workers
                                     was on its way
@@ -197,7 +200,11 @@ class Node:
         self.later: list[tuple[str, dict[str, Any]]] = []
         """Commands for when this worker has the model that it begins with."""
         self.brought = self.evaluated = self.computed = 0
+        self.updates = 0
+        """Iterations that count as done, those of earlier processes and of others included."""
         self.began = self.finished = False
+        self.told = 0.0
+        """When it last said how far it is with what was before a snapshot."""
         self.judge = None
         if self.centre and settings.mode == "model":
             self.judge = ThreadPoolExecutor(1)
@@ -210,6 +217,8 @@ class Node:
         self.version = 0
         self.models: dict[int, list[Tensor]] = {}
         """The server's latest models by version, as far back as the coordinator may ask."""
+        self.statistics: dict[int, list[Tensor]] = {}
+        """The running statistics of each, which do not go out with it."""
 
     def run(self) -> None:
         """Take part until told to stop; raises Stopped where that is an error."""
@@ -217,7 +226,7 @@ class Node:
         self.tell(
             "hello",
             address=self.wire.address,
-            rounds=sorted(found),
+            rounds=[[number, found[number]["updates"]] for number in sorted(found)],
             run=self.settings.run,
             model=digest(self.task.values()).hex(),
         )
@@ -248,7 +257,7 @@ class Node:
                     return
                 elif received.kind == "begin":
                     self._begin(head["addresses"], found.get(head["round"]), head["updates"])
-                    if self.snapshots and not found:
+                    if self.snapshots and not (found or self.updates):
                         self._save(0)  # else who dies before its next one would stop all others
                 elif received.kind in COMMANDS:
                     self._obey(**head)
@@ -282,16 +291,25 @@ class Node:
     def _begin(self, addresses: dict[str, str], state: dict[str, Any] | None, updates: int) -> None:
         self._moved(addresses)
         if state is not None:
-            self.task.restore(state["task"])
+            self.task.restore(state["task"], self._restores)
             self.task.codec.load(state["codecs"])
             self.brought, self.evaluated = state["brought"], state["evaluated"]
-            self.carried = state["carried"]
+            self.carried, self.sent_bytes = state["carried"], state["sent_bytes"]
+            self.updates = state["updates"]
             self.loss = self._loss() if self.guards else math.nan
         if updates:
             self.task.begin_at(updates)
+            self.updates = updates
         self.base = [value.clone() for value in self.task.values()]
         self.met, self.models, self.began = self.base, {0: self.base}, True
+        self.statistics = {0: [value.clone() for value in self.task.statistics()]}
         self.given = dict.fromkeys(range(len(self.settings.workers)), self.base)
+        self.tell("begins", left=0)
+
+    def _restores(self, left: int) -> None:
+        if time.monotonic() - self.told > IDLE_S:
+            self.told = time.monotonic()
+            self.tell("begins", left=left)
 
     def _settle(self) -> None:
         """What comes next is said, so the last meeting counts."""
@@ -351,6 +369,7 @@ class Node:
 
     def _finished(self, start: float) -> None:
         self.computed += 1
+        self.updates += 1
         took = time.perf_counter() - start
         time.sleep(self.settings.pause_s(self.rank, self.computed, took))
         self.tell("finished")
@@ -367,7 +386,9 @@ class Node:
         level: int,
     ) -> None:
         self._settle()
-        self.models = {version: its for version, its in self.models.items() if version >= seen}
+        for by_version in (self.models, self.statistics):
+            for old in [version for version in by_version if version < seen]:
+                del by_version[old]
         settings = self.settings
         bringing = [w for i, w in enumerate(members) if weights is None or weights[i]]
         nodes = settings.workers
@@ -470,18 +491,23 @@ class Node:
             self.tell("rows", round=round, metrics=evaluation())
         except Exception as error:
             self.tell("failed", reason=f"{type(error).__name__}: {error}")
+            raise
 
     def _weigh(self, round: int) -> None:
         self.tell("carried", round=round, nbytes=self.carried)
 
     def _keep(self, round: int) -> None:
         self._settle()
+        # The run that goes on from here evaluates none of those again.
+        for evaluated in self.judged:
+            evaluated.result()
         self._save(round)
         self.tell("kept", round=round)
 
     def _save(self, round: int) -> None:
         state = dict(task=self.task.state(), codecs=self.task.codec.states())
-        state |= dict(brought=self.brought, evaluated=self.evaluated, carried=self.carried)
+        state |= dict(brought=self.brought, evaluated=self.evaluated)
+        state |= dict(carried=self.carried, sent_bytes=self.sent_bytes, updates=self.updates)
         self.snapshots.save(round, state, self.settings.kept)
 
     def _whom(self) -> None:
@@ -503,6 +529,9 @@ class Node:
         # What came or was computed since the coordinator let the run end is no part of it.
         if self.judge and final:
             self.task.adopt(self.models[final["version"]])
+            kept = self.statistics[final["version"]]
+            for value, its in zip(self.task.statistics(), kept, strict=True):
+                value.copy_(its)
         elif self.settings.mode == "sum" and self.changes:
             self.task.adopt(self.base)
         if final and final["evaluate"] is not None:
@@ -590,7 +619,7 @@ class Node:
             self.carried += len(sent.body) * (tag[1] != STATISTICS)
         if heads:
             self._send(heads, body)
-        if which in held.results and self._all_pushed(held, which):
+        if which in held.results and self._all_brought(held, which):
             self._apply(held)
 
     def _send(self, heads: dict[str, dict[str, Any]], body: bytes | memoryview) -> None:
@@ -601,10 +630,13 @@ class Node:
         ((name, head),) = heads.items()
         self.wire.send(name, head, body)
 
-    def _all_pushed(self, held: _Held, which: Which) -> bool:
-        if not self.centre or self.settings.mode != "model" or which[0] != "push":
+    def _all_brought(self, held: _Held, which: Which) -> bool:
+        """Whether with this the server has all of a meeting: running statistics, too, which belong
+        to the model that it looks at, evaluates and keeps."""
+        brings = "push", "mean"
+        if not self.centre or self.settings.mode != "model" or which[0] not in brings:
             return False
-        return not any(phase == "push" for phase, _ in held.running)
+        return not any(phase in brings for phase, _ in held.running)
 
     def _apply(self, held: _Held) -> None:
         """The server's model takes what was brought, and goes out."""
@@ -626,10 +658,11 @@ class Node:
             if held.refused:
                 return
             if good:
-                self._change(held, total)
+                self._change(held, total, held.results.get(("mean", STATISTICS)))
             self.brought += held.brings
             self.version += 1
             model = self.models[self.version] = [value.clone() for value in task.values()]
+            self.statistics[self.version] = [value.clone() for value in task.statistics()]
         held.applied = True
         place = dict(meeting=held.number, attempt=held.attempt)
         uploads = [[rank, seconds] for rank, seconds in sorted(held.uploads.items())]
@@ -646,34 +679,37 @@ class Node:
                 total[i] = piece
         return total
 
-    def _change(self, held: _Held, total: Sequence[Tensor]) -> None:
-        """Let the server's model be what the meeting makes of it."""
+    def _change(self, held: _Held, total: Sequence[Tensor], statistics: Tensor | None) -> None:
+        """Let the server's model be what the meeting makes of it, with these running statistics."""
         if held.whole:
             self.task.adopt(total)
         elif self.changes:
             self.task.adopt(torch._foreach_add(self.task.values(), total))
         else:
             self.task.step(total)
+        if statistics is not None:
+            self._take_statistics(statistics)
 
     def _good(self, held: _Held, total: Sequence[Tensor]) -> bool:
         """Whether the server's model with this change is one to take; if not, who is to blame."""
         before, most = copy.deepcopy(self.task.state()), self.settings.worst
         most *= max(self.loss, self.guess)
 
-        def loss(brought: Sequence[Tensor]) -> float:
-            self._change(held, brought)
+        def loss(brought: Sequence[Tensor], statistics: Tensor | None) -> float:
+            self._change(held, brought, statistics)
             found = self._loss()
             self.task.restore(copy.deepcopy(before))
             return found
 
-        if (found := loss(total)) <= most:
+        if (found := loss(total, held.results.get(("mean", STATISTICS)))) <= most:
             self.loss = found
             return True
         for node, share in zip(held.meeting.bringing, held.shares, strict=True):
             vector = held.meeting.brought(node)
             if self.settings.rule is None:  # it came weighed
                 vector = vector / share
-            if not loss(held.meeting.unfused(vector)) <= most:
+            own = held.meeting.statistics.get(node)
+            if not loss(held.meeting.unfused(vector), own) <= most:
                 held.refused = True
                 what = "model" if held.whole else "change"
                 why = f"its {what} alone makes a model that is too bad to take"
@@ -729,8 +765,6 @@ class Node:
         results = held.results
         mean = results.get(("mean", STATISTICS))
         if self.rank is None:
-            if mean is not None:
-                self._take_mean(mean)
             return
         if self.settings.mode == "model":
             values = [results["pull", i] for i in range(len(self.place.shapes))]
@@ -750,7 +784,7 @@ class Node:
         def settle() -> None:
             act()
             if mean is not None:
-                self._take_mean(mean)
+                self._take_statistics(mean)
 
         self.commit = held.number, settle, held.before
         self.tell("synced", meeting=held.number, attempt=held.attempt)
@@ -769,7 +803,7 @@ class Node:
         if held.level == GLOBAL:
             self.base = self.met
 
-    def _take_mean(self, vector: Tensor) -> None:
+    def _take_statistics(self, vector: Tensor) -> None:
         own = self.task.statistics()
         pieces = vector.split([value.numel() for value in own])
         for value, piece in zip(own, pieces, strict=True):

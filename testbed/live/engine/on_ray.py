@@ -56,11 +56,14 @@ def cluster(address: str | None, workers: int) -> Iterator[Any]:
 
 
 def run_all(
-    settings: LiveSettings, say: Say = lambda line: None, address: str | None = None
+    settings: LiveSettings,
+    say: Say = lambda line: None,
+    address: str | None = None,
+    recorded: bool = False,
 ) -> Ended:
     """Run all members where Ray places them; see :func:`cluster` and :class:`Placed`."""
     with cluster(address, len(settings.workers)) as ray, Placed(settings, ray) as placed:
-        return placed.run(say)
+        return placed.run(say, recorded)
 
 
 class Placed(Launched):

@@ -131,7 +131,7 @@ class Limits(BaseModel):
     Attributes
     ----------
     join_s: until all members are there.
-    compute_s: an iteration.
+    compute_s: an iteration, or a batch that is drawn anew as a run goes on from a snapshot.
     meeting_s: a meeting.
     silence_s: a member that sends nothing, heartbeats included, for so long is lost.
     replacements: of one worker, in a run.

@@ -35,6 +35,10 @@ RUNNING = ("running_mean", "running_var", "_u", "_v", "weight_u", "weight_v")
 """Buffers that follow the batches: of normalisations, and the vectors of spectral norms."""
 
 
+def ignored(left: int) -> None:
+    """Nobody waits."""
+
+
 class Task(Protocol):
     """A model with its optimizer, and a worker's data.
 
@@ -75,8 +79,9 @@ class Task(Protocol):
     def state(self) -> dict[str, Any]:
         """All that is needed to go on to the bit, but codecs."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave."""
+    def restore(self, state: Mapping[str, Any], say: Callable[[int], None] = ignored) -> None:
+        """Go on from what :meth:`state` gave; whoever draws the batches before it anew says how
+        many are left."""
 
     def model(self) -> dict[str, Tensor]:
         """The model's state by name, as torch saves it."""
@@ -150,7 +155,7 @@ class RecipeTask:
     def state(self) -> dict[str, Any]:
         return dict(vars(self.replica), batches=self.batches)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], say: Callable[[int], None] = ignored) -> None:
         own = dict(state)
         self.batches = own.pop("batches")
         self.learner.rewind(self.rank, self.batches)
@@ -348,7 +353,7 @@ class OwnTask:
             losses=list(self.losses),
         )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], say: Callable[[int], None] = ignored) -> None:
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
@@ -357,6 +362,7 @@ class OwnTask:
         self._stream, self.batches = self._batches(), 0
         while self.batches < state["batches"]:
             self._next()
+            say(state["batches"] - self.batches)
 
     def model(self) -> dict[str, Tensor]:
         return self.net.state_dict()
