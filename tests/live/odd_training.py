@@ -53,6 +53,25 @@ class Buffers(nn.Module):
         return self.last
 
 
+class Centred(nn.Linear):
+    """Buffers that follow the batches, of which one is not saved."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.centre = self.centre + x.mean(0)
+            self.steps += 1
+        return super().forward(x - self.centre / (1 + self.steps))
+
+
+def centred():
+    return Centred()
+
+
 def buffers():
     return Buffers()
 

@@ -72,6 +72,24 @@ def test_only_what_follows_the_batches_is_averaged(tmp_path):
     assert ended.rows and model["far"] == 1e9 and model["norm.running_mean"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("training", [dict(optimizer_at="server"), dict(workers=[3])])
+def test_buffers_that_would_not_reach_the_server_are_refused_by_name(tmp_path, training):
+    median = {} if "optimizer_at" in training else dict(aggregation=dict(name="median"))
+    own = dict(model="centred")
+    with pytest.raises(
+        Failed, match="own.model: its buffers centre change with the batches, .*do$"
+    ):
+        in_process.run(described(tmp_path, training | median, own=own))
+    in_process.run(described(tmp_path, own=own))
+    assert torch.load(tmp_path / "out/model.pt")["centre"].abs().sum() > 0
+
+
+def test_buffers_that_a_model_is_not_saved_with_are_kept(tmp_path):
+    whole, cut = (task(tmp_path, model="centred") for _ in range(2))
+    cut.restore(trained(whole, 4).state())
+    assert same(trained(cut, 3).values(), trained(whole, 3).values())
+
+
 SHIFTED = dict(model="shifted", data="far", optimizer="sgd", evaluate="far_loss")
 KEPT = {
     "fedavg": dict(synchronization=dict(name="fedavg", local_iterations=2)),

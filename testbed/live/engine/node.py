@@ -365,6 +365,11 @@ class Node:
         for number, part in enumerate(gradient):
             if not part.isfinite().all():
                 raise ArithmeticError(f"the gradient of tensor {number} is not finite; lower lr")
+        if not self.computed and self.settings.mode == "model" and (odd := self.task.changed()):
+            raise ValueError(
+                f"own.model: its buffers {', '.join(odd)} change with the batches, and would not "
+                f"reach the model that the server keeps; only {', '.join(tasks.RUNNING)} do"
+            )
         return gradient
 
     def _finished(self, start: float) -> None:

@@ -73,6 +73,10 @@ class Task(Protocol):
         """Running statistics: floating-point buffers of the model that follow the batches. They are
         its own, and what is copied into them takes effect."""
 
+    def changed(self) -> list[str]:
+        """Names of buffers that batches have changed since the beginning and that a model is saved
+        with, but running statistics."""
+
     def evaluation(self) -> Callable[[], Metrics]:
         """Evaluates the model, as it is now, on test data; at a server, beside all else."""
 
@@ -137,6 +141,9 @@ class RecipeTask:
 
     def statistics(self) -> list[Tensor]:
         return [buffer for buffer in self.replica.buffers if buffer.is_floating_point()]
+
+    def changed(self) -> list[str]:
+        return []  # models of ours have no others
 
     def evaluation(self) -> Callable[[], Metrics]:
         buffers = [buffer.clone() for buffer in self.replica.buffers]
@@ -209,6 +216,8 @@ class OwnTask:
             if not any(hasattr(self.data, its) for its in ("__iter__", "__getitem__")):
                 raise ValueError(f"own.data: must give batches to iterate over, not {self.data!r}")
         self._stream = self._batches()
+        self.others = self._others()
+        """As they were at the beginning."""
 
     def _made(self) -> nn.Module:
         make_model = named("model", self.own.model)
@@ -317,6 +326,18 @@ class OwnTask:
             if name.rpartition(".")[2] in RUNNING and buffer.is_floating_point()
         ]
 
+    def changed(self) -> list[str]:
+        return [name for name, was in self.others.items() if not _same(was, self._others()[name])]
+
+    def _others(self) -> dict[str, Tensor]:
+        """Buffers that a model is saved with, by name, but what belongs to normalisations."""
+        kept, known = self.net.state_dict().keys(), (*RUNNING, "num_batches_tracked")
+        return {
+            name: buffer.clone()
+            for name, buffer in self.net.named_buffers()
+            if name in kept and name.rpartition(".")[2] not in known
+        }
+
     def evaluation(self) -> Callable[[], Metrics]:
         found: Metrics = {}
         if self.losses:
@@ -345,8 +366,11 @@ class OwnTask:
         return {name: v.clone() if isinstance(v, Tensor) else v for name, v in state}
 
     def state(self) -> dict[str, Any]:
+        kept = self.net.state_dict().keys()
+        unsaved = {n: b.clone() for n, b in self.net.named_buffers() if n not in kept}
         return dict(
             net=self._state_of_net(),
+            unsaved=unsaved,
             optimizer=self.optimizer.state_dict(),
             scheduler=self.scheduler and self.scheduler.state_dict(),
             batches=self.batches,
@@ -355,6 +379,9 @@ class OwnTask:
 
     def restore(self, state: Mapping[str, Any], say: Callable[[int], None] = ignored) -> None:
         self.net.load_state_dict(state["net"])
+        for name, value in state["unsaved"].items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.net.get_submodule(owner), leaf, value.clone())
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -366,6 +393,10 @@ class OwnTask:
 
     def model(self) -> dict[str, Tensor]:
         return self.net.state_dict()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _is_pair(given: Any) -> bool:
