@@ -97,7 +97,6 @@ KEPT = {
     "at the server": dict(optimizer_at="server"),
     "median": dict(aggregation=dict(name="median"), workers=[3]),
     "hubs": dict(synchronization=dict(name="mll_sgd", hub_rounds=2, group_size=2), workers=[4]),
-    "seconds": dict(synchronization=dict(name="asp"), rounds=None, seconds=0.3),
 }
 
 

@@ -38,7 +38,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
     lines = [line for line in written.splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + len(documents.names())
     rat = next(line for line in lines if line.startswith("| RAT |"))
-    assert rat.startswith("| RAT | 39 | 38 | 0 | 1 | 0 | 0 | Ring takes 1.16 times")
+    assert rat.startswith("| RAT | 39 | 38 | 0 | 1 | 0 | 0 | Of all exchanges only Ring, ")
     assert rat.endswith("*fails* |") and (tmp_path / front.MAP).read_text() == "<svg></svg>"
     kept = pd.read_csv(tmp_path / "data/recorded/desk_verdicts.csv", dtype=str)
     assert kept.to_dict("records") == pd.DataFrame(made)[kept.columns].to_dict("records")
