@@ -61,9 +61,9 @@ def written(monkeypatch):
     counted, write = Counter(), DataWriter.write
 
     def count(writer, segment):
-        whole = write(writer, segment)
+        # Before it is written: who reads it may be done before the write returns.
         counted[writer.topic.name.rpartition("/")[0]] += len(segment.body)
-        return whole
+        return write(writer, segment)
 
     monkeypatch.setattr(DataWriter, "write", count)
     return counted
