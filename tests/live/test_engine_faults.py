@@ -546,6 +546,18 @@ def test_an_output_that_is_no_folder_is_named(tmp_path):
         run_all(parsed(tmp_path))
 
 
+def test_functions_find_their_neighbours(tmp_path, monkeypatch):
+    """Modules beside their file, as where it is run itself, and those of the working directory."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside/only_neighbour.py").write_text("from torch.nn.functional import mse_loss\n")
+    (tmp_path / "beside/mine.py").write_text("from only_neighbour import mse_loss\n")
+    (tmp_path / "only_here.py").write_text("from torch.nn.functional import l1_loss\n")
+    monkeypatch.chdir(tmp_path)
+    for reference in ("beside/mine.py:mse_loss", "only_here:l1_loss"):
+        assert callable(tasks.named("loss", reference))
+
+
 @pytest.mark.parametrize(
     "change, said",
     [

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import random
 import sys
 import warnings
@@ -417,6 +418,8 @@ def named(field: str, reference: str) -> Callable[..., Any]:
     """
     global loading
     source, _, name = reference.rpartition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the command's own path begins where it is installed
     loading = True
     try:
         found: Any = _file(source) if source.endswith(".py") else importlib.import_module(source)
@@ -433,6 +436,8 @@ def named(field: str, reference: str) -> Callable[..., Any]:
 
 def _file(source: str) -> ModuleType:
     path = Path(source).resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # it finds its neighbours as where it is run itself
     digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
     name = f"slowlink_own_{digest}"
     if name not in sys.modules:
