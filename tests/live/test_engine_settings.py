@@ -100,6 +100,11 @@ TEXT = dict(dataset="penn_treebank", model=part("lstm"))
             "exchange: colocated servers cannot merge top_k: a shard of a payload is none",
         ),
         (
+            SERVER
+            | dict(exchange=part("hips"), levels=[*up("bisparse"), IDENTITY], workers=[3, 2]),
+            "levels: bisparse padded: 3 payloads .* set parties to all of them",
+        ),
+        (
             SERVER | dict(levels=up("bisparse")),
             "levels: bisparse padded: 3 payloads .* set parties to all of them",
         ),

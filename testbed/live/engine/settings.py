@@ -464,10 +464,13 @@ def check(settings: LiveSettings) -> None:
         raise ValueError("begin_with: needs on_loss: replace, by which workers may join")
     if settings.spare < 0:
         raise ValueError(f"begin_with: there are {workers} workers")
-    parties = sum(map(len, between.groups(settings.topology)[-1]))
-    codecs = [load_codec(recipe.levels[-1].up) for _ in range(parties)]
-    with naming("training.levels"):
-        compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
+    for number, groups in enumerate(between.groups(settings.topology)):
+        # Inside, those of a group come together, at the top those of all groups.
+        sizes = [len(group) for group in groups]
+        for parties in {sum(sizes)} if number == depth - 1 else {*sizes}:
+            codecs = [load_codec(recipe.levels[number].up) for _ in range(parties)]
+            with naming("training.levels"):
+                compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     if keeps:
         keepers = between(settings.topology, None, "push").receivers.tolist()
         if len(keepers) != 1 or keepers[0] in settings.workers:
