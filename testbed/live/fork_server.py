@@ -245,7 +245,7 @@ def serve(fd: int) -> None:
             _settle(wanted, *files)
             ended = importlib.import_module(wanted["module"]).main(wanted["argv"]) or 0
         except SystemExit as error:
-            ended = int(error.code or 0)
+            ended = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException:
             traceback.print_exc()
             ended = 1

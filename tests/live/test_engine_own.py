@@ -1,6 +1,8 @@
 """A training of one's own: what is kept, what is told apart, and what is refused by name."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +99,7 @@ KEPT = {
     "at the server": dict(optimizer_at="server"),
     "median": dict(aggregation=dict(name="median"), workers=[3]),
     "hubs": dict(synchronization=dict(name="mll_sgd", hub_rounds=2, group_size=2), workers=[4]),
+    "seconds": dict(synchronization=dict(name="bsp", local_iterations=2), rounds=None, seconds=0.3),
 }
 
 
@@ -219,15 +222,27 @@ def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
     assert same(*(torch.load(its.output / "model.pt").values() for its in (whole, cut)))
 
 
-def test_two_threads_evaluate_one_after_the_other(tmp_path):
-    one, found = task(tmp_path, evaluate="bias"), []
-    later = []
-    for number in range(3):
-        one.adopt([torch.full(shape, float(number)) for shape in one.shapes])
-        later.append(one.evaluation())
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda number: later[number % 3]()["bias"][0], range(300)))
-    assert found == [2.0 * (number % 3) for number in range(300)]
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "function, said, line",
+    [
+        ("missing", "KeyError: 'no such key'", 'return {}["no such key"]'),
+        ("gives_up", "SystemExit: no more", 'sys.exit("no more")'),
+        (
+            "wrong_shape",
+            "ValueError: Expected input batch_size",
+            "nn.functional.cross_entropy(scores, labels)",
+        ),
+    ],
+)
+def test_errors_in_functions_have_their_place(tmp_path, caplog, function, said, line):
+    """That in the user's own file, though it came up in torch; and all others in the log."""
+    source = Path(odd_training.__file__).resolve()
+    (number,) = (n for n, its in enumerate(source.read_text().split("\n"), 1) if line in its)
+    place = rf"\({re.escape(str(source))}:{number}\)$"
+    with pytest.raises(Failed, match=rf"(?s)site1/worker\d: {re.escape(said)}.*{place}"):
+        in_process.run(described(tmp_path, own=dict(loss=function)))
+    assert f"in {function}" in caplog.text and "Traceback" in caplog.text
 
 
 def test_members_that_begin_with_different_models_are_named(tmp_path):

@@ -9,6 +9,8 @@ import math
 import os
 import random
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -402,6 +404,17 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _is_pair(given: Any) -> bool:
     return isinstance(given, tuple | list) and len(given) == 2
+
+
+def described(error: BaseException) -> str:
+    """An error, with the last line of a user's file that it went through."""
+    theirs = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "slowlink" and not file.startswith(("<", *theirs)):
+            place = f" ({file}:{line})"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 loading = False
