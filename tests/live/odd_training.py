@@ -1,5 +1,6 @@
 """Trainings of one's own that are seldom, and some that cannot be."""
 
+import math
 import random
 import sys
 import time
@@ -199,6 +200,19 @@ def total(model):
 
 def far_loss(model):
     return {"loss": sum(loss(model(x), y).item() for x, y in far("site1", 9))}
+
+
+def slowly(model):
+    time.sleep(4)
+    return total(model)
+
+
+def undefined(model):
+    return {"precision": math.nan, "recall": math.inf} | total(model)
+
+
+def no_loss(model):
+    return {"loss": math.nan}
 
 
 def nothing(model):

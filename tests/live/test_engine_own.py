@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slowlink.testbed.live.engine import settings, tasks
-from slowlink.testbed.live.engine.coordinator import Failed
+from slowlink.testbed.live.engine.coordinator import Failed, written
 from tests.live import in_process, odd_training
 from tests.live.odd_training import EVERY, FACTOR, LR
 from tests.live.run_documents import document, functions
@@ -220,6 +220,38 @@ def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
         in_process.run(cut, {"site1/worker1": at_its(15, "finished")})
     in_process.run(cut)
     assert same(*(torch.load(its.output / "model.pt").values() for its in (whole, cut)))
+
+
+def test_an_evaluation_is_no_part_of_an_iteration(tmp_path):
+    """Where a worker evaluates, for there is no server; it has a limit of its own."""
+    training, own = dict(exchange=dict(name="ring"), rounds=3), dict(evaluate="slowly")
+    given = described(tmp_path, training, own=own, limits=dict(compute_s=3.0))
+    assert in_process.run(given).digests
+    given = described(tmp_path, training, own=own, limits=dict(evaluate_s=1.0))
+    with pytest.raises(Failed, match="site1/worker0: its evaluation was not over within 1 s"):
+        in_process.run(given)
+
+
+def test_a_metric_that_is_no_number_is_a_failed_row(tmp_path):
+    """Other than a loss, by which the training itself has gone wrong."""
+    rows = in_process.run(described(tmp_path, own=dict(evaluate="undefined"))).rows
+    for metric, said in (("precision", "nan"), ("recall", "inf")):
+        found = {row.round: (row.status, row.reason) for row in rows if row.metric == metric}
+        assert found == dict.fromkeys((0, 3, 6), ("failed", f"own.evaluate gave {said}"))
+    assert written(tmp_path / "out") and times_of(rows, "total").keys() == {0, 3, 6}
+    with pytest.raises(Failed, match="round 0: loss is nan; lower the learning rate"):
+        in_process.run(described(tmp_path, own=dict(evaluate="no_loss")))
+
+
+def test_two_threads_evaluate_one_after_the_other(tmp_path):
+    one, found = task(tmp_path, evaluate="bias"), []
+    later = []
+    for number in range(3):
+        one.adopt([torch.full(shape, float(number)) for shape in one.shapes])
+        later.append(one.evaluation())
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda number: later[number % 3]()["bias"][0], range(300)))
+    assert found == [2.0 * (number % 3) for number in range(300)]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

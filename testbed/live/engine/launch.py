@@ -329,7 +329,7 @@ def _wire(settings: LiveSettings, name: str) -> Wire:
         watches=name == COORDINATOR,
         above=COORDINATOR,
         heartbeat_s=limits.silence_s / 5,
-        stall_s=max(limits.compute_s, limits.meeting_s),
+        stall_s=max(limits.compute_s, limits.evaluate_s, limits.meeting_s),
         limit_bytes=2 * limits.tensor_bytes,
         queue_bytes=limits.queue_bytes,
     )

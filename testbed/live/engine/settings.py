@@ -132,6 +132,7 @@ class Limits(BaseModel):
     ----------
     join_s: until all members are there.
     compute_s: an iteration, or a batch that is drawn anew as a run goes on from a snapshot.
+    evaluate_s: an evaluation, which is no part of an iteration.
     meeting_s: a meeting.
     silence_s: a member that sends nothing, heartbeats included, for so long is lost.
     replacements: of one worker, in a run.
@@ -144,6 +145,7 @@ class Limits(BaseModel):
 
     join_s: Seconds = 120.0
     compute_s: Seconds = 600.0
+    evaluate_s: Seconds = 600.0
     meeting_s: Seconds = 300.0
     silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
     replacements: PositiveInt = 3
