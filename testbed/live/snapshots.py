@@ -93,8 +93,13 @@ class Snapshots:
         return self.folder / f"{self.node.replace('/', '-')}.{number}.pt"
 
     def _numbers(self) -> list[int]:
-        prefix = self._path(0).name.removesuffix("0.pt")
-        return [int(path.name.split(".")[-2]) for path in self.folder.glob(f"{prefix}*.pt")]
+        prefix, found = self._path(0).name.removesuffix("0.pt"), []
+        for path in self.folder.glob(f"{prefix}*.pt"):
+            number = path.name.removeprefix(prefix).removesuffix(".pt")
+            if not number.isdecimal():
+                raise ValueError(f"{path}: is no snapshot, by its name; put it elsewhere")
+            found.append(int(number))
+        return found
 
 
 def _digest(written: bytes | memoryview) -> bytes:

@@ -78,6 +78,21 @@ def buffers():
     return Buffers()
 
 
+def sparse():
+    """Scores of the two samples, each by a row of its own."""
+    return nn.Sequential(Whole(), nn.EmbeddingBag(2, 2, sparse=True))
+
+
+class Whole(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
+class Owner:
+    def loss(self, scores, labels):
+        return loss(scores, labels)
+
+
 def lazy():
     return nn.LazyLinear(2)
 

@@ -25,7 +25,7 @@ from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.identity import Keys, make
 from slowlink.testbed.live.replay import replayed
-from tests.live import own_training
+from tests.live import odd_training, own_training
 from tests.live.run_documents import document as own_document
 from tests.live.run_documents import functions, part
 from tests.live.waiting import all_end, descendants
@@ -574,6 +574,8 @@ def test_functions_that_are_not_there_are_named(tmp_path, change, said):
 def test_functions_without_a_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match="loss: <function .* has no name"):
         own._reference("loss", lambda a, b: a)
+    with pytest.raises(ValueError, match="loss: <bound method Owner.loss .* has no name"):
+        own._reference("loss", odd_training.Owner().loss)
     with pytest.raises(ValueError, match="own.loss: must be module:name"):
         parsed(tmp_path, own=dict(loss="cross_entropy"))
 

@@ -324,6 +324,7 @@ def test_a_server_has_no_statistics_of_its_own(tmp_path):
         (dict(model="double"), "own.model: parameters must be float32, not torch.float64"),
         (dict(model="no_module"), r"own.model: must give a torch.nn.Module, not \[3\]"),
         (dict(model="frozen"), "own.model: has no parameters to train"),
+        (dict(model="sparse"), "own.model: has layers whose gradients are sparse"),
         (dict(optimizer="lbfgs"), "own.optimizer: LBFGS"),
         (dict(optimizer="plateau"), "own.optimizer: ReduceLROnPlateau"),
         (dict(data="number"), "own.data: must give batches to iterate over, not 3"),

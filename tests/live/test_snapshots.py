@@ -61,6 +61,12 @@ class Odd:
     """No number, and no tensor."""
 
 
+def test_a_file_with_another_name_is_named(tmp_path):
+    (tmp_path / "node.best.pt").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="node.best.pt: is no snapshot, by its name"):
+        Snapshots(tmp_path, "one", "node").load()
+
+
 def test_only_the_latest_snapshots_stay_and_none_of_undone_rounds(tmp_path):
     snapshots = Snapshots(tmp_path, "one", "node")
     for number in (0, 1, 2, 3, 2):

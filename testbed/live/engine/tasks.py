@@ -298,6 +298,13 @@ class OwnTask:
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()}; lower the learning rate")
         loss.backward()
+        if any(
+            parameter.grad is not None and parameter.grad.is_sparse for parameter in self.parameters
+        ):
+            raise ValueError(
+                "own.model: has layers whose gradients are sparse, which do not travel; leave "
+                "sparse=True out"
+            )
         self.losses.append(loss.item())
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
