@@ -79,7 +79,7 @@ class ForkServer:
         warm: Sequence[str] = (),
     ) -> Child:
         """A process that calls ``main(argv)`` of a module and ends with what that returns; it finds
-        modules and the environment as this one does now, and is there on return.
+        modules, files and the environment as this one does now, and is there on return.
 
         Parameters
         ----------
@@ -96,6 +96,7 @@ class ForkServer:
         """
         wanted = dict(name=name, module=module, argv=list(argv), said=said and str(said))
         wanted |= dict(namespaces=list(namespaces), warm=list(warm), path=sys.path)
+        wanted |= dict(folder=os.getcwd())
         wanted |= dict(environment={**os.environ, **(environment or {})})
         line, theirs = socket.socketpair()
         try:
@@ -244,7 +245,7 @@ def serve(fd: int) -> None:
             _settle(wanted, *files)
             ended = importlib.import_module(wanted["module"]).main(wanted["argv"]) or 0
         except SystemExit as error:
-            ended = int(error.code or 0)
+            ended = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException:
             traceback.print_exc()
             ended = 1
@@ -287,6 +288,7 @@ def _warm(names: Sequence[str]) -> None:
 
 def _settle(wanted: dict, stdin: int, stderr: int) -> None:
     """Give this process its surroundings, files, name and namespaces."""
+    os.chdir(wanted["folder"])  # the fork server's own is where the launcher once started it
     sys.path[:] = wanted["path"]
     os.environ.clear()
     os.environ.update(wanted["environment"])

@@ -17,6 +17,9 @@ from slowlink.testbed import files
 DIGEST = 16
 """Bytes at the end of a file that tell whether the others are as they were written."""
 
+FORM = 2
+"""Which form the states of nodes have; to be counted up when that changes."""
+
 NUMBERS = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
 SAFE = [np.dtype, np.float64(0).__reduce__()[0], *{type(np.dtype(code)) for code in NUMBERS}]
 """What numpy's numbers are read by: learning rates and schedules may be some."""
@@ -46,7 +49,7 @@ class Snapshots:
             The state holds what cannot be read again; says what.
         """
         saved = io.BytesIO()
-        torch.save({"run": self.run, "state": state}, saved)
+        torch.save({"form": FORM, "run": self.run, "state": state}, saved)
         saved.seek(0)
         try:
             torch.load(saved, map_location="meta", weights_only=True)  # all but tensors' values
@@ -85,6 +88,11 @@ class Snapshots:
                 f"{path}: is whole, but this version cannot read it; go on with the one that "
                 f"wrote it ({error})"
             ) from None
+        if found.get("form") != FORM:
+            raise ValueError(
+                f"{path}: of another version of slowlink; go on with that one, or name another "
+                "state"
+            )
         if found["run"] != self.run:
             raise ValueError(f"{path}: of another configuration; delete it, or name another state")
         return found["state"]
@@ -93,8 +101,13 @@ class Snapshots:
         return self.folder / f"{self.node.replace('/', '-')}.{number}.pt"
 
     def _numbers(self) -> list[int]:
-        prefix = self._path(0).name.removesuffix("0.pt")
-        return [int(path.name.split(".")[-2]) for path in self.folder.glob(f"{prefix}*.pt")]
+        prefix, found = self._path(0).name.removesuffix("0.pt"), []
+        for path in self.folder.glob(f"{prefix}*.pt"):
+            number = path.name.removeprefix(prefix).removesuffix(".pt")
+            if not number.isdecimal():
+                raise ValueError(f"{path}: is no snapshot, by its name; put it elsewhere")
+            found.append(int(number))
+        return found
 
 
 def _digest(written: bytes | memoryview) -> bytes:

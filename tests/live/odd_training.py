@@ -1,6 +1,8 @@
 """Trainings of one's own that are seldom, and some that cannot be."""
 
+import math
 import random
+import sys
 import time
 
 import numpy as np
@@ -74,6 +76,21 @@ def centred():
 
 def buffers():
     return Buffers()
+
+
+def sparse():
+    """Scores of the two samples, each by a row of its own."""
+    return nn.Sequential(Whole(), nn.EmbeddingBag(2, 2, sparse=True))
+
+
+class Whole(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
+class Owner:
+    def loss(self, scores, labels):
+        return loss(scores, labels)
 
 
 def lazy():
@@ -158,6 +175,18 @@ def unreduced(scores, labels):
     return nn.functional.cross_entropy(scores, labels, reduction="none")
 
 
+def missing(scores, labels):
+    return {}["no such key"]
+
+
+def gives_up(scores, labels):
+    sys.exit("no more")
+
+
+def wrong_shape(scores, labels):
+    return loss(scores, labels[:1])
+
+
 def sgd(parameters):
     return torch.optim.SGD(parameters, LR)
 
@@ -186,6 +215,19 @@ def total(model):
 
 def far_loss(model):
     return {"loss": sum(loss(model(x), y).item() for x, y in far("site1", 9))}
+
+
+def slowly(model):
+    time.sleep(4)
+    return total(model)
+
+
+def undefined(model):
+    return {"precision": math.nan, "recall": math.inf} | total(model)
+
+
+def no_loss(model):
+    return {"loss": math.nan}
 
 
 def nothing(model):

@@ -25,7 +25,7 @@ from slowlink.testbed.live.engine.launch import Launched, run_all
 from slowlink.testbed.live.engine.node import Node
 from slowlink.testbed.live.identity import Keys, make
 from slowlink.testbed.live.replay import replayed
-from tests.live import own_training
+from tests.live import odd_training, own_training
 from tests.live.run_documents import document as own_document
 from tests.live.run_documents import functions, part
 from tests.live.waiting import all_end, descendants
@@ -546,6 +546,18 @@ def test_an_output_that_is_no_folder_is_named(tmp_path):
         run_all(parsed(tmp_path))
 
 
+def test_functions_find_their_neighbours(tmp_path, monkeypatch):
+    """Modules beside their file, as where it is run itself, and those of the working directory."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside/only_neighbour.py").write_text("from torch.nn.functional import mse_loss\n")
+    (tmp_path / "beside/mine.py").write_text("from only_neighbour import mse_loss\n")
+    (tmp_path / "only_here.py").write_text("from torch.nn.functional import l1_loss\n")
+    monkeypatch.chdir(tmp_path)
+    for reference in ("beside/mine.py:mse_loss", "only_here:l1_loss"):
+        assert callable(tasks.named("loss", reference))
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -562,6 +574,8 @@ def test_functions_that_are_not_there_are_named(tmp_path, change, said):
 def test_functions_without_a_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match="loss: <function .* has no name"):
         own._reference("loss", lambda a, b: a)
+    with pytest.raises(ValueError, match="loss: <bound method Owner.loss .* has no name"):
+        own._reference("loss", odd_training.Owner().loss)
     with pytest.raises(ValueError, match="own.loss: must be module:name"):
         parsed(tmp_path, own=dict(loss="cross_entropy"))
 

@@ -1,13 +1,15 @@
 """A training of one's own: what is kept, what is told apart, and what is refused by name."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from slowlink.testbed.live.engine import settings, tasks
-from slowlink.testbed.live.engine.coordinator import Failed
+from slowlink.testbed.live.engine.coordinator import Failed, written
 from tests.live import in_process, odd_training
 from tests.live.odd_training import EVERY, FACTOR, LR
 from tests.live.run_documents import document, functions
@@ -97,6 +99,7 @@ KEPT = {
     "at the server": dict(optimizer_at="server"),
     "median": dict(aggregation=dict(name="median"), workers=[3]),
     "hubs": dict(synchronization=dict(name="mll_sgd", hub_rounds=2, group_size=2), workers=[4]),
+    "seconds": dict(synchronization=dict(name="bsp", local_iterations=2), rounds=None, seconds=0.3),
 }
 
 
@@ -219,6 +222,27 @@ def test_batches_that_are_drawn_anew_are_no_iteration(tmp_path):
     assert same(*(torch.load(its.output / "model.pt").values() for its in (whole, cut)))
 
 
+def test_an_evaluation_is_no_part_of_an_iteration(tmp_path):
+    """Where a worker evaluates, for there is no server; it has a limit of its own."""
+    training, own = dict(exchange=dict(name="ring"), rounds=3), dict(evaluate="slowly")
+    given = described(tmp_path, training, own=own, limits=dict(compute_s=3.0))
+    assert in_process.run(given).digests
+    given = described(tmp_path, training, own=own, limits=dict(evaluate_s=1.0))
+    with pytest.raises(Failed, match="site1/worker0: its evaluation was not over within 1 s"):
+        in_process.run(given)
+
+
+def test_a_metric_that_is_no_number_is_a_failed_row(tmp_path):
+    """Other than a loss, by which the training itself has gone wrong."""
+    rows = in_process.run(described(tmp_path, own=dict(evaluate="undefined"))).rows
+    for metric, said in (("precision", "nan"), ("recall", "inf")):
+        found = {row.round: (row.status, row.reason) for row in rows if row.metric == metric}
+        assert found == dict.fromkeys((0, 3, 6), ("failed", f"own.evaluate gave {said}"))
+    assert written(tmp_path / "out") and times_of(rows, "total").keys() == {0, 3, 6}
+    with pytest.raises(Failed, match="round 0: loss is nan; lower the learning rate"):
+        in_process.run(described(tmp_path, own=dict(evaluate="no_loss")))
+
+
 def test_two_threads_evaluate_one_after_the_other(tmp_path):
     one, found = task(tmp_path, evaluate="bias"), []
     later = []
@@ -228,6 +252,29 @@ def test_two_threads_evaluate_one_after_the_other(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda number: later[number % 3]()["bias"][0], range(300)))
     assert found == [2.0 * (number % 3) for number in range(300)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "function, said, line",
+    [
+        ("missing", "KeyError: 'no such key'", 'return {}["no such key"]'),
+        ("gives_up", "SystemExit: no more", 'sys.exit("no more")'),
+        (
+            "wrong_shape",
+            "ValueError: Expected input batch_size",
+            "nn.functional.cross_entropy(scores, labels)",
+        ),
+    ],
+)
+def test_errors_in_functions_have_their_place(tmp_path, caplog, function, said, line):
+    """That in the user's own file, though it came up in torch; and all others in the log."""
+    source = Path(odd_training.__file__).resolve()
+    (number,) = (n for n, its in enumerate(source.read_text().split("\n"), 1) if line in its)
+    place = rf"\({re.escape(str(source))}:{number}\)$"
+    with pytest.raises(Failed, match=rf"(?s)site1/worker\d: {re.escape(said)}.*{place}"):
+        in_process.run(described(tmp_path, own=dict(loss=function)))
+    assert f"in {function}" in caplog.text and "Traceback" in caplog.text
 
 
 def test_members_that_begin_with_different_models_are_named(tmp_path):
@@ -277,6 +324,7 @@ def test_a_server_has_no_statistics_of_its_own(tmp_path):
         (dict(model="double"), "own.model: parameters must be float32, not torch.float64"),
         (dict(model="no_module"), r"own.model: must give a torch.nn.Module, not \[3\]"),
         (dict(model="frozen"), "own.model: has no parameters to train"),
+        (dict(model="sparse"), "own.model: has layers whose gradients are sparse"),
         (dict(optimizer="lbfgs"), "own.optimizer: LBFGS"),
         (dict(optimizer="plateau"), "own.optimizer: ReduceLROnPlateau"),
         (dict(data="number"), "own.data: must give batches to iterate over, not 3"),

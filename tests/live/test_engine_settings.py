@@ -100,6 +100,11 @@ TEXT = dict(dataset="penn_treebank", model=part("lstm"))
             "exchange: colocated servers cannot merge top_k: a shard of a payload is none",
         ),
         (
+            SERVER
+            | dict(exchange=part("hips"), levels=[*up("bisparse"), IDENTITY], workers=[3, 2]),
+            "levels: bisparse padded: 3 payloads .* set parties to all of them",
+        ),
+        (
             SERVER | dict(levels=up("bisparse")),
             "levels: bisparse padded: 3 payloads .* set parties to all of them",
         ),
@@ -385,6 +390,9 @@ def test_command_refuses_bad_files_and_makes_keys(tmp_path, capsys):
     file.write_text("training: 3\n")
     assert command.main([str(file)]) == 2
     assert f"{file}: training" in capsys.readouterr().err
+    file.write_text(yaml.safe_dump(document()))
+    assert command.main([str(file), "--record", str(tmp_path / "none/run.json")]) == 2
+    assert "--record: there is no folder for" in capsys.readouterr().err
     keys = tmp_path / "keys"
     file.write_text(yaml.safe_dump(document(keys=str(keys))))
     assert command.main([str(file), "--make-keys"]) == 0

@@ -66,7 +66,7 @@ def test_children_find_what_the_launcher_does_now(tmp_path, monkeypatch):
         "import os, sys\n"
         "def main(argv):\n"
         "    names = os.environ.get('OLD'), os.environ['ADDED'], len(os.environ['NEW'])\n"
-        "    print(*argv, *names, sys.path[0])\n"
+        "    print(*argv, *names, sys.path[0], os.getcwd())\n"
         "    return 3\n"
     )
     monkeypatch.setenv("OLD", "old")
@@ -74,6 +74,9 @@ def test_children_find_what_the_launcher_does_now(tmp_path, monkeypatch):
     with contextlib.closing(ForkServer()) as fork_server:
         monkeypatch.delenv("OLD")
         monkeypatch.setenv("NEW", "n" * 100_000)  # more than is read at a time
+        assert fork_server.start("a", MAIN, ["--help"], said).wait(60) == 0
+        said.unlink()
+        monkeypatch.chdir(tmp_path)
         # The fork server does not find the module; its child does.
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.syspath_prepend("elsewhere")
@@ -81,7 +84,7 @@ def test_children_find_what_the_launcher_does_now(tmp_path, monkeypatch):
         assert fork_server.start("a", "asked", ["x", "y"], said, environment=added).wait(60) == 3
         assert fork_server.start("a", "missing", [], said).wait(60) == 1
     first, *_, last = said.read_text().splitlines()
-    assert first == "x y None added 100000 elsewhere"
+    assert first == f"x y None added 100000 elsewhere {tmp_path}"
     assert last == "ModuleNotFoundError: No module named 'missing'"
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from slowlink.testbed.live import snapshots as snapshots_module
 from slowlink.testbed.live.snapshots import Snapshots
 
 
@@ -59,6 +60,20 @@ def test_who_cannot_read_a_whole_snapshot_is_not_told_to_delete_it(tmp_path, mon
 
 class Odd:
     """No number, and no tensor."""
+
+
+def test_snapshots_of_another_version_are_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots_module, "FORM", 1)
+        Snapshots(tmp_path, "one", "node").save(3, {"round": 3})
+    with pytest.raises(ValueError, match="node.3.pt: of another version of slowlink; go on with"):
+        Snapshots(tmp_path, "one", "node").load()
+
+
+def test_a_file_with_another_name_is_named(tmp_path):
+    (tmp_path / "node.best.pt").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="node.best.pt: is no snapshot, by its name"):
+        Snapshots(tmp_path, "one", "node").load()
 
 
 def test_only_the_latest_snapshots_stay_and_none_of_undone_rounds(tmp_path):

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
             return 0
         if given.record and run.network:
             raise ValueError("--record: on shaped links the coordinator keeps no record")
+        if given.record and not Path(given.record).resolve().parent.is_dir():
+            raise ValueError(f"--record: there is no folder for {given.record}")
     except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"{prog}: {line}", file=sys.stderr)

@@ -52,6 +52,9 @@ QUIET_S = 5.0
 
 ROWS = "rows.jsonl"
 
+LOSSES = ("loss", "train_loss", "test_loss")
+"""Metrics without which nothing goes on."""
+
 Say = Callable[[str], None]
 
 log = logging.getLogger(__name__)
@@ -198,7 +201,11 @@ class Coordinator:
         """Who computes on while it meets."""
         self.begun = [0.0] * len(self.workers)
         self.due: dict[str, float] = {}
-        """Until when a worker must have finished its iteration."""
+        """Until when a worker must have finished its iteration, or what else is named."""
+        self.judges: set[str] = set()
+        """Workers that evaluate before they compute on."""
+        self.keeping = 0
+        """Snapshots that the central server has been told to write and has not written."""
         self.times: list[list[float]] = [[] for _ in self.workers]
         self.since_met = [0] * len(self.workers)
         self.meetings: dict[int, _Meeting] = {}
@@ -441,8 +448,14 @@ class Coordinator:
                 self._synced(rank, head["meeting"], head["attempt"])
             case "rows":
                 self._note(head["round"], head["metrics"])
+                if name in self.judges:
+                    self._judged(name)
             case "carried":
                 self._weigh(head["round"], head["nbytes"])
+            case "kept" if self.keeping and name == self.servers[0]:
+                self.keeping -= 1
+                end = time.monotonic() + self.limits.meeting_s
+                self.due |= {f"meeting {number}": end for number in self.meetings}
             case "kept" | "done" | "begins":
                 pass
             case "waiting":
@@ -468,7 +481,8 @@ class Coordinator:
                     self._idle(decision, [rank])
                     self.doing[rank], self.begun[rank] = "computing", t
                     name = self.workers[rank]
-                    self.due[name] = time.monotonic() + self.limits.compute_s
+                    if name not in self.judges:  # else from when it has evaluated
+                        self.due[name] = time.monotonic() + self.limits.compute_s
                     self._send(name, "compute")
                 case Sync(members=members):
                     computing = {rank for rank in members if self._computes_on(rank)}
@@ -600,8 +614,18 @@ class Coordinator:
         self.evaluating = True
         keeper = self.servers[0] if self.settings.mode == "model" else self._first()
         self._send(keeper, "evaluate", round=round_)
+        if keeper in self.rank:
+            self.judges.add(keeper)
+            self.due[f"evaluation {keeper}"] = time.monotonic() + self.limits.evaluate_s
         if self.servers:
             self._send(self.servers[0], "weigh", round=round_)
+
+    def _judged(self, name: str) -> None:
+        """A worker has evaluated, or is gone."""
+        self.judges.discard(name)
+        self.due.pop(f"evaluation {name}", None)
+        if self.doing[self.rank[name]] == "computing":
+            self.due[name] = time.monotonic() + self.limits.compute_s
 
     def _first(self) -> str:
         return next(name for name in self.workers if name not in self.gone)
@@ -610,10 +634,14 @@ class Coordinator:
         t = self._when(round_)
         words = []
         for metric, (value, unit) in metrics.items():
+            place = dict(round=round_, time_s=t)
             if math.isfinite(value):
-                self.rows.add(metric, value, unit, round=round_, time_s=t)
-            else:
-                raise Failed(f"round {round_}: {metric} is {value}; lower lr")
+                self.rows.add(metric, value, unit, **place)
+            elif metric in LOSSES:
+                raise Failed(f"round {round_}: {metric} is {value}; lower the learning rate")
+            else:  # a ratio of nothing, for instance, which says nothing of the training
+                why = f"own.evaluate gave {value}"
+                self.rows.add(metric, math.nan, unit, **place, status="failed", reason=why)
             words.append(f"{metric.replace('_', ' ')} {value:.4g}{' %' if unit == '%' else ''}")
         recipe, left = self.settings.training, ""
         if round_ > self.first and not self.over:
@@ -644,6 +672,8 @@ class Coordinator:
         members = [name for name in (*self.workers, *self.servers) if name not in self.gone]
         for name in members:
             self._send(name, "keep", round=self.rounds)
+        # The server that keeps the model evaluates first what waits for that, and does not meet.
+        self.keeping += self.settings.mode == "model"
 
     def _tell(self, event: Event) -> None:
         self._carry_out(event, self.policy.on(event), event.t)
@@ -661,7 +691,10 @@ class Coordinator:
             if what in self.rank:
                 why = f"no iteration finished within {self.limits.compute_s:g} s"
                 self._lose(what, why, replace=True)
-            elif what in self.due:
+            elif what.startswith("evaluation") and what in self.due:
+                why = f"its evaluation was not over within {self.limits.evaluate_s:g} s"
+                self._lose(what.removeprefix("evaluation "), why, replace=True)
+            elif what in self.due and not self.keeping:
                 number = int(what.removeprefix("meeting "))
                 why = f"meeting {number} was not over within {self.limits.meeting_s:g} s"
                 self._lose(self._culprit(self.meetings[number]), why, replace=True)
@@ -712,8 +745,9 @@ class Coordinator:
         if name in self.addresses:
             self._send(name, "stop", reason=f"the run goes on without {name}: {why}", final=None)
             self.wire.forget([name])
-        self.due.pop(name, None)
         self.doing[rank] = "away"
+        self._judged(name)
+        self.due.pop(name, None)
         self.expecting.discard(rank)
         # First the policy hears of it, as in virtual time; what it met for is over later.
         self._tell(Left(rank, t))
@@ -803,7 +837,8 @@ class Coordinator:
             self._send(name, "stop", reason="", final=final)
         digests: dict[str, str] = {}
         sent: dict[str, int] = {}
-        until = time.monotonic() + self.limits.compute_s
+        allowed = max(self.limits.compute_s, self.limits.evaluate_s)
+        until = time.monotonic() + allowed
         while waiting - digests.keys():
             received = self._following(max(0.0, until - time.monotonic()))
             if received is None:
@@ -813,6 +848,7 @@ class Coordinator:
                     pass  # the server applied a meeting that was heard of too late to count
                 case "rows":
                     self._note(received.head["round"], received.head["metrics"])
+                    until = time.monotonic() + allowed
                 case "carried":
                     self._weigh(received.head["round"], received.head["nbytes"])
                 case "done":

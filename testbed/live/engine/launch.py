@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from slowlink.testbed import files
 from slowlink.testbed.live import fork_server
 from slowlink.testbed.live.engine.coordinator import Coordinator, Ended, Failed, written
-from slowlink.testbed.live.engine.node import Node
+from slowlink.testbed.live.engine.node import FAILURES, Node, fail
 from slowlink.testbed.live.engine.settings import COORDINATOR, Dds, LiveSettings
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import FLUSH_S, Wire, ZmqWire
@@ -90,8 +90,8 @@ def run_node(settings: LiveSettings, name: str) -> None:
         wire.connect({COORDINATOR: settings.addresses.get(COORDINATOR, wire.address)})
         try:
             node = Node(settings, name, wire)
-        except Exception as error:
-            wire.send(COORDINATOR, dict(kind="failed", reason=f"{type(error).__name__}: {error}"))
+        except FAILURES as error:
+            fail(wire, error)
             raise
         node.run()
     finally:
@@ -329,7 +329,7 @@ def _wire(settings: LiveSettings, name: str) -> Wire:
         watches=name == COORDINATOR,
         above=COORDINATOR,
         heartbeat_s=limits.silence_s / 5,
-        stall_s=max(limits.compute_s, limits.meeting_s),
+        stall_s=max(limits.compute_s, limits.evaluate_s, limits.meeting_s),
         limit_bytes=2 * limits.tensor_bytes,
         queue_bytes=limits.queue_bytes,
     )

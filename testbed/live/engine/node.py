@@ -86,6 +86,17 @@ COMMANDS = ("compute", "step", "meet", "over", "drop", "evaluate", "weigh", "kee
 log = logging.getLogger(__name__)
 
 
+FAILURES = (Exception, SystemExit)
+"""What a user's function may end with, one that parses arguments or gives up included."""
+
+
+def fail(wire: Wire, error: BaseException) -> None:
+    """Tell the coordinator that this member ends with an error, and log where it came from."""
+    reason = tasks.described(error)
+    log.error("%s", reason, exc_info=error)
+    wire.send(COORDINATOR, dict(kind="failed", reason=reason))
+
+
 class Stopped(RuntimeError):
     """The run ended before its time; says why."""
 
@@ -266,8 +277,8 @@ class Node:
                 self.tell("bad", member=who, why=str(error))
             except Stopped:
                 raise
-            except Exception as error:
-                self.tell("failed", reason=f"{type(error).__name__}: {error}")
+            except FAILURES as error:
+                fail(self.wire, error)
                 raise
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -350,8 +361,8 @@ class Node:
                 self.computing.release()
             self._finished(start)
             return gradient
-        except Exception as error:
-            self.tell("failed", reason=f"{type(error).__name__}: {error}")
+        except FAILURES as error:
+            fail(self.wire, error)
             raise
 
     def _step(self) -> None:
@@ -494,8 +505,8 @@ class Node:
         try:
             torch.set_num_threads(self.settings.training.torch_threads)
             self.tell("rows", round=round, metrics=evaluation())
-        except Exception as error:
-            self.tell("failed", reason=f"{type(error).__name__}: {error}")
+        except FAILURES as error:
+            fail(self.wire, error)
             raise
 
     def _weigh(self, round: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ def _reference(what: str, function: Any) -> str:
     """Where other processes find ``function``: ``module:name`` or ``file.py:name``."""
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", None)
-    if not module or not name or "<" in name:
+    bound = inspect.ismethod(function) and not inspect.isclass(function.__self__)
+    if not module or not name or "<" in name or bound:
         raise ValueError(
             f"{what}: {function!r} has no name by which other processes find it; "
             "write it as a function of a file"

@@ -132,6 +132,7 @@ class Limits(BaseModel):
     ----------
     join_s: until all members are there.
     compute_s: an iteration, or a batch that is drawn anew as a run goes on from a snapshot.
+    evaluate_s: an evaluation, which is no part of an iteration.
     meeting_s: a meeting.
     silence_s: a member that sends nothing, heartbeats included, for so long is lost.
     replacements: of one worker, in a run.
@@ -144,6 +145,7 @@ class Limits(BaseModel):
 
     join_s: Seconds = 120.0
     compute_s: Seconds = 600.0
+    evaluate_s: Seconds = 600.0
     meeting_s: Seconds = 300.0
     silence_s: Annotated[float, Field(ge=1, le=600)] = 10.0
     replacements: PositiveInt = 3
@@ -464,10 +466,13 @@ def check(settings: LiveSettings) -> None:
         raise ValueError("begin_with: needs on_loss: replace, by which workers may join")
     if settings.spare < 0:
         raise ValueError(f"begin_with: there are {workers} workers")
-    parties = sum(map(len, between.groups(settings.topology)[-1]))
-    codecs = [load_codec(recipe.levels[-1].up) for _ in range(parties)]
-    with naming("training.levels"):
-        compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
+    for number, groups in enumerate(between.groups(settings.topology)):
+        # Inside, those of a group come together, at the top those of all groups.
+        sizes = [len(group) for group in groups]
+        for parties in {sum(sizes)} if number == depth - 1 else {*sizes}:
+            codecs = [load_codec(recipe.levels[number].up) for _ in range(parties)]
+            with naming("training.levels"):
+                compression.aggregate(codecs, [torch.linspace(-1, 1, TRIED)] * parties, 0)
     if keeps:
         keepers = between(settings.topology, None, "push").receivers.tolist()
         if len(keepers) != 1 or keepers[0] in settings.workers:

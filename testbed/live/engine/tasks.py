@@ -6,8 +6,11 @@ import hashlib
 import importlib
 import importlib.util
 import math
+import os
 import random
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -295,6 +298,13 @@ class OwnTask:
         if not torch.isfinite(loss):
             raise Diverged(f"loss is {loss.item()}; lower the learning rate")
         loss.backward()
+        if any(
+            parameter.grad is not None and parameter.grad.is_sparse for parameter in self.parameters
+        ):
+            raise ValueError(
+                "own.model: has layers whose gradients are sparse, which do not travel; leave "
+                "sparse=True out"
+            )
         self.losses.append(loss.item())
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
@@ -403,6 +413,17 @@ def _is_pair(given: Any) -> bool:
     return isinstance(given, tuple | list) and len(given) == 2
 
 
+def described(error: BaseException) -> str:
+    """An error, with the last line of a user's file that it went through."""
+    theirs = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] != "slowlink" and not file.startswith(("<", *theirs)):
+            place = f" ({file}:{line})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
 loading = False
 """Whether a user's file is being imported."""
 
@@ -417,6 +438,8 @@ def named(field: str, reference: str) -> Callable[..., Any]:
     """
     global loading
     source, _, name = reference.rpartition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the command's own path begins where it is installed
     loading = True
     try:
         found: Any = _file(source) if source.endswith(".py") else importlib.import_module(source)
@@ -433,6 +456,8 @@ def named(field: str, reference: str) -> Callable[..., Any]:
 
 def _file(source: str) -> ModuleType:
     path = Path(source).resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # it finds its neighbours as where it is run itself
     digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
     name = f"slowlink_own_{digest}"
     if name not in sys.modules:
