@@ -59,10 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # An error of several lines says the most in its first one.
         return _ended(name, (str(error) or type(error).__name__).splitlines()[0])
     except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] == "slowlink":
+        needs = (error.name or "slowlink").partition(".")[0]
+        if needs == "slowlink":
             raise
-        extra = COMMANDS[name].extra
-        return _ended(name, f'needs {error.name}; install it with: pip install "slowlink[{extra}]"')
+        extra = EXTRAS.get(needs, COMMANDS[name].extra)
+        return _ended(name, f'needs {needs}; install it with: pip install "slowlink[{extra}]"')
     except KeyboardInterrupt:
         return _ended(name, "interrupted", 130)
 
@@ -482,12 +483,15 @@ def report(arguments: Sequence[str], program: str) -> None:
 @dataclass(frozen=True)
 class Command:
     """``run(arguments, program)``, which may return an exit status; what help says; and the extra
-    that has all it imports."""
+    that has what it always imports."""
 
     run: Callable[[Sequence[str], str], int | None]
     about: str
     extra: str = "suite"
 
+
+EXTRAS = {"cyclonedds": "dds", "cryptography": "dds", "ray": "ray"}
+"""What only some runs of a command import, by the extra that has it."""
 
 COMMANDS = {
     "advise": Command(advise, "which method for my model, machines and links?"),

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from slowlink import cli
 from slowlink.methods import compression, exchange, fusion, synchronization
@@ -130,6 +131,36 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(capsys, monkeyp
     assert cli.main(["links", "host:1"]) == 2
     said = capsys.readouterr().err
     assert said == 'slowlink links: needs zmq; install it with: pip install "slowlink[live]"\n'
+
+
+@pytest.mark.parametrize(
+    "package, more, options", [("cyclonedds", {"dds": {}}, []), ("ray", {}, ["--ray", "local"])]
+)
+def test_what_only_some_runs_need_has_an_extra_of_its_own(
+    capsys, monkeypatch, tmp_path, package, more, options
+):
+    for name in [*sys.modules]:
+        if name.startswith((f"{package}.", "slowlink.testbed.live.dds")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    training = dict(
+        exchange=dict(name="allgather"),
+        levels=[dict(up=dict(name="identity"))],
+        synchronization=dict(name="bsp"),
+        model=dict(name="mlp"),
+        dataset="fashion_mnist",
+        workers=[2],
+        batch=8,
+        lr=0.1,
+        rounds=2,
+        evaluate_every=2,
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(dict(training=training, output=str(tmp_path / "out")) | more))
+    assert cli.main(["train", str(file), *options]) == 2
+    extra = "dds" if more else "ray"
+    needs = f'needs {package}; install it with: pip install "slowlink[{extra}]"'
+    assert capsys.readouterr().err == f"slowlink train: {needs}\n"
 
 
 # Methods ------------------------------------------------------------------------------------------

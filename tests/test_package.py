@@ -95,21 +95,35 @@ assert (settings.ROOT / "workflow/documents/geomx/claims.yaml").is_file()
     )
 
 
-@pytest.mark.slow
-def test_the_core_needs_nothing_of_the_extras():
-    """Torch, numpy and numba are enough for methods, plans and hooks."""
-    program = """
-import sys
+LIVE = {"pooch", "pydantic", "yaml", "zmq", "nacl"}
+"""What the extra for live systems brings, directly."""
+SUITE = {"pandas", "scipy", "snakemake", "seaborn", "matplotlib", "jinja2", "torchvision"}
+SUITE |= {"pyarrow", "rich", "psutil", "pygments", "pypi_simple", "cyclonedds", "cryptography"}
 
-extras = {"pandas", "pydantic", "yaml", "scipy", "snakemake", "seaborn", "matplotlib", "zmq"}
-extras |= {"cyclonedds", "cryptography", "jinja2", "torchvision", "pyarrow", "rich", "pooch"}
+MISSING = """
+import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in extras:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name.partition(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
+"""
+
+
+def run_without(missing, folder, *command):
+    """Run Python in ``folder``, and all processes that it starts, as if packages were not there."""
+    (folder / "sitecustomize.py").write_text(MISSING.format(missing=missing))
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path}
+    subprocess.run([sys.executable, *command], check=True, cwd=folder, env=environment)
+
+
+@pytest.mark.slow
+def test_the_core_needs_nothing_of_the_extras(tmp_path):
+    """Torch, numpy and numba are enough for methods, plans and hooks."""
+    program = """
 import torch, slowlink, slowlink.torch
 from slowlink.testbed.network import leaf_spine
 for room in (slowlink.compression, slowlink.fusion, slowlink.synchronization):
@@ -120,4 +134,27 @@ slowlink.compression.aggregate([codec], [torch.randn(100)], "w")
 racks = leaf_spine(racks=2, per_rack=2, rate=1e9, spines=1, latency=1e-6)
 assert slowlink.exchange.load("ring")(racks)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    run_without(LIVE | SUITE, tmp_path, "-c", program)
+
+
+@pytest.mark.slow
+def test_live_runs_need_nothing_of_the_suite(tmp_path):
+    """The extra ``live`` is enough for a training over TCP, a known model and its data included."""
+    recipe = dict(
+        exchange=dict(name="parameter_server"),
+        levels=[dict(up=dict(name="top_k", ratio=0.1))],
+        synchronization=dict(name="bsp"),
+        model=dict(name="mlp", hidden=8),
+        dataset="fashion_mnist",
+        limit=64,
+        test_limit=16,
+        workers=[2],
+        batch=8,
+        lr=0.05,
+        rounds=4,
+        evaluate_every=2,
+    )
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(dict(training=recipe, output="out")))
+    command = "from slowlink.cli import main; raise SystemExit(main(['train', 'recipe.yaml']))"
+    run_without(SUITE, tmp_path, "-c", command)
+    assert (tmp_path / "out" / "model.pt").is_file()

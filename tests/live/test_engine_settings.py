@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -343,18 +342,13 @@ def test_workers_sleep_so_long():
     assert settings.parse(document()).pause_s(0, 1, 0.2) == 0
 
 
-def test_what_ray_cannot_place_is_refused(tmp_path, capsys, monkeypatch):
+def test_what_ray_cannot_place_is_refused():
     hosts = [dict(NodeManagerAddress=host, Alive=True) for host in ("192.0.2.1", "192.0.2.2")]
     ray = SimpleNamespace(nodes=lambda: hosts)
     with pytest.raises(ValueError, match="keys: name a folder, since Ray's nodes are on several"):
         on_ray.Placed(settings.parse(document()), ray)
     with pytest.raises(ValueError, match="network: must be null, for Ray's processes"):
         on_ray.Placed(settings.parse(document(network=dict(lan=1e9, wan=50e6))), ray)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(document()))
-    assert command.main([str(file), "--ray", "local"]) == 1
-    assert "install it: python .ci/install.py ray" in capsys.readouterr().err
 
 
 def test_members_are_the_coordinator_the_servers_that_take_part_and_the_workers():

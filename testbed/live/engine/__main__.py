@@ -80,7 +80,9 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        usual = RuntimeError | ValueError | OSError | ArithmeticError | ModuleNotFoundError
+        usual = RuntimeError | ValueError | OSError | ArithmeticError
+        if given.attached:  # else the command says how to install what is missing
+            usual |= ModuleNotFoundError
         if not isinstance(error, usual):
             raise
         said = f"{given.node + ': ' if given.node else ''}{error}"

@@ -1,7 +1,7 @@
 """A live run whose members are where Ray places them; Ray starts and ends them, and that is all.
 
 They are the same nodes, on the same wire, under the same coordinator as without Ray, which is an
-optional dependency (group ``ray``).
+optional dependency (the extra ``ray``).
 """
 
 from __future__ import annotations
@@ -152,10 +152,6 @@ def prepare(address: str | None) -> Any:
     os.environ.setdefault("RAY_worker_niceness", "0")
     if address is None:  # a single machine needs no authentication
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "to let Ray place workers, install it: python .ci/install.py ray, or make reproduce-ray"
-        ) from error
+    import ray
+
     return ray

@@ -138,7 +138,8 @@ def _live(add, mode: str, seeds: tuple[int, ...]) -> None:
         for client, seconds in enumerate(clients):
             at = _of(mode) | dict(client=float(client))
             add("federated", at, "communication_time", seconds * shift, "s", **place)
-        add("federated", _of(mode), "round_time", round_s * shift, "s", **place)
+        for metric in ("round_time", "round_time_alike"):
+            add("federated", _of(mode), metric, round_s * shift, "s", **place)
         add("federated", _of(mode), "round_time_sd", 0.06 * round_s, "s", **place)
         add("federated", _of(mode), "train_time", 0.9 * round_s * shift, "s", **place)
         ends = ("final_accuracy", "judged_accuracy")

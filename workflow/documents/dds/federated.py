@@ -349,7 +349,9 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
     beside the same in one process.
 
     A run has one seed and measures each of its rounds: what was timed has a row a round, whose
-    number stands in the place of the seed.
+    number stands in the place of the seed. Modes run one after the other, in minutes in which the
+    machine may become slower, and train alike: a round's ``round_time_alike`` has all modes' mean
+    time of training in the place of its own.
     """
     of_seed = partial(_recipe, bench, federated, seed=federated.seed)
     limited = dict(test_limit=federated.round_test_limit)
@@ -375,6 +377,8 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
         checked = (whole if alike else {}) | short
         repeated = {label: trained(recipe) for label, recipe in checked.items()}
         done, again = beside.result()
+    slowest = {label: list(map(max, zip(*its.train_s, strict=True))) for label, its in done.items()}
+    training_s = mean(one for each in slowest.values() for one in each)
     for label, its in done.items():
         recipe = whole[label]
         row = _row(bench, recipe, evidence="measured")
@@ -385,6 +389,8 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
                 yield own("communication_time", one, "s", seed=number)
         for number, one in enumerate(its.round_s, start=1):
             yield row("round_time", one, "s", seed=number)
+        for number, (one, own) in enumerate(zip(its.round_s, slowest[label], strict=True), start=1):
+            yield row("round_time_alike", one - own + training_s, "s", seed=number)
         for number, one in enumerate(zip(*its.train_s, strict=True), start=1):
             yield row("train_time", mean(one), "s", seed=number)
         yield row("round_time_sd", stdev(its.round_s), "s", seed=-1)
