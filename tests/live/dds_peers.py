@@ -372,7 +372,8 @@ def acting(domain, keys, rank, tell):
 
 
 def revoke(domain, keys, rank, tell):
-    """Three gather, until rank 2 is struck off the list."""
+    """Three gather, until rank 2 is struck off the list; who has lost it waits for the other, whom it
+    would leave else."""
     with join(domain, 3, rank, keys=keys) as group:
         for number in range(1000):
             handle = group.all_gather(payload(rank, number, 100), str(number))
@@ -381,6 +382,9 @@ def revoke(domain, keys, rank, tell):
             try:
                 handle.wait(WAIT_S)
             except RankLost as error:
+                (keys.parent / f"lost to {rank}").touch()
+                if rank != 2:
+                    wait_until((keys.parent / f"lost to {1 - rank}").exists)
                 return error.ranks, str(error)
             time.sleep(0.05)
 

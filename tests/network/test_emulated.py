@@ -133,7 +133,7 @@ def test_one_queue_carries_the_rate(emulated):
         route = subprocess.run(links.command(0, ["ip", "route"]), capture_output=True, text=True)
         got = undisturbed(
             lambda: rates(links, [(node, 4) for node in range(4)]),
-            lambda got: got.sum() > 0.95 * whole,
+            lambda got: 0.95 * whole < got.sum() < 1.05 * whole,
         )
     assert shown.count("bfifo") == 1 and "cwnd" not in route.stdout
     assert 0.85 * whole < got.sum() < 1.05 * whole
