@@ -372,8 +372,8 @@ def acting(domain, keys, rank, tell):
 
 
 def revoke(domain, keys, rank, tell):
-    """Three gather, until rank 2 is struck off the list. Who has lost it waits until the other has, who
-    would lose both."""
+    """Three gather, until rank 2 is struck off the list. Who has lost it waits until the other has,
+    who would lose both."""
     with join(domain, 3, rank, keys=keys) as group:
         for number in range(1000):
             handle = group.all_gather(payload(rank, number, 100), str(number))
