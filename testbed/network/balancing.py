@@ -62,7 +62,7 @@ def tree_weights(plan: Plan, topology: Topology, paths: Paths = Paths()) -> np.n
     n_phases = phase.max(initial=0) + 1
     loads = _loads(plan, topology, paths, phase, n_phases)
     rate = np.tile(topology.link_rate, n_phases)
-    used = np.flatnonzero((loads.count_nonzero(axis=1) > 0) & np.isfinite(rate))
+    used = np.flatnonzero((loads.sum(axis=1) > 0) & np.isfinite(rate))
     if not len(used):
         return even
     seconds = loads[used].toarray() / rate[used, None]

@@ -564,16 +564,16 @@ def errors(bench: Bench, errors: Errors) -> Iterator[Row]:
         yield _row(bench, "bytes_a_value", nbytes, "B", label, **told | {"evidence": "computed"})
 
 
-class TensorSizes(Section):
-    """``powers``: of two, sizes of a tensor."""
-
-    powers: Annotated[list[PositiveInt], AfterValidator(lambda powers: _with_growth(powers))]
-
-
 def _with_growth(powers: list[int]) -> list[int]:
     if missing := {SMALL, LARGE} - set(powers):
         raise ValueError(f"{min(missing)} is needed for the growth from 2^{SMALL} to 2^{LARGE}")
     return powers
+
+
+class TensorSizes(Section):
+    """``powers``: of two, sizes of a tensor."""
+
+    powers: Annotated[list[PositiveInt], AfterValidator(_with_growth)]
 
 
 @experiment(alone=True, memory_mb=6000)
