@@ -382,7 +382,8 @@ class _Ddp:
 
     def __init__(self, learner: Learner, groups: Groups, messenger: Messenger) -> None:
         (order,) = groups
-        model = DistributedDataParallel(learner.model, forward_sync_buffers=False)
+        model = DistributedDataParallel(learner.model)
+        model.broadcast_buffers = False  # the argument's name differs between versions of torch
         # DDP knows the others, too, which no gradient comes to.
         names = {id(parameter): name for name, parameter in learner.model.named_parameters()}
         parameters = {names[id(learner.parameters[i])]: learner.parameters[i] for i in order}

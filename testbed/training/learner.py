@@ -87,8 +87,9 @@ class Traffic:
             by_node[node] = by_node.get(node, 0.0) + nbytes
 
     def by_sender(self) -> list[Sizes]:
-        """``rounds``, where any worker may send for its region: each tree of RAT, for instance, has
-        another aggregator there, which sends its share of the region's message."""
+        """``rounds``, where whom a region is named by, its server if it has one, or any worker may
+        send for it: each tree of RAT, for instance, has another aggregator there, which sends its
+        share of the region's message."""
         rounds = [dict(sizes) for sizes in self.rounds]
         workers = {node: [node] for group in self.groups[:1] for its in group for node in its}
         for level in range(1, len(self.groups)):
@@ -98,7 +99,7 @@ class Traffic:
             slot = f"push/{level}"
             for sizes in (sizes for sizes in rounds if slot in sizes):
                 sent = sizes[slot]
-                sizes[slot] = {w: sent[name] for name, its in workers.items() for w in its}
+                sizes[slot] = sent | {w: sent[name] for name, its in workers.items() for w in its}
         return rounds
 
 

@@ -314,13 +314,13 @@ class _Session:
 
     @functools.cached_property
     def _party(self) -> np.ndarray:
-        """By node, the worker by which its outermost party is named; -1 for servers."""
+        """By node, the node by which its outermost party is named; -1 for servers of all."""
         groups = self.system.groups
         of = {node: node for group in groups[0] for node in group}
         for inner, outer in itertools.pairwise(groups):
             named = zip(inner, itertools.chain.from_iterable(outer), strict=True)
             above = {node: name for group, name in named for node in group}
-            of = {node: above[party] for node, party in of.items()}
+            of = {node: above[party] for node, party in of.items()} | {n: n for n in above.values()}
         return np.array([of.get(node, -1) for node in range(self.clocks[0].topology.n_nodes)])
 
     def save(self, file: Path, told: Sequence[Row], *where: Any) -> None:

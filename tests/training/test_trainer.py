@@ -218,11 +218,13 @@ def test_optimizers_at_uneven_workers_do_what_those_of_even_ones_do(name, levels
         ("geng_hips", (2, 2)),
         ("blue_connect", (2, 2)),
         ("rat", (3, 2)),
+        ("parameter_hub", (2, 2)),
+        ("parameter_hub", (1, 3)),
     ],
 )
 @pytest.mark.parametrize("codec", ["identity", "fp16"])
 @pytest.mark.parametrize("uneven", [None, Uneven(highest=1.0)])
-def test_every_worker_that_sends_for_its_site_sends_as_much(name, workers, codec, uneven):
+def test_whoever_sends_for_a_site_sends_as_much(name, workers, codec, uneven):
     """In whichever slot, a message is the whole vector in the one codec of all levels."""
     level = Level(up=Part(name=codec))
     spec = recipe(

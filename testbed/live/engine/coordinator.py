@@ -617,7 +617,7 @@ class Coordinator:
         if keeper in self.rank:
             self.judges.add(keeper)
             self.due[f"evaluation {keeper}"] = time.monotonic() + self.limits.evaluate_s
-        if self.servers:
+        if self.servers and not self.settings.exchange.whole:  # else none sees all that is sent
             self._send(self.servers[0], "weigh", round=round_)
 
     def _judged(self, name: str) -> None:
