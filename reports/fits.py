@@ -5,18 +5,20 @@ of them does. All its numbers are fitted together by a few rates that they share
 
     printed ≈ Σ θ · term,   θ ≥ 0,
 
-in relative errors; throughputs as the time of an item, 1/printed. A cell is judged by the fit on
-the *other* cells, so that nothing is chosen from the number that it is judged by. Where the printed
-numbers, dealt out to the cells at random, fit our terms as well, no cell of the table is judged:
-agreement would be luck, and a factor means nothing. Where a set-up or a rate of its own already
-tells groups of cells from each other, numbers are dealt within each group only.
+over the terms that a cell has, in relative errors; throughputs as the time of an item, 1/printed. A
+cell is judged by the fit on the *other* cells, so that nothing is chosen from the number that it is
+judged by. Where the printed numbers, dealt out to the cells at random, fit our terms as well, no
+cell of the table is judged: agreement would be luck, and a factor means nothing. Where the fit is
+no luck and most cells are off all the same, that others agree may be: they count if seldom as many
+do of numbers dealt out at random. Where a set-up or a rate of its own already tells groups of cells
+from each other, numbers are dealt within each group only.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +28,8 @@ from slowlink.reports.evidence import ROUNDING, number
 
 LUCK = 0.05
 """Share of random deals that may fit as well as the table does before it counts as luck."""
-DEALS = 999
+DEALS, DEALS_TO_OTHERS = 999, 199
+"""Of deals that are fitted whole, and of those whose cells are each held against the others."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +38,25 @@ class Fit:
 
     Attributes
     ----------
-    terms: names of the rates. rates: θ over all cells, by term.
-    others: by cell, θ over the other cells.
+    rates: θ over all cells, by term.
+    others: by cell, θ over the other cells, by term; without cells of which one of its terms is in
+        no other.
     correlation: Spearman's, of printed numbers with the predicted ones.
     ours, said: what was fitted: our terms, cells × rates, and the printed numbers, as times.
     groups: of cells among which numbers may be dealt, by their places.
     error: the sum of squared relative errors over all cells.
+    near: what part of a printed number a cell may be off and agree. inverse: these were rates.
     """
 
-    terms: tuple[str, ...]
     rates: Mapping[str, float]
-    others: Mapping[str, np.ndarray]
+    others: Mapping[str, Mapping[str, float]]
     correlation: float
     ours: np.ndarray
     said: np.ndarray
     groups: Sequence[np.ndarray]
     error: float
+    near: float
+    inverse: bool
 
     @functools.cached_property
     def p(self) -> float:
@@ -60,6 +66,22 @@ class Fit:
         # The order of summing makes errors that are equal differ in their last bits.
         same = self.error * (1 + ROUNDING) + ROUNDING**2
         return (1 + sum(error <= same for error in deals)) / (1 + DEALS)
+
+    @functools.cached_property
+    def p_near(self) -> float:
+        """The share of random deals of which as many cells agree with what the others say; 0 where
+        most cells do."""
+        deal = np.random.default_rng(0)
+        there = self._agreeing(self.said)
+        if 2 * there >= len(self.said):
+            return 0.0
+        deals = (self._agreeing(self._dealt(deal)) for _ in range(DEALS_TO_OTHERS))
+        return (1 + sum(many >= there for many in deals)) / (1 + DEALS_TO_OTHERS)
+
+    def _agreeing(self, said: np.ndarray) -> int:
+        """How many cells are near to what the fit on the others says."""
+        found = np.array([self.ours[n] @ without for n, without in _without(self.ours, said)])
+        return int((abs(found - said) <= self.near * (found if self.inverse else said)).sum())
 
     def _dealt(self, deal: np.random.Generator) -> np.ndarray:
         said = self.said.copy()
@@ -74,13 +96,13 @@ class Fit:
 
     def __str__(self) -> str:
         rates = ", ".join(f"{name} × {number(value)}" for name, value in self.rates.items())
-        return f"{rates}; {len(self.others)} cells, rank correlation {self.correlation:.2f}"
+        return f"{rates}; {len(self.said)} cells, rank correlation {self.correlation:.2f}"
 
 
 def fit(
     printed: Mapping[str, float],
-    terms: Mapping[str, Sequence[float]],
-    names: Sequence[str],
+    terms: Mapping[str, Mapping[str, float]],
+    near: float,
     inverse: bool = False,
     within: Mapping[str, str] = {},
 ) -> Fit | None:
@@ -88,29 +110,30 @@ def fit(
 
     Parameters
     ----------
-    printed: by cell. terms: by cell, our value of each of ``names``. inverse: the printed numbers
-        are rates, and the terms are times of an item. within: by cell, its group, see above.
+    printed: by cell. terms: by cell, our value of each of its terms, by name. near: see
+        :class:`Fit`. inverse: the printed numbers are rates, and the terms are times of an item.
+        within: by cell, its group, see above.
 
     Returns
     -------
     None where cells are too few: two more than rates are needed.
     """
     cells = [cell for cell in printed if cell in terms]
+    names = list(dict.fromkeys(name for cell in cells for name in terms[cell]))
     if len(cells) < len(names) + 2:
         return None
     said = np.array([printed[cell] for cell in cells], dtype=float)
     said = 1 / said if inverse else said
-    ours = np.array([terms[cell] for cell in cells], dtype=float)
+    ours = np.array([[terms[cell].get(name, 0.0) for name in names] for cell in cells])
     rates, error = _solved(ours, said)
     others, predicted = {}, []
-    for index, cell in enumerate(cells):
-        rest = np.arange(len(cells)) != index
-        others[cell] = _solved(ours[rest], said[rest])[0]
-        predicted.append(ours[index] @ others[cell])
+    for cell, (index, without) in zip(cells, _without(ours, said), strict=True):
+        predicted.append(ours[index] @ without)
+        if np.delete(ours, index, 0).any(0)[ours[index] != 0].all():
+            others[cell] = dict(zip(names, without, strict=True))
     group = np.array([within.get(cell, "") for cell in cells])
     alike = np.ptp(said) == 0 or np.ptp(predicted) == 0
     return Fit(
-        terms=tuple(names),
         rates=dict(zip(names, rates, strict=True)),
         others=others,
         correlation=math.nan if alike else float(stats.spearmanr(predicted, said)[0]),
@@ -118,7 +141,15 @@ def fit(
         said=said,
         groups=[np.flatnonzero(group == one) for one in dict.fromkeys(group)],
         error=error,
+        near=near,
+        inverse=inverse,
     )
+
+
+def _without(ours: np.ndarray, said: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each cell's place, and the rates of all others."""
+    for index in range(len(said)):
+        yield index, _solved(np.delete(ours, index, 0), np.delete(said, index))[0]
 
 
 def _solved(ours: np.ndarray, said: np.ndarray) -> tuple[np.ndarray, float]:

@@ -503,8 +503,7 @@ def _times_too_small(claim: Claim, evidence: Evidence) -> str:
     terms = evidence.terms(claim) if table else None
     if terms is None:
         return ""
-    rates = zip(table.rates.values(), terms.values(), strict=True)
-    expected = sum(rate * float(np.mean(term)) for rate, term in rates)
+    expected = sum(table.rates[name] * float(np.mean(term)) for name, term in terms.items())
     times = expected / expressions.printed(claim.printed).middle
     return f"; the rest of {claim.fit.table} gives {number(times)} times the printed"
 
@@ -516,21 +515,23 @@ def _fitted(
     reading: Coordinate | None = None,
 ) -> tuple[str, str]:
     """What the fit on the other cells of its table says of a number; nothing, where numbers dealt
-    out at random fit as well."""
+    out at random fit as well, and not that it holds where as many of them do."""
     table = _fit(evidence, claim.document, claim.fit.table, reading)
     number_of = claim.number or claim.id
     if table is None or number_of not in table.others:
         return "undecided", f"too few cells of {claim.fit.table} ran to fit it"
     terms = evidence.terms(claim, reading)
-    predicted = sum(
-        rate * term for rate, term in zip(table.others[number_of], terms.values(), strict=True)
-    )
+    rates = table.others[number_of]
+    predicted = sum(rates[name] * term for name, term in terms.items())
     estimate = Estimate.of(1 / predicted if rule.inverse else predicted)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
     if table.lucky:
         luck = f"numbers dealt out at random fit {claim.fit.table} as well (p = {table.p:.2g})"
         return "not comparable", f"{luck}, so that no cell of it is judged; {told}"
+    if verdict == "holds" and table.p_near >= fits.LUCK:
+        luck = f"as many cells of {claim.fit.table} agree with numbers dealt out at random"
+        return "undecided", f"{luck} (p = {table.p_near:.2g}); {told}"
     return verdict, told
 
 
@@ -549,8 +550,11 @@ def _fit(
         ran = {key: one for key, one in terms.items() if one is not None}
         evidence.fits[name, reading] = fits.fit(
             {key: said[key] for key in ran},
-            {key: [float(np.mean(term)) for term in one.values()] for key, one in ran.items()},
-            list(next(iter(ran.values()), ())),
+            {
+                key: {name: float(np.mean(term)) for name, term in one.items()}
+                for key, one in ran.items()
+            },
+            near=max((RULES[one.quantity].amount for one in cells), default=0.0),
             inverse=any(RULES[one.quantity].inverse for one in cells),
             within={one.number or one.id: one.fit.within for one in cells},
         )
