@@ -2,10 +2,16 @@
 know each other's keys, and strangers get nowhere."""
 
 import contextlib
+import itertools
 import json
+import resource
 import socket
+import sys
+import tempfile
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 import zmq
@@ -13,6 +19,7 @@ import zmq
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import MAX_HEAD, VERSION, WAITING, Received, ZmqWire
+from tests.live.mutants import mutants
 from tests.live.said import data, numbers, receive, strike_off
 from tests.live.waiting import until
 
@@ -23,11 +30,17 @@ NAMES = ("a", "b", "site1/c")
 @pytest.fixture
 def wires(tmp_path):
     """Makes wires whose keys are known to each other; closed at the end."""
-    identity.make(tmp_path, NAMES)
+    with making(tmp_path) as make:
+        yield make
+
+
+@contextlib.contextmanager
+def making(folder):
+    identity.make(folder, NAMES)
     with contextlib.ExitStack() as stack:
 
         def make(name, bind=ANY, **options):
-            usual = dict(keys=Keys(tmp_path, name), timeout_s=1.0, heartbeat_s=0.1)
+            usual = dict(keys=Keys(folder, name), timeout_s=1.0, heartbeat_s=0.1)
             wire = ZmqWire(name, bind, NAMES, **usual | options)
             stack.callback(wire.close, 0.0)
             return wire
@@ -404,3 +417,89 @@ def test_closing_waits_until_all_has_arrived_but_not_for_ever(plain):
     lonely.send("b", data(0))
     lonely.close(0.2)
     assert not lonely._thread.is_alive()
+
+
+def test_mutated_connections_bring_nothing(wires):
+    """Without keys some do, the one that is not changed at least."""
+    assert fuzz(wires, 2_000, 0) == 0
+    assert fuzz(partial(wires, keys=None), 100, 0) > 0
+
+
+def fuzz(make, count, seed):
+    """How many messages came of so many connections whose bytes are those of a member's, changed,
+    and of one where they are not, to who has not heard that member before. Another is heard after.
+    """
+    recorded = overheard(make("a"), make("site1/c"))
+    ends = list(itertools.accumulate(map(len, recorded)))
+    server, accepted = make("site1/c"), 0
+    whole = b"".join(recorded)
+    for several in batched(itertools.chain([whole], mutants(whole, count, seed))):
+        connections = [connected(server) for _ in several]
+        for begin, end in itertools.pairwise((0, *ends[:-1], None)):
+            for its, mutant in zip(connections, several, strict=True):
+                with contextlib.suppress(OSError):  # it hangs up at the first wrong byte
+                    its.sendall(mutant[begin:end])
+            time.sleep(0.005)  # what waits for an answer must not come before
+        for its in connections:
+            ended(its)
+        while server.receive(0):
+            accepted += 1
+    later = make("b")
+    later.connect({"site1/c": server.address})
+    later.send("site1/c", dict(kind="data"), b"later")
+    assert server.receive(10) == Received("b", dict(kind="data"), b"later")
+    return accepted
+
+
+def batched(every, size=256):
+    every = iter(every)
+    return iter(lambda: list(itertools.islice(every, size)), [])
+
+
+def connected(wire):
+    host, port = wire.address.removeprefix("tcp://").split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def overheard(member, server):
+    """What a member sends over its connection until its first message is there: the parts between
+    which it waits for an answer."""
+    said = []
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        member.connect({"site1/c": f"tcp://127.0.0.1:{between.getsockname()[1]}"})
+        member.send("site1/c", dict(kind="data"), bytes(range(200)))
+        near, _ = between.accept()
+    far = connected(server)
+
+    def carry(source, target, kept):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                kept.append(data)
+                target.sendall(data)
+
+    for ends in ((near, far, said), (far, near, [])):
+        threading.Thread(target=carry, args=ends, daemon=True).start()
+    assert server.receive(10).body == bytes(range(200))
+    member.close(0.0)
+    for end in (near, far):
+        end.close()
+    return said
+
+
+def ended(its):
+    """Read a connection until the other side has hung up."""
+    its.settimeout(10)
+    with contextlib.suppress(OSError), its:
+        its.shutdown(socket.SHUT_WR)
+        while its.recv(65536):
+            pass
+
+
+if __name__ == "__main__":  # a long run by hand: python -m tests.live.test_wire COUNT
+    total, each = int(sys.argv[1]), 20_000
+    found, peaks = 0, []
+    for round_ in range(total // each):
+        with tempfile.TemporaryDirectory() as name, making(Path(name) / "keys") as made:
+            found += fuzz(made, each, round_)
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(json.dumps(dict(mutants=each * len(peaks), accepted=found, kib=peaks[:: len(peaks) - 1])))
