@@ -501,7 +501,7 @@ def _times_too_small(claim: Claim, evidence: Evidence) -> str:
     """How an impossible number lies to the rest of its table, as a slip of a digit would show."""
     table = _fit(evidence, claim.document, claim.fit.table) if claim.fit else None
     terms = evidence.terms(claim) if table else None
-    if terms is None:
+    if terms is None or not terms.keys() <= table.rates.keys():
         return ""
     expected = sum(table.rates[name] * float(np.mean(term)) for name, term in terms.items())
     times = expected / expressions.printed(claim.printed).middle
