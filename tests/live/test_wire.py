@@ -427,19 +427,24 @@ def test_mutated_connections_bring_nothing(wires):
 
 def fuzz(make, count, seed):
     """How many messages came of so many connections whose bytes are those of a member's, changed,
-    and of one where they are not, to who has not heard that member before. Another is heard after.
+    and of some where they are not, to who has not heard that member before. Another is heard after.
     """
-    recorded = overheard(make("a"), make("site1/c"))
+    answers, recorded = overheard(make("a"), make("site1/c"))
     ends = list(itertools.accumulate(map(len, recorded)))
     server, accepted = make("site1/c"), 0
     whole = b"".join(recorded)
-    for several in batched(itertools.chain([whole], mutants(whole, count, seed))):
+    for several in batched(mutants(whole, count, seed)):
+        several.append(whole)
         connections = [connected(server) for _ in several]
-        for begin, end in itertools.pairwise((0, *ends[:-1], None)):
+        parts, heard = itertools.pairwise((0, *ends[:-1], None)), 0
+        for (begin, end), due in zip(parts, answers, strict=True):
+            # What waits for an answer must not come before it; the last connection has all of them.
+            with contextlib.suppress(OSError):
+                while heard < due and (answer := connections[-1].recv(65536)):
+                    heard += len(answer)
             for its, mutant in zip(connections, several, strict=True):
                 with contextlib.suppress(OSError):  # it hangs up at the first wrong byte
                     its.sendall(mutant[begin:end])
-            time.sleep(0.005)  # what waits for an answer must not come before
         for its in connections:
             ended(its)
         while server.receive(0):
@@ -462,9 +467,9 @@ def connected(wire):
 
 
 def overheard(member, server):
-    """What a member sends over its connection until its first message is there: the parts between
-    which it waits for an answer."""
-    said = []
+    """What a member sends over its connection until its first message is there, in parts; and how
+    many bytes of answers it had before each."""
+    said, before, answers = [], [], []
     with socket.create_server(("127.0.0.1", 0)) as between:
         member.connect({"site1/c": f"tcp://127.0.0.1:{between.getsockname()[1]}"})
         member.send("site1/c", dict(kind="data"), bytes(range(200)))
@@ -474,16 +479,18 @@ def overheard(member, server):
     def carry(source, target, kept):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if kept is said:
+                    before.append(sum(map(len, answers)))
                 kept.append(data)
                 target.sendall(data)
 
-    for ends in ((near, far, said), (far, near, [])):
+    for ends in ((near, far, said), (far, near, answers)):
         threading.Thread(target=carry, args=ends, daemon=True).start()
     assert server.receive(10).body == bytes(range(200))
     member.close(0.0)
     for end in (near, far):
         end.close()
-    return said
+    return before, said
 
 
 def ended(its):
