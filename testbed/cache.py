@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,7 +66,10 @@ _open = threading.local()
 def cached(name: str, compute: Callable[[], T]) -> T:
     """:meth:`Cache.get` of the file that the environment names; computed if it names none."""
     path = os.environ.get(VARIABLE)
-    return Cache(path).get(name, compute) if path else compute()
+    return _file(path).get(name, compute) if path else compute()
+
+
+_file = lru_cache(maxsize=8)(Cache)
 
 
 def keep() -> None:

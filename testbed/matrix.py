@@ -108,9 +108,12 @@ class Cluster:
 
     def seconds(self, compute_s: float) -> tuple[float, ...]:
         """What an iteration takes each worker, if the fastest takes ``compute_s``."""
+        return tuple((compute_s * self._factors).tolist())
+
+    @cached_property
+    def _factors(self) -> np.ndarray:
         steps = np.linspace(0, 1, self.workers)
-        factors = 1 + (self.uneven - 1) * np.random.default_rng(0).permutation(steps)
-        return tuple((compute_s * factors).tolist())
+        return 1 + (self.uneven - 1) * np.random.default_rng(0).permutation(steps)
 
 
 @dataclass(frozen=True)

@@ -371,30 +371,32 @@ class System:
             _bytes_before.pop(next(iter(_bytes_before)), None)
         return _bytes_before.setdefault((sends, layers), table.cumsum(axis=0))
 
-    def _sending(self, layers: Layers, codec_scope: CodecScope) -> Cost:
+    def _sending(self, layers: Layers, codec_scope: CodecScope) -> tuple[Cost, bool]:
         """Seconds of all rounds of communication of a message, by its first tensor and the one
-        after its last."""
-        message = self.messages(layers, codec_scope)
+        after its last; and whether that takes arrays."""
+        if codec_scope == "group":
+            message = self.messages(layers, codec_scope)
+            return lambda begin, end: sum(map(self.communicate_s, message(begin, end))), False
+        moving = [self.plan.slots.index(slot) for slot in self.transfers.simulated.slots]
+        before = self._before(layers)
 
         def told(begin: int, end: int) -> float:
-            return sum(map(self.communicate_s, message(begin, end)))
+            rounds = [sizes for sizes in (before[end] - before[begin]).tolist() if any(sizes)]
+            return sum(self.moving_s([sizes[slot] for slot in moving]) for sizes in rounds)
 
-        if codec_scope == "group" or not self.transfers.simulated.slots:
-            return told
-        before = self._before(layers)
-        moving = [self.plan.slots.index(slot) for slot in self.transfers.simulated.slots]
-        if (before != before[:, :, moving[:1]])[:, :, moving].any():
-            return told
-        # Most often all slots of a message are as large, and one number says it all.
-        alike = before[:, :, moving[0]].tolist()
+        if not moving:
+            return told, False
+        own, one = np.diff(before, axis=0), before[:, :, moving[:1]]
+        silent = own[:, :, moving[0]] == 0
+        if (before != one)[:, :, moving].any() or own[silent].any():
+            return told, False
+        # Most often all that moves of a message is as large, and one number says it all.
+        rounds = one[:, :, 0].T
 
-        def sent(begin: int, end: int) -> float:
-            rounds = [after - first for first, after in zip(alike[begin], alike[end], strict=True)]
-            if not all(rounds):
-                return told(begin, end)
-            return sum(map(self.alike_s, rounds))
+        def sent(begin: int | np.ndarray, end: int | np.ndarray) -> float | np.ndarray:
+            return sum(self.alike_s(one[end] - one[begin]) for one in rounds)
 
-        return sent
+        return sent, True
 
     # Coding --------------------------------------------------------------------------------------
 
@@ -445,11 +447,16 @@ class System:
 
     def communicate_s(self, sizes: Sizes) -> float:
         """Seconds of one round of communication on a network that is otherwise idle."""
-        return self.transfers.seconds(sizes) + self.overhead_s if any(sizes.values()) else 0.0
+        moving = self.transfers.simulated.slots
+        return self.moving_s([sizes[slot] for slot in moving]) if any(sizes.values()) else 0.0
 
-    def alike_s(self, nbytes: float) -> float:
-        """:meth:`communicate_s` of so many bytes, not none, in every slot."""
-        return self.transfers.alike(nbytes) + self.overhead_s
+    def moving_s(self, nbytes: Sequence[float]) -> float:
+        """:meth:`communicate_s` of a message, by what is in each slot that moves."""
+        return self.transfers.of(nbytes) + self.overhead_s
+
+    def alike_s(self, nbytes: float | np.ndarray) -> float | np.ndarray:
+        """:meth:`communicate_s` of so many bytes in every slot; an array for several."""
+        return np.where(nbytes > 0, self.transfers.alike(nbytes) + self.overhead_s, 0.0)
 
     def costs(
         self,
@@ -470,7 +477,7 @@ class System:
             nothing = by_values(layers.sizes, _nothing)
             return Costs(backward_s, nothing, inside, nothing, forward_s)
         encoded, *on_the_way, decoded = self.gradient()
-        sent = self._sending(layers, codec_scope)
+        sent, at_once = self._sending(layers, codec_scope)
 
         def coded(*steps: Step) -> Cost:
             if codec_scope == "group":
@@ -478,13 +485,14 @@ class System:
             values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
             for step in steps:
                 each = each + step.seconds(device, values)
-            before = [0.0, *each.cumsum().tolist()]
+            before = np.concatenate([[0.0], each.cumsum()])
             return lambda begin, end: before[end] - before[begin]
 
         on_the_way = coded(*on_the_way)
 
-        def communicate(begin: int, end: int) -> float:
-            return inside(begin, end) + sent(begin, end) + on_the_way(begin, end)
+        def communicate(begin: int | np.ndarray, end: int | np.ndarray) -> float | np.ndarray:
+            here = 0.0 if self.inner is None else inside(begin, end)
+            return here + sent(begin, end) + on_the_way(begin, end)
 
         return Costs(
             backward_s,
@@ -492,6 +500,7 @@ class System:
             communicate=communicate,
             decode=coded(decoded),
             forward_s=forward_s,
+            at_once=at_once and self.inner is None,
         )
 
 
@@ -521,59 +530,66 @@ class _Simulated:
         self.plan, self.topology, self.efficiency = plan, topology, efficiency
         moving = np.unique(plan.slot[plan.src != plan.dst])
         self.slots = [plan.slots[slot] for slot in moving]
-        self.name = _digest(plan, topology, efficiency, _simulator())
-        self._at, self._straight = cache(self._simulate), cache(self._is_straight)
+        self.name = _digest(plan, topology, efficiency, _simulator(), BENT, BETWEEN)
+        self._at, self._line = cache(self._simulate), cache(self._known_line)
         self.of = cache(self._of)
 
-    def _of(self, shares: tuple[float, ...]) -> Callable[[float], float]:
+    def _of(self, shares: tuple[float, ...]) -> Callable:
         """How long messages take, by the bytes of the largest, of which each slot has its share:
-        along lines, each looked for once."""
+        along lines, each looked for once. Takes arrays as well."""
         lines: list[tuple[float, float, float, float]] = []
 
-        def seconds(nbytes: float) -> float:
+        def line(nbytes: float) -> tuple[float, float, float, float]:
             found = bisect.bisect_right(lines, (nbytes, math.inf)) - 1
-            if found < 0 or nbytes >= lines[found][1]:
-                low, high = self._ends(shares, nbytes)
-                line = low, high, self._at(shares, low), self._at(shares, high)
-                bisect.insort(lines, line)
-            else:
-                line = lines[found]
-            low, high, begin, end = line
+            if found >= 0 and nbytes < lines[found][1]:
+                return lines[found]
+            made = self._around(shares, nbytes)
+            bisect.insort(lines, made)
+            return made
+
+        def seconds(nbytes: float | np.ndarray) -> float | np.ndarray:
+            if not isinstance(nbytes, np.ndarray):
+                low, high, begin, end = line(nbytes)
+                return begin + (end - begin) * (nbytes - low) / (high - low)
+            left = np.unique(nbytes)
+            while len(left):
+                left = left[left >= line(left[0])[1]]
+            place = np.searchsorted([one[0] for one in lines], nbytes, side="right") - 1
+            low, high, begin, end = np.array(lines)[place].T
             return begin + (end - begin) * (nbytes - low) / (high - low)
 
         return seconds
 
-    def _ends(self, shares: tuple[float, ...], nbytes: float) -> tuple[float, float]:
-        """Bytes around ``nbytes`` between which time is a line."""
+    def _around(self, shares: tuple[float, ...], nbytes: float) -> tuple[float, ...]:
+        """Bytes below and above ``nbytes`` between which time is a line, and the time of both."""
         if nbytes < LEAST:
-            return 0.0, LEAST
-        low, high = _around(nbytes, STEP)
-        while not self._straight(shares, low, high):
+            low, high = 0.0, LEAST
+        else:
+            power = math.floor(math.log(nbytes, STEP))
+            low, high = STEP**power, STEP ** (power + 1)
+        while not (ends := self._line(shares, low, high)):
             middle = math.sqrt(low * high)
             low, high = (low, middle) if nbytes < middle else (middle, high)
-        return low, high
+        return low, high, *ends
 
-    def _is_straight(self, shares: tuple[float, ...], low: float, high: float) -> bool:
+    def _known_line(self, shares: tuple[float, ...], low: float, high: float) -> list[float]:
+        """The times of two sizes; none where a line between them is off."""
+        return cached(
+            f"{self.name} {shares} {low!r} {high!r}", lambda: self._drawn(shares, low, high)
+        )
+
+    def _drawn(self, shares: tuple[float, ...], low: float, high: float) -> list[float]:
         begin, end = self._at(shares, low), self._at(shares, high)
-        for part in BETWEEN:
+        for part in BETWEEN if low else ():
             between = low * (high / low) ** part
             guess = begin + (end - begin) * (between - low) / (high - low)
             if not math.isclose(self._at(shares, between), guess, rel_tol=BENT):
-                return False
-        return True
+                return []
+        return [begin, end]
 
     def _simulate(self, shares: tuple[float, ...], nbytes: float) -> float:
         sizes = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}
-        return cached(
-            f"{self.name} {shares} {nbytes!r}",
-            lambda: exchange_s(self.plan, self.topology, [sizes], self.efficiency),
-        )
-
-
-def _around(nbytes: float, step: float) -> tuple[float, float]:
-    """The powers of ``step`` next to a size."""
-    power = math.floor(math.log(nbytes, step))
-    return step**power, step ** (power + 1)
+        return exchange_s(self.plan, self.topology, [sizes], self.efficiency)
 
 
 @dataclass(frozen=True)
@@ -590,13 +606,9 @@ class Transfers:
     def plan(self) -> Plan:
         return self.simulated.plan
 
-    def alike(self, nbytes: float) -> float:
-        """How long messages of so many bytes in every slot take."""
-        return self._alike(self.scale * nbytes)
-
-    @cached_property
-    def _alike(self) -> Callable[[float], float]:
-        return self.simulated.of((1.0,) * len(self.simulated.slots))
+    def alike(self, nbytes: float | np.ndarray) -> float | np.ndarray:
+        """How long messages of so many bytes in every slot take; an array for several."""
+        return self.simulated.of((1.0,) * len(self.simulated.slots))(self.scale * nbytes)
 
     def seconds(self, sizes: Sizes) -> float:
         """How long messages of these bytes by slot take.
@@ -605,7 +617,10 @@ class Transfers:
         of them around these, and along messages of one proportion. What takes a message along is a
         chain of its slots, so that its time is nearly linear in each.
         """
-        used = [sizes[slot] for slot in self.simulated.slots]
+        return self.of([sizes[slot] for slot in self.simulated.slots])
+
+    def of(self, used: Sequence[float]) -> float:
+        """:meth:`seconds` of bytes in the order of the slots that are simulated."""
         most = max(used, default=0.0)
         if most and min(used) == most:  # most are so
             return self.alike(most)

@@ -306,6 +306,30 @@ def test_a_merge_is_decoded_by_the_server_before_it_answers():
     assert server.communicate(0, 1) == pytest.approx(sent + coded("decode", "sign_sgd", 1000, 4))
 
 
+@pytest.mark.parametrize("name", [*compression.names()])
+def test_messages_priced_at_once_cost_what_each_does(name):
+    """Of codecs that see layers; to the bit, for the search for groups decides by it."""
+    level, ways = Level(up=Part(name=name)), set()
+    for how in ("ring", "allgather", "parameter_server", "hips"):
+        try:
+            levels = [Level(up=Part(name="identity")), level] if how == "hips" else [level]
+            system = load_system(Part(name=how), levels, SITES, overhead_s=1e-4)
+        except ValueError:
+            continue
+        made = system.costs(V100, LENET, 0.1, "layer")
+        ways.add(made.at_once)
+        one_by_one = fusion.every_message(dataclasses.replace(made, at_once=False))
+        told = [system.messages(LENET, "layer")(0, end) for end in range(1, len(LENET.sizes) + 1)]
+        sent = [sum(map(system.communicate_s, rounds)) for rounds in told]
+        on_the_way = [
+            sum(step.seconds(V100, size) for step in system.gradient()[1:-1] for size in sizes)
+            for sizes in (LENET.sizes[:end] for end in range(1, len(LENET.sizes) + 1))
+        ]
+        assert one_by_one[1, 0, 1:] == pytest.approx(np.add(sent, on_the_way), rel=1e-9)
+        assert np.array_equal(fusion.every_message(made), one_by_one, equal_nan=True)
+    assert ways
+
+
 def test_a_worker_alone_neither_codes_nor_sends():
     alone = costs("fp16", workers=1)
     iteration = pipeline.overlapped(LENET, fusion.load("layer_wise"), alone)

@@ -29,6 +29,8 @@ class Costs:
         in which backward produces them.
     encode, communicate, decode: seconds for one message.
     forward_s: seconds before backward begins.
+    at_once: whether these three take arrays of tensor numbers as well, and asking for all messages
+        costs little.
     """
 
     backward_s: Sequence[float]
@@ -36,6 +38,7 @@ class Costs:
     communicate: Cost
     decode: Cost
     forward_s: float = 0.0
+    at_once: bool = False
 
     @classmethod
     def by_values(
@@ -160,10 +163,18 @@ def checked(name: str, sizes: Sequence[int], costs: Costs | None) -> Costs:
         cost = getattr(costs, what)
 
         @functools.cache
-        def asked(begin: int, end: int) -> float:
+        def one(begin: int, end: int) -> float:
             return seconds(f"{what}({begin}, {end})", cost(begin, end))
 
-        return asked
+        def several(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+            found = np.asarray(cost(begin, end), float)
+            for at in np.flatnonzero(~((found >= 0) & (found < math.inf)))[:1]:
+                seconds(f"{what}({begin[at]}, {end[at]})", found[at])
+            return found
+
+        if not costs.at_once:
+            return one
+        return lambda begin, end: (several if isinstance(begin, np.ndarray) else one)(begin, end)
 
     return dataclasses.replace(
         costs,
@@ -171,6 +182,19 @@ def checked(name: str, sizes: Sequence[int], costs: Costs | None) -> Costs:
         forward_s=seconds("forward_s", costs.forward_s),
         **{what: once(what) for what in ("encode", "communicate", "decode")},
     )
+
+
+def every_message(costs: Costs) -> np.ndarray:
+    """(3, n + 1, n + 1) seconds of encoding, sending and decoding, by the first tensor of a message
+    and the one after its last; not a number where there is no message."""
+    n = len(costs.backward_s)
+    begin, end = np.triu_indices(n + 1, 1)
+    messages = list(zip(begin.tolist(), end.tolist(), strict=True))
+    table = np.full((3, n + 1, n + 1), np.nan)
+    for of_all, cost in zip(table, (costs.encode, costs.communicate, costs.decode), strict=True):
+        several = cost(begin, end) if costs.at_once else [cost(*message) for message in messages]
+        of_all[begin, end] = several
+    return table
 
 
 def by_values(sizes: Sequence[int], cost: Callable[[int], float]) -> Cost:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 
-from slowlink.methods.fusion import Costs, Fusion, between, checked
+from slowlink.methods.fusion import Costs, Fusion, between, checked, every_message
 
-Ends = tuple[int, ...]
-Timed = tuple[float, Ends]
+Timed = tuple[float, tuple[int, ...]]
 """Seconds of an iteration, and where its groups end."""
 
 
@@ -67,7 +66,7 @@ class LayerFusion(Fusion):
             return []
         one_more = _one_cut if self.literal else _one_more
         search = Search(costs)
-        best = now = before = search((), [n])
+        best = now = before = search(_whole, [n])
         for _ in range(2, n + 1):
             now = one_more(search, before[1])
             best = min(best, now)
@@ -78,69 +77,99 @@ class LayerFusion(Fusion):
 
 
 class Search:
-    """Binary search for where to put one end of a group, by the time of an iteration."""
+    """Groupings and how long an iteration takes with them; asks for a price when it is needed."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs, n = costs, len(costs.backward_s)
         self.gradients = np.array(
             [*itertools.accumulate(costs.backward_s, initial=costs.forward_s)]
         )
-        self.prices = np.full((3, n + 1, n + 1), np.nan)
+        self.prices = every_message(costs) if costs.at_once else np.full((3, n + 1, n + 1), np.nan)
         """Seconds of encoding, sending and decoding a message, by its ends; not a number for those
         that nobody has asked for."""
 
-    def __call__(self, ends: Ends, free: Sequence[int]) -> Timed:
-        """The best of the groupings with one end more than ``ends``, of those that are ``free``,
-        that a search for a valley of time looks at."""
-        others, places = np.array(ends, np.int64), np.array(free, np.int64)
+    def __call__(self, look: Callable, ends: Sequence[int], free: Sequence[int] = ()) -> Timed:
+        """The grouping that ``look``, a kernel below, makes of ``ends`` and what is ``free``."""
+        given = np.array(free, np.int64), np.array(ends, np.int64)
         while True:
-            seconds, end, begin, stop = _valley(others, places, self.gradients, self.prices)
+            seconds, found, begin, stop = look(*given, self.gradients, self.prices)
             if not stop:
-                return seconds, tuple(sorted((*ends, end)))
+                return seconds, tuple(found.tolist())
             costs = self.costs.encode, self.costs.communicate, self.costs.decode
             self.prices[:, begin, stop] = [cost(begin, stop) for cost in costs]
 
 
-def _one_more(search: Search, ends: Ends) -> Timed:
+def _one_more(search: Search, ends: Sequence[int]) -> Timed:
     """The best grouping found with one group more than ``ends``."""
     found = []
     for begin, stop in itertools.pairwise((0, *ends)):
         if stop - begin > 1:
-            found.append(_moved(search, search(ends, range(begin + 1, stop))))
-            found.append(_moved(search, search(ends, [(begin + stop) // 2])))
+            found.append(search(_grown, ends, np.arange(begin + 1, stop)))
+            found.append(search(_grown, ends, [(begin + stop) // 2]))
     return min(found)
 
 
-def _one_cut(search: Search, ends: Ends) -> Timed:
+def _one_cut(search: Search, ends: Sequence[int]) -> Timed:
     """``ends`` and one more, which a single binary search over all other places finds."""
-    return search(ends, sorted(set(range(1, ends[-1])) - set(ends)))
+    return search(_split, ends, sorted(set(range(1, ends[-1])) - set(ends)))
 
 
-def _moved(search: Search, found: Timed) -> Timed:
-    """``found`` with each end in turn where binary search between its neighbours puts it."""
-    before = None
-    while found != before:
-        before = found
-        for i in range(len(found[1]) - 1):
-            left, right = found[1][:i], found[1][i + 1 :]
-            free = range((left[-1] if left else 0) + 1, right[0])
-            found = min(found, search((*left, *right), free))
-    return found
+# Kernels return the seconds of an iteration, the ends of its groups, and the message whose price
+# they lack, which ends at 0 if there is none; else what they return first means nothing.
+
+_kernel = numba.njit(nogil=True, cache=True)
 
 
-@numba.njit(nogil=True, cache=True)
-def _valley(others, free, gradients, prices):
-    """Seconds and place of the best end of those that binary search for a valley looks at; and the
-    message whose price it lacks, which ends at 0 if there is none."""
+@_kernel
+def _whole(_, ends, gradients, prices):
+    """``ends`` as they are."""
+    seconds, begin, stop = _timed(ends[:-1], ends[-1], gradients, prices)
+    return seconds, ends, begin, stop
+
+
+@_kernel
+def _grown(free, ends, gradients, prices):
+    """``ends`` and one of the ``free``, then each in turn where binary search between its
+    neighbours puts it, until none moves."""
+    seconds, found, begin, stop = _split(free, ends, gradients, prices)
+    moves = not stop
+    while moves:
+        moves = False
+        for i in range(len(found) - 1):
+            within = np.arange((found[i - 1] if i else 0) + 1, found[i + 1])
+            others = np.concatenate((found[:i], found[i + 1 :]))
+            tried, made, begin, stop = _split(within, others, gradients, prices)
+            if stop:
+                return tried, made, begin, stop
+            if _before(tried, made, seconds, found):
+                seconds, found, moves = tried, made, True
+    return seconds, found, begin, stop
+
+
+@_kernel
+def _before(seconds, ends, others_seconds, others_ends):
+    """Whether a grouping is faster than another, or as fast and its first ends come first."""
+    if seconds != others_seconds:
+        return seconds < others_seconds
+    for one, other in zip(ends, others_ends):  # noqa: B905 - numba knows no strict
+        if one != other:
+            return one < other
+    return False
+
+
+@_kernel
+def _split(free, ends, gradients, prices):
+    """``ends`` and the best one of those that binary search among the ``free`` looks at: it
+    compares an index with the next one, and goes on in the half that falls."""
     low, high = 0, len(free) - 1
-    best, begin, stop = _timed(others, free[low], gradients, prices)
+    best, begin, stop = _timed(ends, free[low], gradients, prices)
     end = free[low]
     while low < high and not stop:
         middle = (low + high) // 2
-        here, begin, stop = _timed(others, free[middle], gradients, prices)
+        here, begin, stop = _timed(ends, free[middle], gradients, prices)
         if stop:
             break
-        after, begin, stop = _timed(others, free[middle + 1], gradients, prices)
+        after, begin, stop = _timed(ends, free[middle + 1], gradients, prices)
         if here < best or (here == best and free[middle] < end):
             best, end = here, free[middle]
         if after < best or (after == best and free[middle + 1] < end):
@@ -149,13 +178,13 @@ def _valley(others, free, gradients, prices):
             high = middle
         else:
             low = middle + 1
-    return best, end, begin, stop
+    return best, np.sort(np.append(ends, end)), begin, stop
 
 
-@numba.njit(nogil=True, cache=True)
+@_kernel
 def _timed(others, more, gradients, prices):
     """``iteration_s`` of :func:`methods.fusion.timeline`, of groups that end at ``others`` and at
-    ``more``; and the first message whose price it lacks, which ends at 0 if there is none."""
+    ``more``; without the ends."""
     encoding = sent = decoded = decoding = 0.0
     begin = passed = 0
     for i in range(len(others) + 1):

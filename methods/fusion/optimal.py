@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from slowlink.methods.fusion import Costs, Fusion, between, checked
+from slowlink.methods.fusion import Costs, Fusion, between, checked, every_message
 
 WIDTH = 32
 """States a prefix in the first sweep, which only finds a grouping to beat."""
@@ -66,16 +66,9 @@ def _segments(costs: Costs) -> list[np.ndarray]:
 
     Infinite where there is no such group.
     """
-    n = len(costs.backward_s)
-    a, b = np.triu_indices(n + 1, 1)
     done = np.concatenate([[0.0], np.cumsum(costs.backward_s)])
-    messages = list(zip(a.tolist(), b.tolist(), strict=True))
-    per_group = [done[b] - done[a]]
-    for cost in (costs.encode, costs.communicate, costs.decode):
-        per_group.append(np.array([cost(*message) for message in messages]))
-    tables = np.full((4, n + 1, n + 1), np.inf)
-    tables[:, a, b] = per_group
-    return list(tables)
+    tables = np.stack([done - done[:, None], *every_message(costs)])
+    return list(np.where(np.isnan(tables[-1]), np.inf, tables))
 
 
 class _Bounds:

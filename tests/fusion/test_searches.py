@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slowlink.methods.fusion import Costs, by_values, checked, load, timeline
+from slowlink.methods.fusion import Costs, by_values, checked, every_message, load, timeline
+from slowlink.methods.fusion import layer_fusion as layer_fusion_module
 from slowlink.methods.fusion import optimal as optimal_module
 from slowlink.methods.fusion.layer_fusion import Search
 from slowlink.methods.fusion.mg_wfbp import startup_and_rate
@@ -193,12 +194,12 @@ def test_layer_fusion_lies_between_the_optimum_and_the_whole_model(case, epsilon
 @settings(max_examples=20, deadline=None)
 def test_the_search_reads_the_clock_of_the_timeline(case):
     sizes, costs = case
-    clock = Search(checked("test", sizes, costs))
+    search = Search(checked("test", sizes, costs))
     for middle in range(1, len(sizes)):
         ends = sorted({middle, (middle + len(sizes)) // 2, len(sizes)})
         groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
         took = timeline(sizes, groups, costs).iteration_s
-        assert clock(tuple(ends[1:]), ends[:1])[0] == pytest.approx(took, rel=1e-12)
+        assert search(layer_fusion_module._whole, ends)[0] == pytest.approx(took, rel=1e-12)
 
 
 @given(
@@ -218,6 +219,60 @@ def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, b
     )
     took = seconds("layer_fusion", sizes, costs, epsilon=0.0)
     assert took <= two * (1 + 1e-12)
+
+
+def plain_layer_fusion(sizes, costs, epsilon):
+    """The search as its docstring tells it, on the clock of the timeline."""
+    n = len(sizes)
+
+    def timed(ends):
+        groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
+        return timeline(sizes, groups, costs).iteration_s, ends
+
+    def valley(others, free):
+        here = [timed(tuple(sorted((*others, end)))) for end in free]
+        low, high, seen = 0, len(free) - 1, {0}
+        while low < high:
+            middle = (low + high) // 2
+            seen |= {middle, middle + 1}
+            falls = here[middle][0] > here[middle + 1][0]
+            low, high = (middle + 1, high) if falls else (low, middle)
+        return min(here[i] for i in seen)
+
+    def settled(found):
+        while True:
+            before = found
+            for i in range(len(found[1]) - 1):
+                ends = found[1]
+                free = range((ends[i - 1] if i else 0) + 1, ends[i + 1])
+                found = min(found, valley(ends[:i] + ends[i + 1 :], free))
+            if found == before:
+                return found
+
+    best = before = timed((n,))
+    for _ in range(2, n + 1):
+        tried = []
+        for a, b in itertools.pairwise((0, *before[1])):
+            for free in (range(a + 1, b), [(a + b) // 2] if b - a > 1 else []):
+                tried += [settled(valley(before[1], free))] if len(free) else []
+        now = min(tried)
+        best = min(best, now)
+        if now[0] > before[0] or before[0] - now[0] < epsilon * before[0]:
+            break
+        before = now
+    return best
+
+
+@given(cases(), st.sampled_from([0.0, 0.001, 0.5]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_layer_fusion_is_the_search_that_it_tells(case, epsilon, at_once):
+    sizes, costs = case
+    if at_once:
+        every = every_message(costs)
+        asked = (lambda a, b, table=table: table[a, b] for table in every)
+        costs = Costs(costs.backward_s, *asked, forward_s=costs.forward_s, at_once=True)
+    took, _ = plain_layer_fusion(sizes, costs, epsilon)
+    assert seconds("layer_fusion", sizes, costs, epsilon=epsilon) == pytest.approx(took, rel=1e-9)
 
 
 # Stages of a residual network: values of its tensors, in the order of backward.
@@ -259,11 +314,12 @@ def as_told(sizes, costs, epsilon):
     """Sketch-Fusion §4.3 word for word: another group a step, where a binary search over the ends
     that are free puts it; X_y is returned once it is worse, or not better by ε."""
     n, looked_at = len(sizes), set()
-    clock = Search(checked("test", sizes, costs))
+    clock = checked("test", sizes, costs)
 
     def iteration_s(ends):
         looked_at.add(tuple(sorted(ends)))
-        return clock(tuple(sorted({*ends} - {n})), [n])[0]
+        groups = [list(range(a, b)) for a, b in itertools.pairwise([0, *sorted(ends)])]
+        return timeline(sizes, groups, clock).iteration_s
 
     ends, before = {n}, iteration_s({n})
     while len(ends) < n:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from slowlink.methods.fusion import Costs, timeline
+from slowlink.methods.fusion import Costs, checked, every_message, timeline
 
 
 def nothing(begin, end):
@@ -90,3 +91,15 @@ def test_costs_that_do_not_fit_are_refused():
         timeline([1, 1], [[0, 1]], Costs([1.0], nothing, nothing, nothing))
     with pytest.raises(ValueError, match=r"timeline: decode\(0, 2\) must be finite seconds"):
         timeline([1, 1], [[0, 1]], Costs([1.0, 1.0], nothing, nothing, lambda begin, end: -1.0))
+    late = Costs([1.0] * 3, nothing, lambda begin, end: 2.0 - end, nothing, at_once=True)
+    with pytest.raises(ValueError, match=r"test: communicate\(0, 3\) must be finite .* not -1"):
+        every_message(checked("test", [1] * 3, late))
+
+
+def test_messages_asked_for_at_once_cost_what_each_does():
+    sent = np.array([[0.0, 1.0, 5.0], [0.0, 0.0, 3.0]])
+    one = Costs([1.0] * 2, nothing, lambda begin, end: sent[begin, end], nothing)
+    tables = [every_message(costs) for costs in (one, replace(one, at_once=True))]
+    none = np.nan
+    assert np.array_equal(tables[0][1], [[none, 1, 5], [none, none, 3], [none] * 3], True)
+    assert np.array_equal(*tables, equal_nan=True)
