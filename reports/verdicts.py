@@ -441,6 +441,8 @@ def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
         estimate = Estimate.of(ours)
         result.ours, result.ours_value = str(estimate), estimate.mean
         result.ratio = estimate.mean / said.middle
+        expected = _expected(claim, evidence, rule) if _by_fit(claim, rule, found) else None
+        result.ours += "" if expected is None else f", fitted {expected}"
     bound = evidence.bound(claim, found) if claim.bound else None
     result.bound = math.nan if bound is None else bound
     result.verdict, result.reason = _value_verdict(claim, evidence, found, rule, ours, bound)
@@ -484,7 +486,7 @@ def _value_verdict(
     if claim.calibrates:
         reason = f"{claim.calibrates} was chosen from this number; {ratio}"
         return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
-    if claim.fit and (rule.absolute or other):
+    if _by_fit(claim, rule, found):
         verdict, reason = _fitted(claim, evidence, rule, reading)
         reason += f"; {ratio}{_variant_ratios(claim, evidence, said.middle)}"
         stands_in = f"; {_join(other)} stands in for {claim.model}" if other else ""
@@ -508,6 +510,23 @@ def _times_too_small(claim: Claim, evidence: Evidence) -> str:
     return f"; the rest of {claim.fit.table} gives {number(times)} times the printed"
 
 
+def _by_fit(claim: Claim, rule: Rule, found: Found) -> bool:
+    """Whether a number is held against the fit of its table, and not against ours as it is."""
+    return bool(claim.fit and (rule.absolute or found.models - {claim.model}))
+
+
+def _expected(
+    claim: Claim, evidence: Evidence, rule: Rule, reading: Coordinate | None = None
+) -> Estimate | None:
+    """What a number should be by the fit on the other cells of its table."""
+    table = _fit(evidence, claim.document, claim.fit.table, reading)
+    rates = table and table.others.get(claim.number or claim.id)
+    if not rates:
+        return None
+    predicted = sum(rates[name] * term for name, term in evidence.terms(claim, reading).items())
+    return Estimate.of(1 / predicted if rule.inverse else predicted)
+
+
 def _fitted(
     claim: Claim,
     evidence: Evidence,
@@ -516,14 +535,10 @@ def _fitted(
 ) -> tuple[str, str]:
     """What the fit on the other cells of its table says of a number; nothing, where numbers dealt
     out at random fit as well, and not that it holds where as many of them do."""
-    table = _fit(evidence, claim.document, claim.fit.table, reading)
-    number_of = claim.number or claim.id
-    if table is None or number_of not in table.others:
+    estimate = _expected(claim, evidence, rule, reading)
+    if estimate is None:
         return "undecided", f"too few cells of {claim.fit.table} ran to fit it"
-    terms = evidence.terms(claim, reading)
-    rates = table.others[number_of]
-    predicted = sum(rates[name] * term for name, term in terms.items())
-    estimate = Estimate.of(1 / predicted if rule.inverse else predicted)
+    table = _fit(evidence, claim.document, claim.fit.table, reading)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
     if table.lucky:

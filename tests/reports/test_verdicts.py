@@ -602,6 +602,7 @@ def test_a_table_is_fitted_in_each_reading():
         return judge(every, frame(results), {}, "desk").set_index("id")
 
     assert set(judged("clock")["verdict"]) == {"holds"}
+    assert judged("clock")["ours"]["D-7"] == "57, fitted 19"
     last = judged("clock", "other").loc["D-7"]
     assert last["verdict"] == "depends on the reading"
     assert "as here holds, clock: holds, other: off by ×" in last["reason"]
