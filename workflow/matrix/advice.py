@@ -533,6 +533,8 @@ def fused(space: Mapping[str, System], given: Matrix, names: set[str]) -> dict[s
     that are there already: many rows have no other answers but their fusion."""
     made, there = {}, {str(system.answers) for system in space.values()}
     for label, system in space.items():
+        if not system.grouped:
+            continue
         for name in sorted(names - {system.fusion.name}):
             changed = system.model_copy(update={"fusion": given.part(name), "trained": False})
             if (answers := str(changed.answers)) not in there:
@@ -547,13 +549,13 @@ def restricted(
     exchanges: Mapping[str, Part] = {},
 ) -> dict[str, System]:
     """The systems whose answers are all among those that are allowed, on such exchanges, which may
-    also have labels."""
+    also have labels. Any fusion will do where it has no say."""
     made = {}
     labelled = [exchanges[name] for name in only.get("exchange", ()) if name in exchanges]
     for label, system in found.items():
         answers = {
             "codec": {level.up.name for level in system.levels},
-            "fusion": {system.fusion.name},
+            "fusion": {system.fusion.name} if system.grouped else set(),
             "synchronization": {system.synchronization.name},
         }
         if not all(answers[q] <= names for q, names in only.items() if q != "exchange"):
@@ -861,7 +863,8 @@ def _json(
             "method": offer.label,
             "exchange": said(method.exchange),
             "codecs": [said(level.up) for level in method.levels],
-            "fusion": said(method.fusion),
+            # None of what sends one message.
+            "fusion": said(method.fusion) if system_of(method).grouped else None,
             "synchronization": said(method.synchronization),
             "round_s": offer.round.round_s,
             "round_s_within": interval and [interval.low, interval.high],

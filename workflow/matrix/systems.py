@@ -94,6 +94,13 @@ class System(Section):
         return self.synchronization == BSP and not coded(self)
 
     @property
+    def grouped(self) -> bool:
+        """Whether fusion has a say: what is sent after several iterations is one message."""
+        part = self.synchronization
+        policy = synchronization.load(part.name, **part.parameters)
+        return policy.together and policy.travels == "gradient"
+
+    @property
     def blended(self) -> bool:
         """Whether a codec makes something else of layers that travel together: it sees them as one,
         and does not take value by value."""
