@@ -566,6 +566,7 @@ class _Simulated:
             low, high = 0.0, LEAST
         else:
             power = math.floor(math.log(nbytes, STEP))
+            power -= nbytes < STEP**power  # the logarithm is rounded
             low, high = STEP**power, STEP ** (power + 1)
         while not (ends := self._line(shares, low, high)):
             middle = math.sqrt(low * high)

@@ -14,7 +14,7 @@ from slowlink.methods import compression, exchange, fusion
 from slowlink.methods.compression import Compressor, Work, combine_payloads
 from slowlink.testbed import matrix
 from slowlink.testbed.network import geo_sites, simulate, star
-from slowlink.testbed.prices import System, load_system, transfers
+from slowlink.testbed.prices import STEP, System, load_system, transfers
 from slowlink.testbed.training import device, pipeline, trainer
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Level, Link, Part, Recipe
@@ -187,6 +187,22 @@ def test_interpolated_transfers_equal_simulated_ones(how, down):
         sizes = {slot: nbytes * (down if slot == "pull/0" else 1.0) for slot in plan.slots}
         direct = simulate(plan, topology, sizes, efficiency=0.9).completion_s
         assert made.seconds(sizes) == pytest.approx(direct, rel=1e-3)
+
+
+def test_an_array_of_sizes_takes_what_each_does_in_any_order():
+    """And also right below and at the powers of STEP, where lines begin."""
+    topology = star(4, RATE, latency=1e-5)  # the rate of simulated networks, so that scale is 1
+    powers = STEP ** np.arange(-9.0, 16)
+    sizes = np.concatenate([np.nextafter(powers, 0), powers, np.nextafter(powers, 1e99), [0, 777]])
+    sizes = np.random.default_rng(0).permutation(sizes)
+    made, again = (transfers(exchange.load("ring"), topology, 0.9 - n / 10) for n in range(2))
+    one_by_one = [made.alike(nbytes) for nbytes in sizes.tolist()]
+    assert made.scale == 1 and np.array_equal(made.alike(sizes), one_by_one)
+    first = again.alike(sizes)
+    assert np.array_equal(first, [again.alike(nbytes) for nbytes in sizes.tolist()])
+    order = np.argsort(sizes)
+    assert (np.diff(first[order]) >= -1e-12).all()
+    assert first[order][0] == pytest.approx(6 * 2e-5)  # six steps, over two cards each
 
 
 @pytest.mark.parametrize("how", ["ring", "rat", "plink"])
