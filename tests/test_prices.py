@@ -195,11 +195,14 @@ def test_an_array_of_sizes_takes_what_each_does_in_any_order():
     powers = STEP ** np.arange(-9.0, 16)
     sizes = np.concatenate([np.nextafter(powers, 0), powers, np.nextafter(powers, 1e99), [0, 777]])
     sizes = np.random.default_rng(0).permutation(sizes)
-    made, again = (transfers(exchange.load("ring"), topology, 0.9 - n / 10) for n in range(2))
+    ring = exchange.load("ring")
+    made, again, alone = (transfers(ring, topology, 0.9 - n / 10) for n in range(3))
     one_by_one = [made.alike(nbytes) for nbytes in sizes.tolist()]
     assert made.scale == 1 and np.array_equal(made.alike(sizes), one_by_one)
     first = again.alike(sizes)
     assert np.array_equal(first, [again.alike(nbytes) for nbytes in sizes.tolist()])
+    below = np.nextafter(powers[::2], 0)  # whose lines nobody else asks for
+    assert alone.alike(below) == pytest.approx(alone.alike(powers[::2]))
     order = np.argsort(sizes)
     assert (np.diff(first[order]) >= -1e-12).all()
     assert first[order][0] == pytest.approx(6 * 2e-5)  # six steps, over two cards each
