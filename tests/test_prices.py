@@ -12,6 +12,7 @@ import torch
 
 from slowlink.methods import compression, exchange, fusion
 from slowlink.methods.compression import Compressor, Work, combine_payloads
+from slowlink.methods.exchange import in_pieces
 from slowlink.testbed import matrix
 from slowlink.testbed.network import geo_sites, simulate, star
 from slowlink.testbed.prices import STEP, System, load_system, transfers
@@ -195,17 +196,26 @@ def test_an_array_of_sizes_takes_what_each_does_in_any_order():
     powers = STEP ** np.arange(-9.0, 16)
     sizes = np.concatenate([np.nextafter(powers, 0), powers, np.nextafter(powers, 1e99), [0, 777]])
     sizes = np.random.default_rng(0).permutation(sizes)
-    ring = exchange.load("ring")
-    made, again, alone = (transfers(ring, topology, 0.9 - n / 10) for n in range(3))
+    made, again = (transfers(exchange.load("ring"), topology, 0.9 - n / 10) for n in range(2))
     one_by_one = [made.alike(nbytes) for nbytes in sizes.tolist()]
     assert made.scale == 1 and np.array_equal(made.alike(sizes), one_by_one)
     first = again.alike(sizes)
     assert np.array_equal(first, [again.alike(nbytes) for nbytes in sizes.tolist()])
-    below = np.nextafter(powers[::2], 0)  # whose lines nobody else asks for
-    assert alone.alike(below) == pytest.approx(alone.alike(powers[::2]))
     order = np.argsort(sizes)
     assert (np.diff(first[order]) >= -1e-12).all()
     assert first[order][0] == pytest.approx(6 * 2e-5)  # six steps, over two cards each
+
+
+def test_sizes_right_below_a_power_are_on_the_line_below_it():
+    """Of two powers of STEP; of times that are no line, on the sites of the next test."""
+    sites = geo_sites([2, 2, 2], lan=RATE, wan=RATE / 64, lan_latency=1e-5, wan_latency=5e-3)
+    made = transfers(exchange.load("ring"), sites, 0.95, pieces=32)
+    powers = STEP ** np.arange(6.0, 16, 2)
+    found = made.alike(np.nextafter(powers / made.scale, 0))
+    plan = in_pieces(exchange.load("ring")(sites), 32)
+    for nbytes, seconds in zip(powers / made.scale, found, strict=True):
+        took = simulate(plan, sites, float(nbytes), efficiency=0.95).completion_s
+        assert seconds == pytest.approx(took, rel=1e-3)
 
 
 @pytest.mark.parametrize("how", ["ring", "rat", "plink"])
