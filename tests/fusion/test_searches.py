@@ -221,6 +221,17 @@ def test_two_groups_are_the_best_two_where_time_has_one_valley(tensors, alpha, b
     assert took <= two * (1 + 1e-12)
 
 
+def in_64ths(costs, at_once=False):
+    """Costs whose sums are exact in any order, so that two searches see the same ties."""
+
+    def rounded(seconds):
+        return np.round(np.asarray(seconds) * 64) / 64
+
+    asked = (lambda a, b, table=table: table[a, b] for table in rounded(every_message(costs)))
+    backward, forward = rounded(costs.backward_s).tolist(), float(rounded(costs.forward_s))
+    return Costs(backward, *asked, forward_s=forward, at_once=at_once)
+
+
 def plain_layer_fusion(sizes, costs, epsilon):
     """The search as its docstring tells it, on the clock of the timeline."""
     n = len(sizes)
@@ -267,12 +278,9 @@ def plain_layer_fusion(sizes, costs, epsilon):
 @settings(max_examples=40, deadline=None)
 def test_layer_fusion_is_the_search_that_it_tells(case, epsilon, at_once):
     sizes, costs = case
-    if at_once:
-        every = every_message(costs)
-        asked = (lambda a, b, table=table: table[a, b] for table in every)
-        costs = Costs(costs.backward_s, *asked, forward_s=costs.forward_s, at_once=True)
+    costs = in_64ths(costs, at_once)
     took, _ = plain_layer_fusion(sizes, costs, epsilon)
-    assert seconds("layer_fusion", sizes, costs, epsilon=epsilon) == pytest.approx(took, rel=1e-9)
+    assert seconds("layer_fusion", sizes, costs, epsilon=epsilon) == took
 
 
 # Stages of a residual network: values of its tensors, in the order of backward.
@@ -344,11 +352,10 @@ def as_told(sizes, costs, epsilon):
 @settings(max_examples=40, deadline=None)
 def test_layer_fusion_to_the_letter(case, epsilon):
     sizes, costs = case
+    costs = in_64ths(costs)
     groups = load("layer_fusion", epsilon=epsilon, literal=True)(sizes, costs)
     ends, looked_at = as_told(sizes, costs, epsilon)
-    took = timeline(sizes, groups, costs).iteration_s
-    told = [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
-    assert took == pytest.approx(timeline(sizes, told, costs).iteration_s, rel=1e-9)
+    assert groups == [list(range(a, b)) for a, b in itertools.pairwise([0, *ends])]
     n = len(sizes)
     assert looked_at <= n * (2 * np.ceil(np.log2(n + 1)) + 2)  # O(N log N)
 
