@@ -50,7 +50,7 @@ from slowlink.methods.fusion import Cost, Costs, by_values
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed import network
 from slowlink.testbed.cache import cached, sources
-from slowlink.testbed.network import simulate
+from slowlink.testbed.network import Alone, simulate
 from slowlink.testbed.network.counting import complete
 from slowlink.testbed.training.device import Device
 from slowlink.testbed.training.pipeline import Layers
@@ -589,8 +589,12 @@ class _Simulated:
         return [begin, end]
 
     def _simulate(self, shares: tuple[float, ...], nbytes: float) -> float:
-        sizes = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}
-        return exchange_s(self.plan, self.topology, [sizes], self.efficiency)
+        used = {slot: share * nbytes for slot, share in zip(self.slots, shares, strict=True)}
+        return self._alone.completion_s(complete(self.plan, used))
+
+    @cached_property
+    def _alone(self) -> Alone:
+        return Alone(self.plan, self.topology, efficiency=self.efficiency)
 
 
 @dataclass(frozen=True)

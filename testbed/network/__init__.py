@@ -15,7 +15,7 @@ from slowlink.testbed.network.counting import (
 )
 from slowlink.testbed.network.execution import execute, verify
 from slowlink.testbed.network.faults import Faults, failed_links, priority, random_pauses
-from slowlink.testbed.network.fluid import Network, Result, simulate, tcp_efficiency
+from slowlink.testbed.network.fluid import Alone, Network, Result, simulate, tcp_efficiency
 from slowlink.testbed.network.routing import Paths, route, routes
 from slowlink.testbed.network.topology import (
     bcube,
@@ -28,6 +28,7 @@ from slowlink.testbed.network.topology import (
 )
 
 __all__ = [
+    "Alone",
     "Faults",
     "Network",
     "Paths",

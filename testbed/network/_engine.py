@@ -269,6 +269,19 @@ def with_room(state: State, room: np.ndarray) -> State:
     return state._replace(members=members, pairs=longer(state.pairs, 2 * len(members)))
 
 
+def packed(state: State) -> tuple[State, np.ndarray]:
+    """``state`` in one stretch of memory, and that: to copy its bytes back undoes what happened."""
+    begins = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in state)]).tolist()
+    memory = np.zeros(begins.pop(), np.uint8)
+    arrays = [
+        np.ndarray(array.shape, array.dtype, memory, begin)
+        for array, begin in zip(state, begins, strict=True)
+    ]
+    for new, array in zip(arrays, state, strict=True):
+        new[:] = array
+    return State(*arrays), memory
+
+
 def longer(array: np.ndarray, length: int) -> np.ndarray:
     """``array`` with zeros after it up to ``length``."""
     new = np.zeros((length, *array.shape[1:]), array.dtype)

@@ -119,6 +119,41 @@ def simulate(
     return result
 
 
+class Alone:
+    """How long one plan takes on an idle network, asked for one set of sizes after the other.
+
+    A network is set up once, and then put back to time 0 for each; see :class:`Network` for
+    ``network_options``.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, **network_options: float | Paths) -> None:
+        network = Network(topology, **network_options)
+        started = network._start(plan, dict.fromkeys(plan.slots, 0.0), alone=True)
+        shown = started._static.shown
+        self._slots, self._slot = plan.slots, plan.slot[shown]
+        self._share, self._chunks = transfer_bytes(plan, 1.0)[shown], plan.chunks
+        self._efficiency = network.efficiency
+        self._state, self._memory = engine.packed(network._state)
+        self._begin, n = self._memory.copy(), len(shown)
+        rows, flows = self._state.transfers[:n], self._state.flows[:n]
+        self._nbytes, self._nothing, self._end_s = rows["nbytes"], flows["nothing"], rows["end_s"]
+
+    def completion_s(self, sizes: Mapping[str, float]) -> float:
+        """When the last transfer arrives; ``sizes``: payload bytes of the vector in each slot."""
+        if not len(self._share):
+            return 0.0
+        whole = np.array([sizes[slot] for slot in self._slots], np.float64)
+        if not (np.isfinite(whole) & (whole >= 0)).all():
+            raise ValueError(f"sizes must be bytes, finite and >= 0, not {sizes}")
+        pieces = self._share * whole[self._slot] / self._efficiency / self._chunks
+        self._memory[:] = self._begin
+        self._nbytes[:], self._nothing[:] = pieces, engine.SAME_SIZE * pieces
+        engine.advance(self._state, math.inf, True)
+        if not self._state.count[engine.DONE]:
+            raise RuntimeError("a plan is running but nothing can happen")
+        return float(self._end_s.max())
+
+
 class Network:
     """A network in which plans run.
 

@@ -9,7 +9,7 @@ import pytest
 
 from slowlink.methods import exchange
 from slowlink.methods.exchange import in_pieces, load
-from slowlink.testbed.network import Network, geo_sites, leaf_spine, simulate, star
+from slowlink.testbed.network import Alone, Network, geo_sites, leaf_spine, simulate, star
 
 NETWORKS = {
     "star": lambda: star(12, 1e9, latency=1e-5),
@@ -58,6 +58,20 @@ def test_times_are_those_of_simulating_all(name, network, options):
             assert one_each.transfers[column] == pytest.approx(expected, rel=1e-9)
         assert one_each.completion_s == pytest.approx(all_of_them.completion_s, rel=1e-9)
         assert one_each.link_bytes == pytest.approx(all_of_them.link_bytes, rel=1e-9)
+        # And so they are of a network that is set up once, whatever it was asked before.
+        alone = Alone(shape, topology, **OPTIONS[options])
+        for factor in (0.0, 100.0, 1.0):
+            others = {slot: factor * nbytes for slot, nbytes in sizes.items()}
+            expected = simulate(shape, topology, others, **OPTIONS[options]).completion_s
+            assert alone.completion_s(others) == expected
+
+
+@pytest.mark.parametrize("nbytes", [-1.0, float("nan"), float("inf")])
+def test_a_size_that_is_none_is_refused(nbytes):
+    topology = star(3, 1e9)
+    plan = load("ring")(topology)
+    with pytest.raises(ValueError, match="sizes must be bytes, finite and >= 0"):
+        Alone(plan, topology).completion_s(dict.fromkeys(plan.slots, nbytes))
 
 
 @pytest.mark.parametrize(
