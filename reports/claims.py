@@ -213,7 +213,9 @@ class Part(_Data):
 
     In place of ``value``, ``largest`` has several expressions: the largest of those that were run
     must meet the number. ``terms`` name those of ``order`` where their expressions would not read
-    well. ``elsewhere`` says why ours cannot speak for the document's machine: the statement is then
+    well. ``may_mean``: what else the sentence may say, as another value, order or printed number in
+    place of this one's, and ``why``; if that leads to another verdict, it depends on the reading.
+    ``elsewhere`` says why ours cannot speak for the document's machine: the statement is then
     not comparable, whether it agrees or not.
     """
 
@@ -225,6 +227,7 @@ class Part(_Data):
     largest: tuple[Expression, ...] = ()
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
+    may_mean: Annotated[tuple[Other, ...], Several] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
     terms: tuple[str, ...] = ()
     elsewhere: str = ""
@@ -254,11 +257,13 @@ class Fitted(_Data):
     """The ``table`` of absolute numbers that a value is fitted with (``reports.fits``), and this
     cell's ``terms``, by the name of the rate that they share; without any, our own value.
     ``within``: the group of cells with which this one may trade numbers when agreement is held
-    against luck; all by default."""
+    against luck; all by default. ``rests_on``: a table of what its terms are made of, without which
+    it says nothing."""
 
     table: str
     terms: dict[str, Expression] = {}
     within: str = ""
+    rests_on: str = ""
 
 
 class Claim(_Data):
@@ -273,7 +278,9 @@ class Claim(_Data):
     fit: of an absolute number, the table that it is fitted with. comparable: why it can be held
         against ours as it is, in place of a fit.
     number: what is printed once and stands in several entries, which count once; else the id.
-    value, order, against, beside: a single part written in place; parts: several. What a
+    over: what an absolute number is judged as a multiple of, another cell of its table, so that
+        what other machines change cancels.
+    value, order, against, may_mean, beside: a single part written in place; parts: several. What a
         statement is held ``against`` must agree with it; what stands ``beside`` is only shown,
         the document's numbers or ours.
     otherwise: what other variants of the same rows are to this claim, which are told with its
@@ -307,11 +314,13 @@ class Claim(_Data):
     ours: Lookup | None = None
     bound: Expression | None = None
     fit: Fitted | None = None
+    over: Expression | None = None
     comparable: str = ""
     number: str = ""
     value: Expression | None = None
     order: tuple[Expression, ...] = ()
     against: tuple[Other, ...] = ()
+    may_mean: Annotated[tuple[Other, ...], Several] = ()
     beside: Annotated[tuple[Other, ...], Several] = ()
     parts: tuple[Part, ...] = ()
     otherwise: Otherwise = {"variant": "modelled otherwise"}
@@ -343,8 +352,10 @@ class Claim(_Data):
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
-        if self.kind != "value" and (self.calibrates or self.fit or self.comparable):
-            raise ValueError("calibrates, fit and comparable: only of a value")
+        if self.kind != "value" and (self.calibrates or self.fit or self.over or self.comparable):
+            raise ValueError("calibrates, fit, over and comparable: only of a value")
+        if self.fit and self.over:
+            raise ValueError("give either fit or over")
         if self.readings and not self.otherwise:
             raise ValueError("readings: otherwise must name their coordinate")
         if self.kind == "value":
@@ -369,8 +380,8 @@ class Claim(_Data):
     def statements(self) -> tuple[Part, ...]:
         """The parts that an ordering or derived claim is judged by."""
         if self.parts:
-            if self.value or self.order or self.against:
-                raise ValueError("give either parts or value/order/against, not both")
+            if self.value or self.order or self.against or self.may_mean:
+                raise ValueError("give either parts or value/order/against/may_mean, not both")
             return self.parts
         fields = Part.model_fields.keys() & Claim.model_fields.keys()
         return (Part(**{name: getattr(self, name) for name in fields}),)
@@ -402,9 +413,9 @@ class Claim(_Data):
         holders: list[Claim | Part] = [self]
         if self.kind in ("ordering", "derived"):
             holders += self.parts
-        texts = [self.bound, *(self.fit.terms.values() if self.fit else ())]
+        texts = [self.bound, self.over, *(self.fit.terms.values() if self.fit else ())]
         for one in holders:
-            for statement in (one, *one.against, *(() if needed else one.beside)):
+            for statement in (one, *one.against, *one.may_mean, *(() if needed else one.beside)):
                 texts += [statement.value, *statement.order]
             texts += one.largest if isinstance(one, Part) else ()
         return [text for text in texts if text]

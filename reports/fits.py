@@ -8,10 +8,12 @@ of them does. All its numbers are fitted together by a few rates that they share
 over the terms that a cell has, in relative errors; throughputs as the time of an item, 1/printed. A
 cell is judged by the fit on the *other* cells, so that nothing is chosen from the number that it is
 judged by. Where the printed numbers, dealt out to the cells at random, fit our terms as well, no
-cell of the table is judged: agreement would be luck, and a factor means nothing. Where the fit is
-no luck and most cells are off all the same, that others agree may be: they count if seldom as many
-do of numbers dealt out at random. Where a set-up or a rate of its own already tells groups of cells
-from each other, numbers are dealt within each group only.
+cell of the table is judged: agreement would be luck, and a factor means nothing. Nor is one where a
+constant tells a cell better than our terms do, each from the other cells: then ours is no measure
+of the document's. Where the fit is neither and most cells are off all the same, that others agree
+may be luck: they count if seldom as many do of numbers dealt out at random. Where a set-up or a
+rate of its own already tells groups of cells from each other, numbers are dealt within each group
+only, and each has its constant.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ class Fit:
     rates: θ over all cells, by term.
     others: by cell, θ over the other cells, by term; without cells of which one of its terms is in
         no other.
+    constants: by cell, the constant that is nearest to the others of its group, as printed; without
+        cells that are alone in theirs.
     correlation: Spearman's, of printed numbers with the predicted ones.
-    ours, said: what was fitted: our terms, cells × rates, and the printed numbers, as times.
+    cells, ours, said: what was fitted: names of cells, our terms, cells × rates, and the printed
+        numbers, as times.
     groups: of cells among which numbers may be dealt, by their places.
     error: the sum of squared relative errors over all cells.
     near: what part of a printed number a cell may be off and agree. inverse: these were rates.
@@ -50,7 +55,9 @@ class Fit:
 
     rates: Mapping[str, float]
     others: Mapping[str, Mapping[str, float]]
+    constants: Mapping[str, float]
     correlation: float
+    cells: Sequence[str]
     ours: np.ndarray
     said: np.ndarray
     groups: Sequence[np.ndarray]
@@ -94,6 +101,20 @@ class Fit:
         """Whether agreement may be chance."""
         return self.p >= LUCK
 
+    @functools.cached_property
+    def beaten(self) -> bool:
+        """Whether constants tell cells better than our terms do, by the sum of squared relative
+        errors, of times, over the cells of which both tell something."""
+        ours = others = 0.0
+        for n, without in _without(self.ours, self.said):
+            cell = self.cells[n]
+            if cell in self.others and cell in self.constants:
+                constant = self.constants[cell]
+                constant = 1 / constant if self.inverse else constant
+                ours += (self.ours[n] @ without / self.said[n] - 1) ** 2
+                others += (constant / self.said[n] - 1) ** 2
+        return ours > others
+
     def __str__(self) -> str:
         rates = ", ".join(f"{name} × {number(value)}" for name, value in self.rates.items())
         return f"{rates}; {len(self.said)} cells, rank correlation {self.correlation:.2f}"
@@ -132,14 +153,22 @@ def fit(
         if np.delete(ours, index, 0).any(0)[ours[index] != 0].all():
             others[cell] = dict(zip(names, without, strict=True))
     group = np.array([within.get(cell, "") for cell in cells])
+    groups = [np.flatnonzero(group == one) for one in dict.fromkeys(group)]
+    constants = {}
+    for places in groups:
+        for n, without in _without(np.ones((len(places), 1)), said[places]):
+            if len(places) > 1:
+                constants[cells[places[n]]] = float(1 / without[0] if inverse else without[0])
     alike = np.ptp(said) == 0 or np.ptp(predicted) == 0
     return Fit(
         rates=dict(zip(names, rates, strict=True)),
         others=others,
+        constants=constants,
         correlation=math.nan if alike else float(stats.spearmanr(predicted, said)[0]),
+        cells=cells,
         ours=ours,
         said=said,
-        groups=[np.flatnonzero(group == one) for one in dict.fromkeys(group)],
+        groups=groups,
         error=error,
         near=near,
         inverse=inverse,

@@ -219,7 +219,10 @@ class Judgement:
     ratio: float = math.nan
     partly: bool = False
     p: float = math.nan
-    readings: dict[str, str] = field(default_factory=dict)
+    side: int = 0
+    readings: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Verdict and side, by reading; a side is where ours is of what agrees with the printed number:
+    below (-1), above (1) or neither."""
 
 
 def judge(
@@ -443,17 +446,19 @@ def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
         result.ratio = estimate.mean / said.middle
         expected = _expected(claim, evidence, rule) if _by_fit(claim, rule, found) else None
         result.ours += "" if expected is None else f", fitted {expected}"
+        times = claim.over and _times(claim, evidence, found)
+        result.ours += f", {times[0]} × {times[1]}" if times else ""
     bound = evidence.bound(claim, found) if claim.bound else None
     result.bound = math.nan if bound is None else bound
     result.verdict, result.reason = _value_verdict(claim, evidence, found, rule, ours, bound)
-    if ours is not None and not claim.fit:
+    if ours is not None and not (claim.fit or claim.over):
         result.p = _chance(estimate, rule.band(claim.printed, claim.unit))
     for reading in claim.readings:
         lookup = claim.ours.having(**{next(iter(claim.otherwise)): reading})
         theirs = evidence.value(claim.document, lookup, found)
         if theirs is not None:
             verdict, _ = _value_verdict(claim, evidence, found, rule, theirs, bound, reading)
-            result.readings[reading] = verdict
+            result.readings[reading] = verdict, 0
     _leave_open(claim, result)
     if rule.stand_in and found.models - {claim.model}:
         result.bound = math.nan  # it bounds the document's model, and stands beside our stand-in
@@ -483,6 +488,8 @@ def _value_verdict(
     other = sorted(found.models - {claim.model})
     estimate = Estimate.of(ours)
     ratio = f"ours is {number(estimate.mean / said.middle)} times the printed"
+    if claim.over:
+        return _over(claim, evidence, found, reading)
     if claim.calibrates:
         reason = f"{claim.calibrates} was chosen from this number; {ratio}"
         return "not comparable", reason + _variant_ratios(claim, evidence, said.middle)
@@ -497,6 +504,31 @@ def _value_verdict(
     if rule.absolute and not claim.comparable:
         return "not comparable", f"{rule.absolute}; {ratio}"
     return verdict, reason + _variant_ratios(claim, evidence, said.middle)
+
+
+def _times(
+    claim: Claim, evidence: Evidence, found: Found, reading: Coordinate | None = None
+) -> tuple[Estimate, str] | None:
+    """How many times as much as another number of its table ours is, and that cell's name."""
+    cell = f"{{{claim.id}}}"
+    ours = evidence.ours(claim, f"{cell} / ({claim.over})", found, reading)
+    other = evidence.labels(claim, [cell, claim.over])[1]
+    return None if ours is None else (Estimate.of(ours, "ratio"), other)
+
+
+def _over(
+    claim: Claim, evidence: Evidence, found: Found, reading: Coordinate | None
+) -> tuple[str, str]:
+    """Whether a number is as many times as much as another of its table for us as it is printed."""
+    told = _times(claim, evidence, found, reading)
+    if told is None:
+        return _unanswered(found)
+    (estimate, other), rule = told, RULES["ratio"]
+    said = evidence.printed(claim, f"{{{claim.id}}} / ({claim.over})").middle
+    if math.isclose(said, 1, rel_tol=claim.tie):
+        rule = replace(rule, neutral=None)  # no effect is what is printed
+    verdict, reason = _near(number(said), "", rule, estimate, claim.tie)
+    return verdict, f"{estimate} times {other}, printed {number(said)}: {reason}"
 
 
 def _times_too_small(claim: Claim, evidence: Evidence) -> str:
@@ -534,20 +566,40 @@ def _fitted(
     reading: Coordinate | None = None,
 ) -> tuple[str, str]:
     """What the fit on the other cells of its table says of a number; nothing, where numbers dealt
-    out at random fit as well, and not that it holds where as many of them do."""
+    out at random fit as well or constants better, and not that it holds where as many of them do or
+    a constant is as near."""
     estimate = _expected(claim, evidence, rule, reading)
     if estimate is None:
         return "undecided", f"too few cells of {claim.fit.table} ran to fit it"
     table = _fit(evidence, claim.document, claim.fit.table, reading)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
-    if table.lucky:
-        luck = f"numbers dealt out at random fit {claim.fit.table} as well (p = {table.p:.2g})"
-        return "not comparable", f"{luck}, so that no cell of it is judged; {told}"
+    for one in filter(None, (claim.fit.table, claim.fit.rests_on)):
+        if why := _no_measure(_fit(evidence, claim.document, one, reading), one):
+            return (
+                "not comparable",
+                f"{why}, so that no cell of {claim.fit.table} is judged; {told}",
+            )
     if verdict == "holds" and table.p_near >= fits.LUCK:
         luck = f"as many cells of {claim.fit.table} agree with numbers dealt out at random"
         return "undecided", f"{luck} (p = {table.p_near:.2g}); {told}"
+    constant = table.constants.get(claim.number or claim.id, math.inf)
+    said = expressions.printed(claim.printed).middle
+    if verdict == "holds" and abs(constant - said) <= abs(estimate.mean - said):
+        nearer = f"{number(constant)} {claim.unit}, a constant, is as near to the printed"
+        return "undecided", f"{told}; {nearer}"
     return verdict, told
+
+
+def _no_measure(table: fits.Fit | None, name: str) -> str:
+    """Why ours says nothing of a table's numbers, if it does not."""
+    if table is None:
+        return f"too few cells of {name} ran to fit it"
+    if table.lucky:
+        return f"numbers dealt out at random fit {name} as well (p = {table.p:.2g})"
+    if table.beaten:
+        return f"a constant{' a group' * (len(table.groups) > 1)} fits {name} better"
+    return ""
 
 
 def _fit(
@@ -675,7 +727,25 @@ def _chance_of_order(verdict: str, ours: Sequence[Estimate]) -> float:
 
 def _judge_statement(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     seen = Found(_agreeing(part.quantity, part.printed))
-    result = (_judge_order if part.order else _judge_derived)(claim, part, evidence, seen)
+    result = _judge_part(claim, part, evidence, seen)
+    for other in part.may_mean:
+        texts = [text for text in (other.value, *other.order) if text]
+        if result.verdict == "contradicts itself" and any(
+            evidence.printed(claim, text) is None for text in texts
+        ):
+            continue  # it only says how ours comes about
+        given = {name: getattr(other, name) for name in ("value", "order", "terms", "printed")}
+        given = {name: value for name, value in given.items() if value}
+        meant = _judge_part(claim, part.model_copy(update=given), evidence, seen)
+        if meant.verdict == "not run here":
+            continue
+        sided = not other.printed  # ours lies between two numbers that may be meant many a time
+        here = meant.verdict, sided * meant.side
+        result.readings[other.why] = here
+        for name, (verdict, side) in meant.readings.items():
+            if (one := (verdict, sided * side)) != here:
+                result.readings[f"{other.why}, {name}"] = one
+        result.reason += f"; {other.why}, ours {meant.ours}"
     if part.elsewhere and result.verdict not in ("contradicts itself", "not run here"):
         result.reason = f"{part.elsewhere}; ours {result.verdict}: {result.reason}"
         result.verdict = "not comparable"
@@ -685,20 +755,37 @@ def _judge_statement(claim: Claim, part: Part, evidence: Evidence, found: Found)
     return result
 
 
+def _judge_part(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
+    result = (_judge_order if part.order else _judge_derived)(claim, part, evidence, found)
+    if result.verdict == "contradicts itself":  # whatever comes out here
+        result.readings.clear()
+    return result
+
+
+def _side(ours: Estimate, band: Interval) -> int:
+    """Where ours is of a band: below, above or neither."""
+    return int(ours.interval.low > band.high) - int(ours.interval.high < band.low)
+
+
 def _leave_open(claim: Claim, judgement: Judgement) -> None:
-    """What readings of the document lead to; if not all to the same, they decide."""
-    if not judgement.readings or judgement.verdict in ("contradicts itself", "not run here"):
+    """What readings of the document lead to; if not all to the same, they decide. Two that miss a
+    number on different sides do not: it may be right in a third between them."""
+    if not judgement.readings or judgement.verdict == "not run here":
         return
-    if set(judgement.readings.values()) == {judgement.verdict}:
+    every = {"as here": (judgement.verdict, judgement.side)}
+    every |= {f"{name}:": told for name, told in judgement.readings.items()}
+    missed = {side for verdict, side in every.values() if verdict in ("fails", "off by ×")}
+    verdicts, sides = {verdict for verdict, _ in every.values()}, missed >= {-1, 1}
+    if len(verdicts) == 1 and not sides:
         judgement.reason += f"; the same if read otherwise: {_join(judgement.readings)}"
         return
-    named = [f"{name}: {verdict}" for name, verdict in judgement.readings.items()]
+    where = {-1: " (below)", 0: "", 1: " (above)"}
+    named = [f"{name} {verdict}{sides * where[side]}" for name, (verdict, side) in every.items()]
     judgement.reason = (
-        f"several readings, which the text leaves open: as here {judgement.verdict}, "
-        f"{', '.join(named)}; {judgement.reason}"
+        f"several readings, which the text leaves open: {', '.join(named)}; {judgement.reason}"
     )
-    decided = {judgement.verdict, *judgement.readings.values()} - {"undecided"}
-    judgement.verdict = "depends on the reading" if len(decided) > 1 else "undecided"
+    differ = sides or len(verdicts - {"undecided"}) > 1
+    judgement.verdict = "depends on the reading" if differ else "undecided"
 
 
 def _weaken(judgement: Judgement, found: Found) -> None:
@@ -717,6 +804,7 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
         estimate = Estimate.of(ours, part.quantity)
         judged = partial(_near, part.printed, part.unit, rule, tie=claim.tie)
         result.verdict, result.reason = judged(estimate)
+        result.side = _side(estimate, rule.band(part.printed, part.unit))
         result.ours, result.ours_value = f"{estimate} {part.unit}".strip(), estimate.mean
         result.p = _chance(estimate, rule.band(part.printed, part.unit))
         said = expressions.printed(part.printed).middle
@@ -733,7 +821,8 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
             value = evidence.ours(claim, text, found, reading)
             if value is not None:
                 one = Estimate.of(value, part.quantity)
-                result.readings[reading] = judged(one)[0]
+                side = _side(one, rule.band(part.printed, part.unit))
+                result.readings[reading] = judged(one)[0], side
         if result.partly:
             if result.verdict == "fails" and estimate.mean < rule.band(part.printed, part.unit).low:
                 result.verdict = "undecided"  # another may be larger
@@ -799,7 +888,7 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
             values = [evidence.ours(claim, text, found, reading, late=True) for text in part.order]
             if all(value is not None for value in values):
                 ran = [Estimate.of(value, quantity) for value in values]
-                result.readings[reading] = _ascending(labels, ran, claim.tie)[0]
+                result.readings[reading] = _ascending(labels, ran, claim.tie)[0], 0
         result.p = _chance_of_order(verdict, estimates)
         means = [one.mean for one in estimates]
         if len(means) == 2 and means[1] and all(map(math.isfinite, means)):

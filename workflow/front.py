@@ -3,7 +3,7 @@
     python -m slowlink.workflow.front results/desk
 
 It copies the map to ``docs/winners.svg``, writes the table between the two marks in README.md, and
-keeps all verdicts in ``data/recorded/desk_verdicts.csv``, which a later run can be compared with,
+keeps all verdicts and reasons in ``data/recorded/desk_verdicts.csv``, for later runs to compare,
 and what the matrix's training arrived at in ``data/recorded/matrix_trained.csv``, for advice.
 Of each document, it quotes the claim that ``striking`` names in the head of its claims file.
 """
@@ -97,7 +97,7 @@ def main(results: Path) -> None:
     head += f"{SAID}\n\n"
     text = before + MARKS[0] + head + table(verdicts) + MARKS[1] + after
     README.write_text(text, encoding="utf-8")
-    kept = verdicts[["id", "printed", "ours", "verdict"]]
+    kept = verdicts[["id", "printed", "ours", "verdict", "reason"]]
     kept.to_csv(ROOT / VERDICTS.format(results.name), index=False)
     if (condensed := results / "matrix/condensed.parquet").is_file():
         taught(read([condensed])).to_csv(ROOT / TAUGHT, index=False)

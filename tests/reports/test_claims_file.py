@@ -151,8 +151,10 @@ def test_no_verdict_is_typed_in(document):
         ({"ours": None}, "a value needs quantity and ours"),
         (
             {"kind": "derived", "calibrates": "the speed"},
-            "calibrates, fit and comparable: only of a value",
+            "calibrates, fit, over and comparable: only of a value",
         ),
+        ({"fit": {"table": "T"}, "over": "{D-1}"}, "give either fit or over"),
+        ({"over": "{D-9}"}, "'D-9' is neither a value"),
         ({"tie": 2}, "D-1: tie"),
         ({"bound": "{D-9} * 2"}, "'D-9' is neither a value"),
         ({"bound": "import os"}, "is not an expression"),

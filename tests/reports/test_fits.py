@@ -153,6 +153,73 @@ def test_that_cells_come_near_is_called_luck_where_it_is():
     assert fit(said, ours).p_near < fits.LUCK
 
 
+def test_nothing_is_judged_by_terms_that_a_constant_beats():
+    """Each pair's first number is a fifth larger, as ours has it, so that numbers dealt within
+    pairs fit worse; but for ours half of the pairs take twice as long as the rest, and they do
+    not."""
+    said = {f"c{n}": 1.0 if n % 2 else 1.2 for n in range(24)}
+    ours = {f"c{n}": {"ours": said[f"c{n}"] * (1 + n // 2 % 2)} for n in range(24)}
+    pairs = {f"c{n}": str(n // 2) for n in range(24)}
+    found = fit(said, ours, within=pairs)
+    assert not found.lucky and found.beaten
+    assert found.constants["c0"] == said["c1"] and found.constants["c1"] == said["c0"]
+    rates = {cell: 1 / value for cell, value in said.items()}
+    assert fit(rates, ours, inverse=True, within=pairs).beaten
+    assert not fit(printed(1.1, 10.0), CELLS).beaten
+    # One that is alone in its group has no constant, and tells nothing of the others.
+    alone = fit(printed(1.1, 10.0), CELLS, within={"a": "alone"})
+    assert alone.constants.keys() == CELLS.keys() - {"a"} and not alone.beaten
+
+
+def test_the_constant_is_the_nearest_in_relative_errors():
+    said = {"a": 2.0, "b": 3.0, "c": 7.0, "d": 4.0}
+    found = fit(said, {cell: {"ours": value} for cell, value in said.items()})
+    others, grid = np.array([3.0, 7.0, 4.0]), np.linspace(2, 8, 60001)
+    errors = ((grid[:, None] / others - 1) ** 2).sum(1)
+    assert found.constants["a"] == pytest.approx(grid[errors.argmin()], abs=2e-4)
+
+
+def test_a_table_that_a_constant_fits_better_is_not_comparable_nor_what_rests_on_it():
+    ours = {name: float(n) for n, name in enumerate("abcdefgh", 1)}
+    times = dict(zip("abcdefgh", (90.0, 91.0, 92.0, 93.0, 94.0, 95.0, 96.0, 97.0), strict=True))
+    table = table_of(times, ours)
+    assert set(table["verdict"]) == {"not comparable"}
+    assert table["reason"].str.startswith("a constant fits Table 9 better").all()
+    hours = {name: 3 * value for name, value in ours.items()}
+    claims = [
+        demo(id=f"D-{name}-{of}", quantity="latency", printed=f"{value:.3f}",
+             axes={"t": ("method",)}, ours=f"t/{name}/size", fit={"table": of} | more)
+        for of, column, more in (
+            ("rounds", times, {}), ("hours", hours, {"rests_on": "rounds"}), ("alone", hours, {})
+        )
+        for name, value in column.items()
+    ]  # fmt: skip
+    results = [row for name, value in ours.items() for row in rows(value, case=name)]
+    table = judge(claims, frame(results), {}, "desk").set_index("id")
+    alone = table.index.str.endswith("-alone")
+    assert set(table.loc[alone, "verdict"]) == {"holds"}
+    assert set(table.loc[~alone, "verdict"]) == {"not comparable"}
+    told = "a constant fits rounds better, so that no cell of hours is judged"
+    assert table.loc["D-c-hours", "reason"].startswith(told)
+
+
+def test_a_cell_that_a_constant_tells_as_well_does_not_hold():
+    ours = {name: float(n) for n, name in enumerate("abcdefgh", 1)}
+    times = {name: 3 * value for name, value in ours.items()}
+    exact = table_of(times, ours)
+    constant = fit(times, {name: {"ours": value} for name, value in ours.items()}).constants["c"]
+    assert exact.loc["D-c", "verdict"] == "holds" and constant != times["c"]
+    # Ours is 4 % off, within what may be; the constant of the others is what is printed.
+    for _ in range(50):
+        constant = fit(times, {name: {"ours": value} for name, value in ours.items()}).constants[
+            "c"
+        ]
+        times["c"] = constant
+    table = table_of(times, ours | {"c": 1.04 * times["c"] / 3})
+    assert table.loc["D-c", "verdict"] == "undecided"
+    assert "a constant, is as near to the printed" in table.loc["D-c", "reason"]
+
+
 def test_equal_numbers_do_not_vouch_for_each_other():
     """Two cells of one run, far from what the rest says: neither is judged by the other."""
     ours = {name: float(n) for n, name in enumerate("abcdef", 1)} | {"g": 7.0, "h": 7.0}

@@ -16,6 +16,7 @@ def test_a_row_a_document_counts_its_verdicts_and_quotes_one(tmp_path, monkeypat
         for claim in claims.load(file):
             verdict = "fails" if claim.id == striking else "holds"
             row = dict(id=claim.id, document=name, headline=claim.headline, verdict=verdict)
+            row |= dict(reason=f"{claim.id} is so")
             row |= dict(number=claim.number or claim.id, printed=claim.printed, ours="1")
             made.append(row)
     results = tmp_path / "desk"

@@ -123,7 +123,8 @@ WORLDS = [
     ("LPSP-F3a", "fails", (trained("mnist", "MLL-SGD on 12"), 0.5)),
     # MLL-SGD and GSSP may come in either order.
     ("LPSP-F3a", "holds", (trained("mnist", "GSSP on 12"), 0.7)),
-    ("LPSP-F3a-x", "holds"),
+    # As 1 + 1.17 it is; a plain ratio of 1.17 it is not.
+    ("LPSP-F3a-x", "depends on the reading"),
     ("LPSP-F3a-x", "direction only", (trained("mnist", "BSP on 12"), 0.85)),
     # The plain ratio of 1.17.
     ("LPSP-F3a-x", "fails", ("experiment == 'mnist' and option != '' and workers == 12 and "
@@ -132,7 +133,7 @@ WORLDS = [
     ("LPSP-F3b", "fails", (trained("mnist", "SSP on 16"), 1.3)),
     # Half as slow again, it is still second.
     ("LPSP-F3b", "holds", (trained("mnist", "LPSP on 16"), 1.3)),
-    ("LPSP-F3b-x", "holds"),
+    ("LPSP-F3b-x", "depends on the reading"),
     ("LPSP-F3b-x", "direction only", (trained("mnist", "LPSP on 16"), 1.3)),
     ("LPSP-F3b-x", "fails", (trained("mnist", "LPSP on 16"), 2.5)),
     ("LPSP-F3c", "holds"),
@@ -144,13 +145,14 @@ WORLDS = [
     ("LPSP-F5a", "holds"),
     ("LPSP-F5a", "holds", (trained("cifar10", "LPSP on 12"), 1.2)),
     ("LPSP-F5a", "fails", (trained("cifar10", "SSP on 12"), 0.8)),
-    ("LPSP-F5a-x", "holds"),
-    ("LPSP-F5a-x", "direction only", (trained("cifar10", "LPSP on 12"), 1.2)),
-    ("LPSP-F5a-x", "fails", (trained("cifar10", "LPSP on 12"), 2)),
+    ("LPSP-F5a-x", "depends on the reading"),
+    # By one reading LPSP is faster than the slowest, by the other slower; it may be neither.
+    ("LPSP-F5a-x", "depends on the reading", (trained("cifar10", "LPSP on 12"), 2)),
+    ("LPSP-F5a-x", "fails", (trained("cifar10", "LPSP on 12"), 1.87)),
     ("LPSP-F5b", "holds"),
     ("LPSP-F5b", "fails", (trained("cifar10", "SSP on 16"), 0.5)),
-    ("LPSP-F5b-x", "holds"),
-    ("LPSP-F5b-x", "fails", (trained("cifar10", "LPSP on 16"), 2)),
+    ("LPSP-F5b-x", "depends on the reading"),
+    ("LPSP-F5b-x", "fails", (trained("cifar10", "LPSP on 16"), 1.75)),
     ("LPSP-F5c", "holds"),
     ("LPSP-F5c", "fails", (trained("cifar10", "LPSP on 16"), 0.9)),
     ("LPSP-F5c", "fails", (trained("cifar10", "BSP on 16"), 1.2)),
@@ -189,9 +191,8 @@ WORLDS = [
     ("LPSP-ABS", "fails", (accuracy("cifar10", "LPSP on 16"), 0.97)),
     # Not the slowest of all, but behind MLL-SGD.
     ("LPSP-ABS", "fails", (trained("cifar10", "LPSP on 12"), 1.4)),
-    ("LPSP-ABS-x", "holds"),
-    ("LPSP-ABS-x", "direction only", (trained("mnist", "LPSP on 16"), 1.2)),
-    ("LPSP-ABS-x", "fails", (trained("cifar10", "LPSP on 16"), 2)),
+    ("LPSP-ABS-x", "depends on the reading"),
+    ("LPSP-ABS-x", "fails", (trained("mnist", "LPSP on 16"), 3)),
     ("LPSP-ABS-acc", "holds"),
     ("LPSP-ABS-acc", "direction only", (accuracy("cifar10", "SSP on 16"), 0.95)),
 ]  # fmt: skip
@@ -340,8 +341,9 @@ def test_reasons_give_both_conventions_and_what_waiting_can_explain(judged):
     reason = judged["reason"]
     for name, printed in (("F3a", "1.17"), ("F3b", "1.26"), ("F5a", "0.87"), ("F5b", "0.75")):
         said = reason[f"LPSP-{name}-x"]
-        assert judged.loc[f"LPSP-{name}-x", "verdict"] == "holds"
-        assert re.search(f"read as a plain ratio, [^:]*, {printed}: (fails|direction only), ", said)
+        assert judged.loc[f"LPSP-{name}-x", "verdict"] == "depends on the reading"
+        assert "as here holds" in said and printed in judged.loc[f"LPSP-{name}-x", "metric"]
+        assert re.search("read as a plain ratio, [^:]*: (fails|direction only)", said)
         assert "in the draws trained, over BSP, which need not be the slowest: 1." in said
         assert f"draws in which it gives {1 + float(printed):.2f}: 0" in said
     for name in ("F3a", "F3b", "F5a"):

@@ -48,15 +48,6 @@ def reprinted(claims, numbers: dict[str, str]):
     ]
 
 
-def reworded(claims, name: str, old: str, new: str):
-    """The claims with other numbers from the text in what one of them is held against."""
-    (claim,) = (one for one in claims if one.id == name)
-    text = claim.model_dump_json().replace(old, new)
-    assert text != claim.model_dump_json()
-    other = type(claim).model_validate_json(text)
-    return [other if one.id == name else one for one in claims]
-
-
 READ = f"variant in {['flat', *READINGS]}"
 """As the document is read here, and as it may be read besides."""
 
@@ -145,7 +136,14 @@ WORLDS = [
         (scaling("FP16", "layer_fusion", "resnet50", "scaling_factor"), 0.5 / 0.894),
         (baseline("resnet50"), 0.35 / 0.731),
     ),
-    ("SKF-T4-QSGD-ResNet-50-LF", "off by ×"),
+    ("SKF-T4-QSGD-ResNet-50-LF", "holds"),
+    (
+        "SKF-T4-QSGD-ResNet-50-LF",
+        "direction only",
+        (scaling("QSGD", "layer_fusion", "resnet50"), 2),
+    ),
+    # No faster than layer by layer.
+    ("SKF-T4-QSGD-ResNet-50-LF", "fails", (scaling("QSGD", "layer_fusion", "resnet50"), 0.5)),
     ("SKF-T4-O1", "holds", *BEST),
     # On ResNet-20 Sketch-Fusion is 0.2 % below SignSGD, then 0.8 % above, then 10 % below.
     ("SKF-T4-O1", "undecided", *BEST[1:]),
@@ -191,7 +189,8 @@ def table_of(claims, rows, table: str, rates) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("table", "cells", "rates"), [("Table 1", 7, [0.3]), ("Table 4", 42, [2.0, 0.5, 3.0])]
+    ("table", "cells", "rates"),
+    [("Table 1", 7, [0.3]), ("Table 4, layer by layer", 21, [2.0, 0.5, 3.0])],
 )
 def test_a_table_of_other_machines_holds_and_one_cell_of_it_does_not(
     table, cells, rates, skf_claims, skf_rows
@@ -244,23 +243,9 @@ def t4(method: str, model: str, way: str = "LF") -> str:
 # A contradiction is arithmetic over printed numbers: with these others it would not be there.
 CONSISTENT = {
     "SKF-F3a": {t4("Top-k", "ResNet-20"): "1600"},
-    "SKF-F3b": {
-        t4("PowerSGD", "ResNet-20"): "1200",
-        t4("PowerSGD", "LSTM"): "1000",
-    },
-    "SKF-F345": {
-        t4(method, "ResNet-50"): "9999"
-        for method in ("Top-k", "DGC", "Rand-k", "QSGD", "EFSignSGD", "SignSGD", "PowerSGD")
-    },
+    # By the abstract 18.6 % are significant; 13.4 % on the LSTM need not be.
+    "SKF-F3b": {t4("PowerSGD", "ResNet-20"): "1200"},
 }
-# And with other numbers in the text, where a claim is held against those.
-IN_WORDS = {"SKF-F345": {'"2.36"': '"9.36"', '"1.34"': '"9.34"'}}
-
-
-def consistent(claims, name: str, numbers: dict[str, str], words: dict[str, str]):
-    for old, new in words.items():
-        claims = reworded(claims, name, old, new)
-    return reprinted(claims, numbers)
 
 
 def test_the_document_contradicts_itself_in_these(judged):
@@ -271,17 +256,22 @@ def test_the_document_contradicts_itself_in_these(judged):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONSISTENT)
 def test_other_printed_numbers_would_not_contradict(name, skf_claims, skf_rows):
-    numbers, words = CONSISTENT[name], IN_WORDS.get(name, {})
-    every = consistent(skf_claims, name, numbers, words)
+    numbers = CONSISTENT[name]
+    every = reprinted(skf_claims, numbers)
     assert verdict(every, skf_rows, name) != "contradicts itself"
-    for number in numbers if name != "SKF-F345" else [t4("DGC", "ResNet-50")]:
+    for number in numbers:
         fewer = {key: value for key, value in numbers.items() if key != number}
-        claims = consistent(skf_claims, name, fewer, words)
-        assert verdict(claims, skf_rows, name) == "contradicts itself"
-    for word in words:
-        fewer = {key: value for key, value in words.items() if key != word}
-        claims = consistent(skf_claims, name, numbers, fewer)
-        assert verdict(claims, skf_rows, name) == "contradicts itself"
+        assert verdict(reprinted(skf_claims, fewer), skf_rows, name) == "contradicts itself"
+
+
+@pytest.mark.parametrize(
+    "ours, said", [("9999", "fails"), (None, "depends on the reading"), ("1", "contradicts itself")]
+)
+def test_compressors_may_be_most_of_them_or_each(ours, said, skf_claims, skf_rows):
+    """As printed on ResNet-50 each gains more than on the others, or most do, or none."""
+    methods = ("Top-k", "DGC", "Rand-k", "QSGD", "EFSignSGD", "SignSGD", "PowerSGD")
+    numbers = {t4(method, "ResNet-50"): ours for method in methods if ours}
+    assert verdict(reprinted(skf_claims, numbers), skf_rows, "SKF-F345") == said
 
 
 @pytest.mark.parametrize("model", ["ResNet-20", "ResNet-50", "LSTM"])
@@ -347,7 +337,7 @@ def test_reductions_stand_with_what_was_trained(skf_claims, skf_rows):
 
 
 def test_every_claim_that_results_or_numbers_decide_is_tried(skf_claims):
-    tried = {world[0] for world in WORLDS} | CONSISTENT.keys() | {"SKF-F6a"}
+    tried = {world[0] for world in WORLDS} | CONSISTENT.keys() | {"SKF-F6a", "SKF-F345"}
     decided = {claim.id for claim in skf_claims if claim.kind in ("ordering", "derived")}
     assert decided <= tried
 
@@ -357,15 +347,14 @@ def test_reasons_give_the_arithmetic(judged):
     assert "printed 1.58, but its own numbers give 1.098 to 1.1" in reason["SKF-F3a"]
     # Table 4's DGC over 0.6, as Figure 1a has it more than 40 % below the baseline.
     assert "if it is of 16 GPUs too: 5692 to 5694 images/s" in reason["SKF-F3b"]
-    assert "printed 1.0, but its own numbers give 1.196 to 1.198" in reason["SKF-F3b"]
+    assert "printed 1.10, but its own numbers give 1.196 to 1.198" in reason["SKF-F3b"]
+    assert "the same if read otherwise: read as less than the abstract's" in reason["SKF-F3b"]
     # 35 % of 6321, and the median of 530, 600, 2174, 2417, 3001 and 4187 without FP16.
     assert "better than linearly: 2212 to 2213 images/s" in reason["SKF-F3b"]
     assert "the median of Table 4 but PowerSGD: 2295 to 2296 images/s" in reason["SKF-F3b"]
     assert "not in that to converge: 30 %" in reason["SKF-F6a"]
-    assert (
-        "the largest gains over layer-wise in the text: LSTM 2.87 > ResNet-50 2.36"
-        in (reason["SKF-F345"])
-    )
+    assert "read as what each of them does: contradicts itself" in reason["SKF-F345"]
+    assert "that the text has, LSTM's over ResNet-50's: 1.216" in reason["SKF-F345"]
     assert "which sends 1 % too" in reason["SKF-T1-O"] and "4.1" in reason["SKF-T1-O"]
     assert "closer than 2 %" in reason["SKF-T4-O1"]
     assert "where 1.41 would be the least" in reason["SKF-F5a"]
