@@ -9,16 +9,17 @@ _TO_A_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6}
 
 
 def bits_per_s(text: str) -> float:
-    """bit/s of ``155M``, ``1G``, ``2.5Gbit/s`` or ``1e9``. Raises ValueError for anything else."""
+    """bit/s of ``155M``, ``1G``, ``2.5Gbit/s`` or ``1e9``. Raises ValueError for anything else,
+    bytes among it."""
     found = re.fullmatch(
-        r"([\d.]+(?:e[+-]?\d+)?)\s*([KMGT]?)(?:bit/s|bps)?", text.strip(), re.IGNORECASE
+        r"([\d.]+(?:e[+-]?\d+)?)\s*([KMGT]?)(?:bit/s|bits/s|bit|bps)?", text.strip(), re.IGNORECASE
     )
     try:
         value = float(found[1]) * PREFIXES[found[2].upper()] if found else 0.0
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError(f"{text!r} is no rate; say 155M or 1G (bit/s)")
+        raise ValueError(f"{text!r} is no rate; say 155M or 1G, in bits a second and not in bytes")
     return value
 
 

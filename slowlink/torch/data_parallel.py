@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -61,8 +62,9 @@ def comm_hook(
     Parameters
     ----------
     model: not trained yet, with any number of buckets.
-    method: the name of a codec (``slowlink.compression.names()``), or one that was loaded, equal on
-        all ranks.
+    method: the name of a codec (``slowlink.compression.names()``), which is told its rank where it
+        rounds at random (``party``) and how many there are (``parties``); or one that was loaded,
+        equal on all ranks but for its ``party``.
     process_group: gloo, NCCL or MPI; the model's own if None.
     start_after: so many first steps are DDP's own all-reduce, which codecs with error feedback
         and warm starts profit from.
@@ -89,11 +91,11 @@ def comm_hook(
             f"comm_hook: needs a DistributedDataParallel model, not {type(model).__name__}; wrap "
             "it first, or use fsdp_hook for a model of fully_shard"
         )
-    codec = loaded(method, parameters)
+    wire = ProcessGroup(process_group or model.process_group, timeout)
+    codec = loaded(method, parameters, wire.rank, wire.size)
     names = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not isinstance(given := _fusion(fusion), Fusion | None):
         raise ValueError(f"comm_hook: fusion must be a name or a fusion, not {given!r}")
-    wire = ProcessGroup(process_group or model.process_group, timeout)
     alike = codec.name, settings(codec), {name: tuple(p.shape) for name, p in names.items()}
     check_alike(wire, "another model, codec or parameter", alike)
     hook = CommHook(
@@ -104,23 +106,31 @@ def comm_hook(
         scaler=scaler,
         fusion=given,
         costs=costs,
+        begins=partial(check_alike, wire, "gone on from another step"),
     )
     model.register_comm_hook(None, hook.on_bucket)
     return hook
 
 
-def loaded(method: str | Compressor, parameters: Mapping[str, Any]) -> Compressor:
-    """The codec of that name, or the one given, which takes no parameters any more."""
+def loaded(
+    method: str | Compressor, parameters: Mapping[str, Any], rank: int, size: int
+) -> Compressor:
+    """The codec of that name, which is told its rank and of how many where it must know and
+    ``parameters`` do not say; or the one given, which takes no parameters any more."""
     if isinstance(method, Compressor):
         if parameters:
             raise ValueError(f"{method.name}: is loaded already, so {min(parameters)} comes late")
         return method
-    return compression.load(method, **parameters)
+    codec = compression.load(method, **parameters)
+    told = {"party": rank, "parties": size}
+    told = {name: one for name, one in told.items() if hasattr(codec, name)}
+    return replace(codec, **{name: one for name, one in told.items() if name not in parameters})
 
 
 def settings(codec: Compressor) -> dict[str, Any]:
-    """The parameters of a codec that are the same for all parties."""
-    named = (one.name for one in fields(codec) if one.init and one.name != "party")
+    """The parameters of a codec but for which party it is, and of how many."""
+    told = ("party", "parties")
+    named = (one.name for one in fields(codec) if one.init and one.name not in told)
     return {name: getattr(codec, name) for name in named}
 
 
@@ -161,7 +171,7 @@ class CommHook:
     parameters: by name, all that DDP's buckets hold. The others are those of :func:`comm_hook`.
     groups: names of each message, in the order in which they leave; from the first step on.
     whole: a group is coded as one tensor, joined in its order, and its key is its number.
-    launched: is told of each message.
+    launched: is told of each message. begins: is told before the first, after how many steps.
     """
 
     def __init__(
@@ -177,6 +187,7 @@ class CommHook:
         groups: Sequence[Sequence[str]] | None = None,
         whole: bool = False,
         launched: Callable[[Aggregation], None] = lambda message: None,
+        begins: Callable[[int], None] = lambda steps: None,
     ) -> None:
         if non_finite not in ("refuse", "pass"):
             raise ValueError(f"non_finite must be refuse or pass, not {non_finite!r}")
@@ -191,7 +202,7 @@ class CommHook:
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._values = sum(parameter.numel() for parameter in parameters.values())
-        self._launched = launched
+        self._launched, self._begins = launched, begins
         self._order: list[tuple[str, float]] = []
         self._waiting: dict[str, tuple[Tensor, _Bucket]] = {}
         self._next = 0
@@ -243,6 +254,9 @@ class CommHook:
         """Send a bucket of gradients off; the future that comes back holds their mean."""
         now = time.perf_counter()
         if bucket.index() == 0:
+            if self._begins:
+                begins, self._begins = self._begins, None
+                begins(self.steps)
             self._settle()
             self._begin(now)
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]

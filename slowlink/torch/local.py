@@ -16,7 +16,7 @@ from slowlink.methods import method_name, synchronization
 from slowlink.methods.compression import Compressor, Frame, untouched
 from slowlink.methods.synchronization import Finished, Policy, Sync, Synced
 from slowlink.torch.coordinator import Coordinator, Line
-from slowlink.torch.data_parallel import loaded
+from slowlink.torch.data_parallel import check_state, loaded, settings
 from slowlink.torch.messenger import Messenger
 from slowlink.torch.wire import ProcessGroup, reach
 
@@ -42,7 +42,9 @@ def local_steps(
     members have changed goes to it and comes back as the new model.
 
     The model itself must not be wrapped in DistributedDataParallel. Buffers, as BatchNorm's
-    statistics, and the optimizer's own state stay each worker's.
+    statistics, and the optimizer's own state stay each worker's. Meetings follow from how often
+    ``step`` is called, so that a step which AMP's scaler leaves out must be left out on all ranks:
+    reduce the scaler's finding first, or train in bfloat16, which needs no scaler.
 
     Parameters
     ----------
@@ -81,13 +83,13 @@ def local_steps(
             f"local_steps: with these parameters, members of {method_name(policy)} compute on "
             "while they meet, which an optimizer's step cannot; choose ones that wait"
         )
-    codec = loaded(codec, {})
+    rank, size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    codec = loaded(codec, {}, rank, size)
     if not (policy.together or codec.one_shot):
         raise ValueError(
             f"local_steps: {codec.name} has several rounds, which all workers must join, and "
             f"{method_name(policy)} lets some meet; take a codec of one round"
         )
-    size = dist.get_world_size(process_group)
     sites = [0] * size if groups is None else list(groups)
     if len(sites) != size:
         raise ValueError(f"local_steps: groups has {len(sites)} sites for {size} ranks")
@@ -104,6 +106,10 @@ class LocalSteps(torch.optim.Optimizer):
     meetings: that this worker took part in.
     payload_bytes: that it put into them.
     """
+
+    # AMP's scaler then takes its factor out of the gradients before this steps, and does not leave
+    # that to a fused optimizer inside, which it would not reach.
+    _step_supports_amp_scaling = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, meeting: _Together | _Parted) -> None:
         # As torch's own wrappers do, this shares all that an optimizer has with the one inside.
@@ -159,7 +165,8 @@ class LocalSteps(torch.optim.Optimizer):
         return {"optimizer": self.optimizer.state_dict(), "meeting": self._meeting.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`; parameters are loaded with the model, as always."""
+        """Go on from :meth:`state_dict`; parameters are loaded with the model, as always. Raises
+        ValueError for the state of another codec."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.param_groups = self.optimizer.param_groups
         self._meeting.load_state_dict(state["meeting"])
@@ -225,6 +232,8 @@ class _Together:
     def state_dict(self) -> dict[str, Any]:
         kept = {f.name: getattr(self.policy, f.name) for f in dataclasses.fields(self.policy)}
         return {
+            "method": self.codec.name,
+            "parameters": settings(self.codec),
             "steps": self.steps,
             "met_at": self.met_at,
             "base": copy.deepcopy(self.base),
@@ -233,6 +242,7 @@ class _Together:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_state(state, self.codec)
         self.steps, self.met_at = state["steps"], state["met_at"]
         self.base = copy.deepcopy(state["base"])
         self.codec.load_state_dict(state["codec"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slowlink.methods.compression import Compressor, Payload, combine_payloads
 from slowlink.torch.data_parallel import check_state, loaded, settings
-from slowlink.torch.wire import reach
+from slowlink.torch.wire import device_of, reach
 
 
 def fsdp_hook(model: nn.Module, method: str | Compressor, **parameters: Any) -> FsdpHook:
@@ -36,7 +36,9 @@ def fsdp_hook(model: nn.Module, method: str | Compressor, **parameters: Any) -> 
     ValueError
         A model without ``fully_shard``, or a codec of several rounds.
     """
-    codec = loaded(method, parameters)
+    ready = dist.is_initialized()
+    place = (dist.get_rank(), dist.get_world_size()) if ready else (0, 1)
+    codec = loaded(method, parameters, *place)
     if not codec.one_shot:
         raise ValueError(
             f"fsdp_hook: {codec.name} goes on with the sum of its first round on every rank, and a "
@@ -126,7 +128,7 @@ def _all_to_all(
 ) -> list[Payload]:
     """Send each rank its payload; returns those that came for this one, in the order of ranks."""
     kind = zlib.crc32(repr([replace(payload, body=b"") for payload in payloads[:1]]).encode())
-    place = device if "nccl" in str(dist.get_backend(group)) else torch.device("cpu")
+    place = device if device_of(group).type == "cuda" else torch.device("cpu")
     mine = torch.tensor([[p.nbytes, kind] for p in payloads], device=place)
     heads = torch.empty_like(mine)
     reach(dist.all_to_all_single, heads, mine, group=group)

@@ -101,14 +101,12 @@ class ProcessGroup:
     ) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        backend = str(dist.get_backend(self.group))
-        on_device = not ("gloo" in backend or "mpi" in backend)
-        self.device = torch.device("cuda" if on_device else "cpu")
+        self.device = device_of(self.group)
         # What the caller begins and what a messenger's thread does each keep an order of their own,
         # alike on all ranks; between the two there is none, so the second has a group of its own.
         # NCCL's communicators had better not run beside each other: there, all is the thread's.
         self._later = self.group
-        if not on_device:
+        if self.device.type == "cpu":
             self._later = beside(self.group, timeout)
         self._known: set[int] = set()
 
@@ -285,17 +283,24 @@ def beside(
     """
     ranks = dist.get_process_group_ranks(group)
     backend = backend or dist.get_backend(group)
+    backend = None if backend == dist.Backend.UNDEFINED else backend
     if timeout is None:
         timeout = timeout_of(group)
     some = len(ranks) < dist.get_world_size() and backend != "mpi"
     return dist.new_group(ranks, timeout, backend, use_local_synchronization=some)
 
 
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's messages lie: on the GPU if NCCL carries them, also as one backend of several
+    (torch's default has gloo for processors, too), else in the processor's memory."""
+    nccl = "nccl" in dist.get_backend_config(group) and torch.cuda.is_available()
+    return torch.device("cuda" if nccl else "cpu")
+
+
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     """How long a group waits; None where its backend does not tell."""
-    device = torch.device("cpu" if "gloo" in str(dist.get_backend(group)) else "cuda")
     try:
-        return group._get_backend(device).options._timeout
+        return group._get_backend(device_of(group)).options._timeout
     except (AttributeError, RuntimeError):  # no public way to ask
         return None
 

@@ -33,13 +33,21 @@ def spent(compute=0.1, compress=0.0, exchange=0.1, wait=0.0):
 
 
 @pytest.mark.parametrize(
-    "text, value", [("155M", 155e6), ("1G", 1e9), ("2.5Gbit/s", 2.5e9), ("1e9", 1e9), ("64k", 64e3)]
+    "text, value",
+    [
+        ("155M", 155e6),
+        ("1G", 1e9),
+        ("2.5Gbit/s", 2.5e9),
+        ("10Gbit", 1e10),
+        ("1e9", 1e9),
+        ("64k", 64e3),
+    ],
 )
 def test_rates(text, value):
     assert rate(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0", "-1M", "1.2.3M", "5 MB/s"])
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1M", "1.2.3M", "5 MB/s", "100MB"])
 def test_what_is_no_rate_says_how_to_write_one(text):
     with pytest.raises(Exception, match="no rate; say 155M"):
         rate(text)

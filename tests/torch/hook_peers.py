@@ -138,10 +138,20 @@ def train(
     }
 
 
+def of_all(method, parameters, size):
+    """Each party's codec, told its number and how many there are where it asks."""
+    own = [{"party": party, "parties": size} | parameters for party in range(size)]
+    known = vars(compression.load(method)).keys()
+    return [
+        compression.load(method, **{name: one for name, one in its.items() if name in known})
+        for its in own
+    ]
+
+
 def in_one_process(method, parameters, size, steps=range(STEPS)):
     """The same training by all workers in this process, codecs driven by ``aggregate``."""
     model = network()
-    codecs = [compression.load(method, **parameters) for _ in range(size)]
+    codecs = of_all(method, parameters, size)
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.5)
     for step in steps:
         gradients = []
@@ -264,6 +274,85 @@ def patience():
     hook = slowlink.torch.comm_hook(DistributedDataParallel(network()), "power_sgd")
     options = hook.messenger.wire._later._get_backend(torch.device("cpu")).options
     return options._timeout.total_seconds()
+
+
+def resumed_by_one():
+    """Rank 0 goes on from a state, rank 1 from nothing."""
+    model = DistributedDataParallel(network())
+    hook = slowlink.torch.comm_hook(model, "random_k")
+    loss_of(model, 0, dist.get_rank()).backward()
+    state, model = hook.state_dict(), DistributedDataParallel(network())
+    hook = slowlink.torch.comm_hook(model, "random_k")
+    if dist.get_rank() == 0:
+        hook.load_state_dict(state)
+    loss_of(model, 1, dist.get_rank()).backward()
+
+
+def scaled_local_steps():
+    """The parameters after steps with AMP's scaler, of a plain optimizer and of a fused one."""
+    ends = []
+    for fused in (False, True):
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), LR, fused=fused)
+        optimizer = slowlink.torch.local_steps(inner, every=2)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step, dist.get_rank())).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.finish()
+        ends.append(vector(model))
+    return ends
+
+
+def foreign_local_states():
+    def begun(codec):
+        inner = torch.optim.SGD(network().parameters(), LR)
+        return slowlink.torch.local_steps(inner, every=2, codec=codec)
+
+    try:
+        begun("top_k").load_state_dict(begun("identity").state_dict())
+    except ValueError as error:
+        return str(error)
+
+
+def error_of_the_mean(method):
+    """Of equal gradients on all ranks, relative and in the mean over steps."""
+    layer = nn.Linear(400, 100, bias=False)
+    model = DistributedDataParallel(layer)
+    slowlink.torch.comm_hook(model, method)
+    generator, errors = torch.Generator().manual_seed(0), []
+    for _ in range(5):
+        inputs = torch.randn(8, 400, generator=generator)
+        model.zero_grad()
+        model(inputs).sum().backward()
+        wanted = inputs.sum(0).expand(100, -1)
+        errors.append(float((layer.weight.grad - wanted).norm() / wanted.norm()))
+    return sum(errors) / len(errors)
+
+
+def of_default_backends(port, size, rank, tell):
+    """Train by a hook and by local steps in a group that names no backend."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group(store=store, rank=rank, world_size=size)
+    ends = []
+    for hooked in (True, False):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), LR)
+        if hooked:
+            model = DistributedDataParallel(model)
+            slowlink.torch.comm_hook(model, "top_k", ratio=0.1)
+        else:
+            optimizer = slowlink.torch.local_steps(optimizer, every=2, codec="top_k")
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+        if not hooked:
+            optimizer.finish()
+        ends.append(vector(model))
+    return ends
 
 
 def foreign_states():

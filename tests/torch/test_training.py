@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 CODECS = {name: {} for name in compression.names()}
 SMALL = {
-    "bisparse": {"ratio": 0.05, "lower_bound": 100, "parties": 3},
+    "bisparse": {"ratio": 0.05, "lower_bound": 100},
     "dgc": {"ratio": 0.05, "lower_bound": 100},
     "count_sketch": {"ratio": 0.05, "lower_bound": 100},
     "power_sgd": {"rank": 2},
@@ -32,11 +32,6 @@ CODECS |= {name: parameters for name, parameters in SMALL.items() if name in COD
 STATEFUL = [name for name in ("top_k", "power_sgd", "bisparse", "dgc") if name in CODECS]
 SHAPES = {name: p.shape for name, p in hook_peers.network().named_parameters()}
 VALUES = sum(shape.numel() for shape in SHAPES.values())
-
-
-def with_parties(name, parties):
-    parameters = CODECS[name]
-    return parameters | {"parties": parties} if "parties" in parameters else parameters
 
 
 def together(size, jobs):
@@ -54,9 +49,8 @@ def together(size, jobs):
     return dict(zip(jobs, zip(*answers, strict=True), strict=True))
 
 
-def training(method, size=2, **options):
-    parameters = with_parties(method, size) if method in CODECS else {}
-    return "train", dict(method=method, parameters=parameters, **options)
+def training(method, **options):
+    return "train", dict(method=method, parameters=CODECS.get(method, {}), **options)
 
 
 OVERFLOW = dict(scaled=True, options={"non_finite": "pass"})
@@ -96,6 +90,9 @@ TWO |= {
         for name in ("whole_model", "layer_wise", "optimal")
     },
     **{f"{name} views": training(name, views=True) for name in ("fp16", "top_k")},
+    "resumed by one": ("resumed_by_one", {}),
+    "scaled": ("scaled_local_steps", {}),
+    "local states": ("foreign_local_states", {}),
     "sharded": ("sharded", {}),
     "sharded identity": ("sharded", dict(method="identity")),
     "sharded lossless": ("sharded", dict(method="top_k", parameters={"ratio": 1.0})),
@@ -106,7 +103,7 @@ TWO |= {
     ),
     "sharded power_sgd": ("sharded", dict(method="power_sgd")),
 }
-THREE = {f"{name} codec 3": training(name, 3) for name in CODECS}
+THREE = {f"{name} codec 3": training(name) for name in CODECS}
 THREE |= {
     "plain 3": training("plain"),
     "halves": ("halves", dict(shapes=[(7,), (3, 4), (1,)])),
@@ -166,13 +163,13 @@ def test_replicas_are_bit_equal_whatever_the_codec(ran, name):
 def test_two_ranks_get_what_one_process_computes(ran, name):
     """Every parameter is coded under its name, so buckets do not matter; a sum of two numbers is
     the same in either order."""
-    wanted = hook_peers.in_one_process(name, with_parties(name, 2), 2)
+    wanted = hook_peers.in_one_process(name, CODECS[name], 2)
     assert torch.equal(alike(ran[f"{name} codec"]), wanted)
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_reports_count_bytes_of_the_published_formula(ran, name):
-    codec = compression.load(name, **with_parties(name, 3))
+    (codec,) = hook_peers.of_all(name, CODECS[name], 3)[:1]
     most = sum(sum(codec.payload_bytes(shape)) for shape in SHAPES.values())
     for answer in ran[f"{name} codec 3"]:
         report = answer["report"]
@@ -269,6 +266,39 @@ def test_a_state_of_something_else_is_refused(ran):
     assert model == "load_state_dict: the state is of another model, as '0.bias'"
     assert re.search("the state is of top_k with ratio=0.5, the hook has 0.01", codec)
     assert nothing == "load_state_dict: the state is of no codec, the hook has top_k"
+
+
+def test_ranks_that_go_on_from_different_steps_are_told_so(ran):
+    told = "rank 1 has gone on from another step than rank 0"
+    assert all(told in text for text in ran["resumed by one"])
+
+
+def test_local_steps_refuse_the_state_of_another_codec(ran):
+    assert "the state is of identity, the hook has top_k" in ran["local states"][0]
+
+
+def test_a_scaler_takes_its_factor_from_a_fused_optimizer_inside_too(ran):
+    for plain, fused in ran["scaled"]:
+        assert plain.isfinite().all() and torch.allclose(plain, fused, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qsgd", "terngrad"])
+def test_ranks_round_by_draws_of_their_own(name):
+    """Equal gradients: each rank's error is its own, so that the mean's shrinks by √ranks; with one
+    draw for all it would be that of one rank."""
+    error = together(4, {"mean": ("error_of_the_mean", dict(method=name))})["mean"][0]
+    alone = together(1, {"mean": ("error_of_the_mean", dict(method=name))})["mean"][0]
+    assert error == pytest.approx(alone / 2, rel=0.2)
+
+
+def test_a_group_of_torchs_default_backends_trains_on_a_processor():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = run_ranks(
+        hook_peers.of_default_backends, 2, store.port, 2, timeout_s=120,
+        environment=lambda rank: LOOPBACK,
+    )  # fmt: skip
+    hooked, stepped = zip(*ranks, strict=True)
+    assert torch.equal(*hooked) and torch.equal(*stepped)
 
 
 def test_sparse_gradients_are_refused_by_name(ran):

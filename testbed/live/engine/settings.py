@@ -66,6 +66,8 @@ from slowlink.testbed.training.virtual_time import play
 
 COORDINATOR = "coordinator"
 
+HERE = {"tcp://127.0.0.1", "tcp://localhost"}
+"""Hosts that nobody else reaches."""
 ADDRESS = re.compile(r"tcp://[^:/\s]+:\d{1,5}\Z")
 
 USUAL: dict[str, Any] = documents.USUAL | dict(experiment="live", system="live", compute_s=0.0)
@@ -213,7 +215,7 @@ class LiveSettings(BaseModel):
         coordinator needs one; others listen at any free port.
     dds: messages travel over Cyclone DDS, see :class:`Dds`; null for ZeroMQ over TCP.
     keys: folder with the keys of all members, by which connections are encrypted and
-        authenticated; where members may be on several hosts, there must be one.
+        authenticated; where other hosts reach the members, there must be one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -260,12 +262,6 @@ class LiveSettings(BaseModel):
     @model_validator(mode="after")
     def _can_run(self) -> Self:
         check(self)
-        hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
-        beyond = self.dds is not None and bool(self.dds.interface or self.dds.peers)
-        if (len(hosts) > 1 or beyond) and self.keys is None:
-            raise ValueError(
-                "keys: name a folder, since members may be on several hosts; --make-keys fills it"
-            )
         for field in ("addresses", "network"):
             if self.dds and getattr(self, field):
                 raise ValueError(f"{field}: is of connections over TCP, and so not with dds")
@@ -273,6 +269,12 @@ class LiveSettings(BaseModel):
             if name not in self.members:
                 known = ", ".join(self.members)
                 raise ValueError(f"addresses: no member {name!r}; there are: {known}")
+        hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
+        beyond = self.dds is not None and bool(self.dds.interface or self.dds.peers)
+        if (hosts - HERE or beyond) and self.keys is None:
+            raise ValueError(
+                "keys: name a folder, since other hosts reach the members; --make-keys fills it"
+            )
         return self
 
     # What follows from it ----------------------------------------------------------------------
