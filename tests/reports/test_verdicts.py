@@ -116,9 +116,11 @@ def looked_up(claim: Claim, by_id: dict[str, Claim]) -> list[Lookup]:
     found = [claim.ours] if claim.ours else []
     for text in claim.fit.terms.values() if claim.fit else ():
         found += [claim.lookup(name) for name in expressions.names(text)]
+    found += [by_id[name].ours for name in expressions.names(claim.over or "")]
     if claim.kind in ("ordering", "derived"):
-        for part in claim.statements():
-            for text in (part.value, *part.order):
+        statements = [s for part in claim.statements() for s in (part, *part.may_mean)]
+        for one in statements:
+            for text in (one.value, *one.order):
                 for name in expressions.names(text or ""):
                     found.append(claim.lookup(name) or by_id[name].ours)
     return list(dict.fromkeys(found))

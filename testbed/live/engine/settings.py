@@ -271,7 +271,9 @@ class LiveSettings(BaseModel):
                 raise ValueError(f"addresses: no member {name!r}; there are: {known}")
         hosts = {address.rpartition(":")[0] for address in self.addresses.values()}
         beyond = self.dds is not None and bool(self.dds.interface or self.dds.peers)
-        if (hosts - HERE or beyond) and self.keys is None:
+        # Shaped links are in namespaces of this machine, which nobody else reaches.
+        beyond |= bool(hosts - HERE) and self.network is None or len(hosts) > 1
+        if beyond and self.keys is None:
             raise ValueError(
                 "keys: name a folder, since other hosts reach the members; --make-keys fills it"
             )
