@@ -9,7 +9,8 @@ A number is judged in this order, and the first rule that applies decides:
 4. *not comparable*: our model stands in for another and the number depends on the model, or our
    set-up was chosen from the number.
 5. *holds*, *off by ×*, *direction only*, *undecided*, *fails* by the one table ``RULES``. What
-   depends on machines that we do not have is judged within its table (``reports.fits``).
+   depends on machines that we do not have is judged within its table (``reports.fits``), or as a
+   multiple of another number there.
 
 Where the text leaves several readings open and their verdicts differ, the claim *depends on the
 reading*; where only what our runs leave open keeps them apart, it is *undecided*. Claims that rest
