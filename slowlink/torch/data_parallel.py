@@ -96,7 +96,8 @@ def comm_hook(
     names = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     if not isinstance(given := _fusion(fusion), Fusion | None):
         raise ValueError(f"comm_hook: fusion must be a name or a fusion, not {given!r}")
-    alike = codec.name, settings(codec), {name: tuple(p.shape) for name, p in names.items()}
+    shapes = {name: tuple(p.shape) for name, p in names.items()}
+    alike = codec.name, settings(codec), getattr(codec, "parties", None), shapes
     check_alike(wire, "another model, codec or parameter", alike)
     hook = CommHook(
         names,
