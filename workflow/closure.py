@@ -49,7 +49,7 @@ def of_function(module: str, name: str) -> tuple[frozenset[str], str]:
     """What a function of a module uses: the closure of :func:`used_by`, and a digest of its own
     source and of all that it uses in its module, and in others of its folder."""
     nodes, files = used_by(module, name)
-    text = "\n".join(sorted(map(ast.dump, nodes)))
+    text = "\n".join(sorted(map(_text, nodes)))
     return frozenset(closure(files)), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -66,7 +66,7 @@ def used_by(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
         for one, attribute in source.used(place[1]):
             if node := source.defined.get(one):
                 nodes[id(node)] = node
-                files |= set(_constants(_telling(node), source.file))
+                files |= source.named(one)
             for file, name in source.imported.get(one, ()):
                 beside = file.startswith(FRAME) and Path(file).parent == Path(source.file).parent
                 inner = name or attribute  # of a module, what stands after the dot
@@ -107,6 +107,8 @@ class _Source:
         self.defined: dict[str, ast.AST] = {}
         self.experiments: set[str] = set()
         self.imported: dict[str, list[tuple[str, str]]] = {}
+        # Many functions use the same definitions.
+        self.named, self._read = cache(self.named), cache(self._read)
         for node in _statements(_parsed(file)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for name, place in _bound(node, file):
@@ -137,22 +139,32 @@ class _Source:
         while pending - seen:
             one = (pending - seen).pop()
             seen.add(one)
-            node = self.defined.get(one)
-            inside = list(ast.walk(node)) if node else []
-            # A section has the name of its experiment: as a parameter, it is not that.
-            given = {inner.arg for inner in inside if isinstance(inner, ast.arg)}
-            given |= self.experiments - {name}
-            behind = {id(x.value): x.attr for x in inside if isinstance(x, ast.Attribute)}
-            read = [x for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
-            names = [x for x in read if x.id not in given]
-            found |= {(x.id, behind.get(id(x), "")) for x in names}
-            pending |= {x.id for x in names}
+            names = {x for x in self._read(one) if x[0] not in self.experiments - {name}}
+            found |= names
+            pending |= {x for x, _ in names}
         return found
+
+    def named(self, name: str) -> frozenset[str]:
+        """The files that constants of a definition name."""
+        return frozenset(_constants(_telling(self.defined[name]), self.file))
+
+    def _read(self, name: str) -> frozenset[tuple[str, str]]:
+        """Names that a definition reads, as :meth:`used` gives them."""
+        node = self.defined.get(name)
+        inside = list(ast.walk(node)) if node else []
+        # A section has the name of its experiment: as a parameter, it is not that.
+        given = {inner.arg for inner in inside if isinstance(inner, ast.arg)}
+        behind = {id(x.value): x.attr for x in inside if isinstance(x, ast.Attribute)}
+        read = [x for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)]
+        return frozenset((x.id, behind.get(id(x), "")) for x in read if x.id not in given)
 
 
 def _called(node: ast.expr) -> str:
     """The last name of a dotted one."""
     return getattr(node, "attr", getattr(node, "id", ""))
+
+
+_text = cache(ast.dump)
 
 
 @cache
