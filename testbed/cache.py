@@ -79,6 +79,13 @@ def keep() -> None:
     os.environ.setdefault(VARIABLE, str(Path(caches, "slowlink", "cache.sqlite")))
 
 
+def state(*files: Path) -> str:
+    """What tells, without reading them, that ``files`` are what they were: places, sizes and times
+    of change."""
+    told = [(file, file.stat()) for file in files]
+    return " ".join(f"{file} {s.st_size} {s.st_mtime_ns} {s.st_ino}" for file, s in told)
+
+
 def sources(*files: Path) -> str:
     """A digest of what is in ``files``, for names of what they compute."""
     digest = hashlib.blake2b(digest_size=16)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from slowlink.testbed import files
 
 if TYPE_CHECKING:  # slow to import, and most processes only make rows
     import pandas as pd
+    import pyarrow as pa
 
 Evidence = Literal["computed", "simulated", "packet", "emulated", "measured", "recorded"]
 Scale = Literal["smoke", "desk", "paper"]
@@ -125,28 +125,46 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
     ValueError
         A file that is not parquet, lacks a column or holds an invalid row; names the file.
     """
-    import pandas as pd
+    import pyarrow as pa
 
-    tables = []
-    for path in paths:
-        try:
-            table = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: not a readable result file ({error})") from error
-        if list(table.columns) != COLUMNS:
-            raise ValueError(f"{path}: columns {list(table.columns)} are not the result schema")
-        for column, allowed in KINDS:
-            if bad := set(table[column]) - set(get_args(allowed)):
-                raise ValueError(f"{path}: unknown {column} {sorted(bad)}")
-        good = table["status"] == "ok"
-        whole = np.where(good, np.isfinite(table["value"]), table["reason"] != "")
-        if not whole.all():
-            broken = table.iloc[int(np.argmin(whole))]
-            raise ValueError(f"{path}: {broken['metric']!r} of {broken['case']!r} is incomplete")
-        try:
-            for record in table.drop_duplicates(["metric", "unit", "status"]).to_dict("records"):
-                row_of(record)
-        except ValidationError as error:
-            raise ValueError(f"{path}: {error}") from error
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True) if tables else frame([])
+    tables = [_table(path) for path in paths]
+    if not tables:
+        return frame([])
+    return pa.concat_tables(tables, promote_options="permissive").to_pandas()
+
+
+def records(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a result file, for :func:`row_of`. Raises ValueError as :func:`read` does."""
+    return _table(path).to_pylist()
+
+
+def _table(path: str | Path) -> pa.Table:
+    """A result file, validated."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            table = file.read()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable result file ({error})") from error
+    for n, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):  # pandas writes nan as nothing
+            table = table.set_column(n, field, table[n].fill_null(math.nan))
+    if table.column_names != COLUMNS:
+        raise ValueError(f"{path}: columns {table.column_names} are not the result schema")
+    for column, allowed in KINDS:
+        if bad := set(table[column].unique().to_pylist()) - set(get_args(allowed)):
+            raise ValueError(f"{path}: unknown {column} {sorted(bad)}")
+    names = ("case", "metric", "unit", "status", "reason", "value")
+    case, metric, unit, status, reason, value = (table[name].to_pylist() for name in names)
+    for n, good in enumerate(status):
+        if not (math.isfinite(value[n]) if good == "ok" else reason[n]):
+            raise ValueError(f"{path}: {metric[n]!r} of {case[n]!r} is incomplete")
+    first = {key: n for n, key in reversed([*enumerate(zip(metric, unit, status, strict=True))])}
+    try:
+        for record in table.take(sorted(first.values())).to_pylist():
+            row_of(record)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return table

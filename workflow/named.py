@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
+from slowlink.testbed.given import Loader
 from slowlink.testbed.training.recipe import Kind, Of, Part
 from slowlink.workflow.closure import ROOMS, ROOT
 
@@ -71,9 +72,9 @@ def known(kind: Kind) -> tuple[str, ...]:
     if kind == "model":
         return tuple(sorted(_models()))
     if kind == "device":
-        return ("this_cpu", *sorted(yaml.safe_load(DEVICES.read_text())))
+        return ("this_cpu", *sorted(yaml.load(DEVICES.read_text(), Loader)))
     if kind == "dataset":
-        return tuple(sorted(yaml.safe_load(SOURCES.read_text())))
+        return tuple(sorted(yaml.load(SOURCES.read_text(), Loader)))
     files = (ROOT / "methods" / kind).glob("*.py")
     return tuple(sorted(file.stem for file in files if not file.stem.startswith("_")))
 

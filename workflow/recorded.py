@@ -57,7 +57,7 @@ def read(wing: str, experiment: str, runs: Sequence[Recipe]) -> Iterator[Row]:
             continue
         if _digest(file) != json.loads(note.read_text())["sha256"]:
             raise ValueError(f"{file} is not the file that {note} tells of")
-        for record in results.read([file]).to_dict("records"):
+        for record in results.records(file):
             yield row_of(record, **told)
 
 

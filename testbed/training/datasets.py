@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slowlink.testbed.cache import cached, state
 from slowlink.testbed.training.augmentation import standardise
 from slowlink.testbed.training.fetch import fetch
 
@@ -176,7 +177,7 @@ def read_idx(path: str | Path) -> Tensor:
     ValueError
         Not such a file, or shorter or longer than its header says.
     """
-    content = np.fromfile(path, np.uint8)
+    content = _bytes(path)
     if len(content) < 4 or bytes(content[:3]) != b"\x00\x00\x08":
         raise ValueError(
             f"{path}: not an idx file of unsigned bytes (magic {content[:4].tobytes()!r})"
@@ -192,11 +193,19 @@ def read_idx(path: str | Path) -> Tensor:
     return torch.from_numpy(content[start:].reshape(shape))
 
 
+def _bytes(path: str | Path) -> np.ndarray:
+    """A file's bytes, read where they are looked at: few of the images may be wanted."""
+    if Path(path).stat().st_size == 0:  # which cannot be mapped
+        return np.empty(0, np.uint8)
+    return np.asarray(np.memmap(path, np.uint8, mode="c"))
+
+
 def read_mnist(directory: Path) -> Dataset:
     """Read MNIST or Fashion-MNIST from its four idx files."""
     tensors = []
-    for split in ("train", "t10k"):
-        images = read_idx(directory / f"{split}-images-idx3-ubyte")
+    files = [directory / f"{split}-images-idx3-ubyte" for split in ("train", "t10k")]
+    for split, file in zip(("train", "t10k"), files, strict=True):
+        images = read_idx(file)
         labels = read_idx(directory / f"{split}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise ValueError(
@@ -204,7 +213,7 @@ def read_mnist(directory: Path) -> Dataset:
                 f"and labels {tuple(labels.shape)}"
             )
         tensors += [images[:, None], _checked(labels, 10, directory)]
-    return _images(directory.name, *tensors, n_classes=10)
+    return _images(files[:1], *tensors)
 
 
 def read_cifar10(directory: Path) -> Dataset:
@@ -215,13 +224,13 @@ def read_cifar10(directory: Path) -> Dataset:
     batches = [directory / f"data_batch_{i}.bin" for i in range(1, 6)]
     train = _cifar_records(batches)
     test = _cifar_records([directory / "test_batch.bin"])
-    return _images(directory.name, *train, *test, n_classes=10)
+    return _images(batches, *train, *test)
 
 
 def _cifar_records(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
     parts = []
     for path in paths:
-        content = np.fromfile(path, np.uint8)
+        content = _bytes(path)
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(
                 f"{path}: {len(content)} bytes are no whole number of 3,073-byte records"
@@ -240,11 +249,22 @@ def _checked(labels: Tensor, n_classes: int, directory: Path) -> Tensor:
 
 
 def _images(
-    name: str, train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, n_classes: int
+    files: Sequence[Path], train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor
 ) -> Dataset:
-    mean, std = channel_statistics(train_x)
-    shape = tuple(train_x.shape[1:])
-    return Dataset(name, train_x, train_y, test_x, test_y, n_classes, shape, mean, std)
+    """Images of ten classes; ``files`` hold those to train on."""
+    key = f"channel statistics of {state(*files)}"
+    mean, std = cached(key, lambda: [one.tolist() for one in channel_statistics(train_x)])
+    return Dataset(
+        name=files[0].parent.name,
+        train_x=train_x,
+        train_y=train_y,
+        test_x=test_x,
+        test_y=test_y,
+        n_classes=10,
+        shape=tuple(train_x.shape[1:]),
+        mean=torch.tensor(mean),
+        std=torch.tensor(std),
+    )
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,9 @@ import pooch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from slowlink.testbed.cache import cached, state
+from slowlink.testbed.given import Loader
+
 DATA = Path(__file__).resolve().parents[2] / "data"
 SOURCES = DATA / "sources.yaml"
 CACHE = DATA / "cache"
@@ -107,7 +110,7 @@ def read_sources(path: str | Path = SOURCES) -> dict[str, DataSet]:
         One line for each wrong field: file, field, what is wrong.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader)
         return TypeAdapter(dict[Name, DataSet]).validate_python(content)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
@@ -333,8 +336,13 @@ def _missing(folder: Path, dataset: DataSet) -> list[str]:
     return [sub for sub in dataset.folders if not (folder / sub).is_dir()] + [
         file
         for file, sha256 in dataset.files.items()
-        if not (folder / file).is_file() or pooch.file_hash(str(folder / file)) != sha256
+        if not (folder / file).is_file() or _hash(folder / file) != sha256
     ]
+
+
+def _hash(file: Path) -> str:
+    """A file's SHA-256, not computed again while the file stays as it is."""
+    return cached(f"SHA-256 of {state(file)}", lambda: pooch.file_hash(str(file)))
 
 
 def _writable(folder: Path) -> bool:
