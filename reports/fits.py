@@ -139,6 +139,20 @@ def fit(
     -------
     None where cells are too few: two more than rates are needed.
     """
+    told = tuple((cell, tuple(inner.items())) for cell, inner in terms.items())
+    return _fit(tuple(printed.items()), told, near, inverse, tuple(within.items()))
+
+
+@functools.lru_cache(maxsize=64)  # a claim is judged again without a seed, but seldom its table
+def _fit(
+    said_of: tuple[tuple[str, float], ...],
+    terms_of: tuple[tuple[str, tuple[tuple[str, float], ...]], ...],
+    near: float,
+    inverse: bool,
+    within_of: tuple[tuple[str, str], ...],
+) -> Fit | None:
+    printed, within = dict(said_of), dict(within_of)
+    terms = {cell: dict(inner) for cell, inner in terms_of}
     cells = [cell for cell in printed if cell in terms]
     names = list(dict.fromkeys(name for cell in cells for name in terms[cell]))
     if len(cells) < len(names) + 2:

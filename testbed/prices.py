@@ -481,7 +481,9 @@ class System:
 
         def coded(*steps: Step) -> Cost:
             if codec_scope == "group":
-                return by_values(layers.sizes, lambda values: coding_s(device, steps, [values]))
+                return by_values(
+                    layers.sizes, lambda values: sum(s.seconds(device, float(values)) for s in steps)
+                )
             values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
             for step in steps:
                 each = each + step.seconds(device, values)
