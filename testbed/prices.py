@@ -481,9 +481,11 @@ class System:
 
         def coded(*steps: Step) -> Cost:
             if codec_scope == "group":
-                return by_values(
-                    layers.sizes, lambda values: sum(s.seconds(device, float(values)) for s in steps)
-                )
+
+                def of_one(values: int) -> float:
+                    return sum(step.seconds(device, float(values)) for step in steps)
+
+                return by_values(layers.sizes, of_one)
             values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
             for step in steps:
                 each = each + step.seconds(device, values)
