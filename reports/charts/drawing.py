@@ -146,7 +146,7 @@ class _Drawing:
         columns = max(map(len, cells))
         heights = [max(self._height(plot) for plot, _ in line) for line in cells]
         width = _NARROW if columns == 1 and len(cells) == 1 else _WIDTH
-        fig = Figure(figsize=(width, sum(heights)), layout="constrained")
+        fig = Figure(figsize=(width, sum(heights)))
         widths = [plot.chart.width for plot, _ in max(cells, key=len)]
         grid = fig.add_gridspec(len(cells), columns, width_ratios=widths, height_ratios=heights)
         for y, line in enumerate(cells):

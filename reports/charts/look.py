@@ -15,6 +15,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -213,8 +214,12 @@ def save(fig: Figure, path: str | Path) -> Path:
     """Write a figure as lean SVG; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.set_layout_engine(_Layout())
+    # A figure that has a layout is drawn twice. Laid out before, in a canvas of the kind and the
+    # resolution in which letters are as wide, it is drawn once.
+    FigureCanvasSVG(fig)
+    fig.set_dpi(72)
     with style():
+        _Layout().execute(fig)
         fig.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     path.write_text(lean(path.read_text(encoding="utf-8")), encoding="utf-8")
     return path
