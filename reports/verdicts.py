@@ -242,7 +242,8 @@ def judge(
     results: the tidy table of ``testbed.results``; rows of other documents are ignored.
     recipe: the document's recipe after scale overrides, nested mappings.
     scale: ``smoke``, ``desk`` or ``paper``; rows of other scales are ignored.
-    only: judges the claims with these ids and leaves the others out, results and all.
+    only: judges the claims with these ids and leaves the others out, results and all, and does not
+        look for verdicts that could not have failed.
     full: the recipe at the document's own scale; what differs from the document there, too,
         differs for another reason than the scale.
 
@@ -282,7 +283,9 @@ def judge(
                 "reason": judgement.reason,
                 "number": _counts_as(claim, judgement),
                 "p": judgement.p,
-                "weak": judgement.verdict == "holds" and _weak(claim, evidence, recipe, full),
+                "weak": only is None
+                and judgement.verdict == "holds"
+                and _weak(claim, evidence, recipe, full),
                 "ours_value": judgement.ours_value,
                 "bound": judgement.bound,
                 "ratio": judgement.ratio,
