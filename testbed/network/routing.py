@@ -124,8 +124,9 @@ def _spread(doors, ptr, idx, link_src, forwards, distance):
     """Breadth first against the links, from the nodes one hop away."""
     frontier = np.empty(len(distance), dtype=np.int64)
     tail = len(doors)
-    frontier[:tail] = doors
-    distance[doors] = 1
+    for n in range(tail):  # what assigns to a slice takes seconds to compile, for its errors' words
+        frontier[n] = doors[n]
+        distance[doors[n]] = 1
     head = 0
     while head < tail:
         node = frontier[head]
