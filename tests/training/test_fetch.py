@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import yaml
 
+from slowlink.testbed import cache
 from slowlink.testbed.training import fetch as fetching
 from slowlink.testbed.training.fetch import (
     DataSet,
@@ -192,6 +193,19 @@ def test_fetches_only_what_is_missing_or_corrupt(server, tmp_path, there):
         (tmp_path / "toy" / name).write_bytes(content)
     assert complete(fetch("toy", tmp_path, dataset(server.files)))
     assert server.asked == ["b.bin.gz"]
+
+
+def test_what_was_checked_is_checked_again_once_it_changes(server, tmp_path, monkeypatch):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "kept.sqlite"))
+    sources, b = dataset(server.files), FILES["b.bin"]
+    fetch("toy", tmp_path, sources)
+    file = fetch("toy", tmp_path, sources) / "b.bin"
+    with monkeypatch.context() as patched:
+        patched.setattr(fetching.pooch, "file_hash", lambda *_: pytest.fail("hashed again"))
+        fetch("toy", tmp_path, sources)
+    file.write_bytes(flipped(b))  # as long
+    assert complete(fetch("toy", tmp_path, sources))
+    assert server.asked == ["a.bin.gz", "b.bin.gz", "b.bin.gz"]
 
 
 def test_an_archive_is_downloaded_once(server, tmp_path):
