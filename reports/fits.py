@@ -143,7 +143,7 @@ def fit(
     return _fit(tuple(printed.items()), told, near, inverse, tuple(within.items()))
 
 
-@functools.lru_cache(maxsize=64)  # a claim is judged again without a seed, but seldom its table
+@functools.lru_cache(maxsize=64)  # all claims of a table have one, with whatever else is changed
 def _fit(
     said_of: tuple[tuple[str, float], ...],
     terms_of: tuple[tuple[str, tuple[tuple[str, float], ...]], ...],
