@@ -200,26 +200,26 @@ def legend(fig: Figure, handles: Sequence[Any], notes: Sequence[str] = ()) -> No
 # Files -------------------------------------------------------------------------------------------
 
 
-class _Layout(ConstrainedLayoutEngine):
-    """Constrained layout, rounded: its solver's last digit varies, and names of clips with it."""
+def lay_out(fig: Figure) -> None:
+    """Place what a figure has, for a canvas in which letters are as wide as in the file.
 
-    def execute(self, fig: Figure) -> None:
-        super().execute(fig)
-        for ax in fig.axes:
-            ax.set_position(np.round(ax.get_position(original=True).bounds, 9), which="original")
-            ax.set_in_layout(True)
+    With a layout of its own, it would be drawn twice to be saved.
+    """
+    FigureCanvasSVG(fig)
+    fig.set_dpi(72)
+    ConstrainedLayoutEngine().execute(fig)
+    # The solver's last digit varies, and names of clips with it.
+    for ax in fig.axes:
+        ax.set_position(np.round(ax.get_position(original=True).bounds, 9), which="original")
+        ax.set_in_layout(True)
 
 
 def save(fig: Figure, path: str | Path) -> Path:
     """Write a figure as lean SVG; the same figure gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A figure that has a layout is drawn twice. Laid out before, in a canvas of the kind and the
-    # resolution in which letters are as wide, it is drawn once.
-    FigureCanvasSVG(fig)
-    fig.set_dpi(72)
     with style():
-        _Layout().execute(fig)
+        lay_out(fig)
         fig.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     path.write_text(lean(path.read_text(encoding="utf-8")), encoding="utf-8")
     return path

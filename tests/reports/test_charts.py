@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
@@ -270,12 +269,11 @@ def test_lines_are_named_at_their_ends_without_overlap():
     rows = [row(value=v, k=k, hop=v * 1e-6) for v in (1.0, 1.01, 1.02, 5.0) for k in (1, 2)]
     style = Style(units={"hop": "s"})
     fig = drawn(Lines("time", x="k", colour="hop", direct=True), rows, style=style)
-    fig.draw_without_rendering()
+    look.lay_out(fig)
     (ax,) = fig.axes
     assert [t.get_text() for t in ax.texts] == ["1 µs", "1.01 µs", "1.02 µs", "5 µs"]
     assert not fig.legends
-    renderer = FigureCanvasAgg(fig).get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in ax.texts]
+    boxes = [text.get_window_extent() for text in ax.texts]
     assert all(a.y0 + 0.7 * a.height < b.y0 for a, b in zip(boxes, boxes[1:]))  # noqa: B905
     assert all(box.x1 <= fig.bbox.width for box in boxes)
 
@@ -893,10 +891,10 @@ def test_legends_and_notes_hide_nothing(chart):
     reason = "a long reason that goes on for some more words, and more"
     failed = row(method="A", k=8, status="failed", reason=reason)
     fig = drawn(chart, [*SPEEDS, failed])
-    renderer = FigureCanvasAgg(fig).get_renderer()
-    fig.draw_without_rendering()
-    (box,) = (one.get_window_extent(renderer) for one in fig.legends)
-    assert not any(box.overlaps(ax.get_tightbbox(renderer)) for ax in fig.axes)
+    with look.style():
+        look.lay_out(fig)
+        (box,) = (one.get_window_extent() for one in fig.legends)
+        assert not any(box.overlaps(ax.get_tightbbox()) for ax in fig.axes)
     assert box.x0 >= 0 and box.x1 <= fig.bbox.width and box.y0 >= 0
 
 
