@@ -203,9 +203,8 @@ def _bytes(path: str | Path) -> np.ndarray:
 def read_mnist(directory: Path) -> Dataset:
     """Read MNIST or Fashion-MNIST from its four idx files."""
     tensors = []
-    files = [directory / f"{split}-images-idx3-ubyte" for split in ("train", "t10k")]
-    for split, file in zip(("train", "t10k"), files, strict=True):
-        images = read_idx(file)
+    for split in ("train", "t10k"):
+        images = read_idx(directory / f"{split}-images-idx3-ubyte")
         labels = read_idx(directory / f"{split}-labels-idx1-ubyte")
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise ValueError(
@@ -213,7 +212,7 @@ def read_mnist(directory: Path) -> Dataset:
                 f"and labels {tuple(labels.shape)}"
             )
         tensors += [images[:, None], _checked(labels, 10, directory)]
-    return _images(files[:1], *tensors)
+    return _images([directory / "train-images-idx3-ubyte"], *tensors)
 
 
 def read_cifar10(directory: Path) -> Dataset:
