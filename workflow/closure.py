@@ -48,9 +48,16 @@ def closure(files: Iterable[str]) -> set[str]:
 def of_function(module: str, name: str) -> tuple[frozenset[str], str]:
     """What a function of a module uses: the closure of :func:`used_by`, and a digest of its own
     source and of all that it uses in its module, and in others of its folder."""
-    nodes, files = used_by(module, name)
-    text = "\n".join(sorted(map(_text, nodes)))
-    return frozenset(closure(files)), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def read() -> tuple[list[str], str]:
+        nodes, files = used_by(module, name)
+        text = "\n".join(sorted(map(_text, nodes)))
+        return sorted(files), hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    place = _file_of(module)
+    told = f"used by {name} of {place} {_folder(Path(place).parent)} among {_tree()}"
+    files, digest = cached(told, read)
+    return frozenset(closure(files)), digest
 
 
 def used_by(module: str, name: str) -> tuple[list[ast.AST], set[str]]:
@@ -84,6 +91,11 @@ def methods_of(names: Iterable[tuple[str, str]]) -> set[str]:
 
 def declares(file: Path) -> bool:
     """Whether a file of a wing declares settings, an experiment, a figure or a table."""
+    told = f"declares {sources(file)} by {sources(Path(__file__))}"
+    return cached(told, partial(_declares, file))
+
+
+def _declares(file: Path) -> bool:
     for node in _parsed(str(file.relative_to(ROOT))).body:
         made: list[ast.expr] = []
         if isinstance(node, ast.FunctionDef):
@@ -197,6 +209,12 @@ def _led_to(file: str) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {one for _, (one, _) in _bound(node, file)}
     return sorted(found | set(_constants(nodes, file)))
+
+
+@cache
+def _folder(folder: Path) -> str:
+    """A digest of the modules of a folder."""
+    return sources(*sorted((ROOT / folder).glob("*.py")))
 
 
 @cache
