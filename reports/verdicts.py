@@ -1051,10 +1051,12 @@ def _differing(claim: Claim, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def at(recipe: Mapping[str, Any], path: str, claim: str = "") -> Any:
-    """The value at a dotted path of mappings and lists; ValueError if it is not there."""
+    """The value at a dotted path of mappings and lists; ValueError if it is not there. What stands
+    behind the name of a section is looked up in that."""
     value: Any = recipe
     for step in path.split("."):
         try:
+            value = recipe[value] if isinstance(value, str) else value
             value = value[int(step) if isinstance(value, list | tuple) else step]
         except (KeyError, IndexError, TypeError, ValueError):
             raise ValueError(

@@ -213,7 +213,7 @@ def _training():
     for experiment, model, methods in (
         ("figure6", "resnet8", list(ROUNDS)),
         ("figure6_recorded", "resnet20", list(ROUNDS)),
-        ("convergence", "resnet8", list(ROUNDS)),  # of the first, if the second is not whole
+        ("convergence", "resnet20", list(ROUNDS)),
         ("lstm", "lstm", list(ROUNDS)[:3]),
     ):
         for method, seed in product(methods, (1, 2, 3)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -31,7 +31,7 @@ if not PLANNING:
     import numpy as np
     import pandas as pd
 
-    from slowlink.testbed.results import coordinates, row_of
+    from slowlink.testbed.results import row_of
     from slowlink.testbed.training import quadratic
     from slowlink.testbed.training.summary import summarise
 
@@ -132,21 +132,19 @@ def figure6_recorded(
     bench: Bench, cluster: Cluster, fusion: Fusions, figure6_recorded: Curves
 ) -> Iterator[Recipe]:
     """The same with the document's network, data and workers, and smaller batches."""
-    runs = _runs(bench, cluster, fusion, figure6_recorded)
-    # Seed by seed, so that a record that is not whole yet can compare the cases.
-    yield from sorted(runs, key=lambda run: run.seed)
+    yield from _runs(bench, cluster, fusion, figure6_recorded)
+
+
+class Judged(Section):
+    """What Figure 6 is judged by."""
+
+    training: Literal["figure6", "figure6_recorded"]
 
 
 @experiment(after=[figure6, figure6_recorded], methods=())
-def convergence(bench: Bench, rows: pd.DataFrame, figure6: Curves) -> Iterator[Row]:
-    """Figure 6 by the nearest training to the document's: the scale's where it is the document's
-    own or that is not recorded whole, else the recorded one."""
-    recorded = coordinates(rows[rows["experiment"].eq("figure6_recorded")])
-    began = recorded["metric"].eq("test_accuracy") & recorded["status"].eq("ok")
-    whole = began.groupby([recorded["method"], recorded["seed"]]).any().all()
-    own = figure6.model.name == figure6.stands_for
-    chosen = "figure6_recorded" if whole and not own else "figure6"
-    told = rows[rows["experiment"].eq(chosen) & rows["round"].eq(-1)]
+def convergence(bench: Bench, rows: pd.DataFrame, convergence: Judged) -> Iterator[Row]:
+    """Final accuracies, and what reaching the target costs, of the training that is judged."""
+    told = rows[rows["experiment"].eq(convergence.training) & rows["round"].eq(-1)]
     yield from (row_of(one, experiment=bench.experiment) for one in told.to_dict("records"))
 
 

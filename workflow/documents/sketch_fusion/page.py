@@ -581,10 +581,11 @@ def _over_time(experiment: str) -> list[Lines]:
 
 figure6 = Figure(
     title="Figure 6: accuracy over time",
-    shows="Trained for real, with time simulated for 16 V100 at 20 Gbit/s. Bands are 95 % "
-    "intervals. The clock is that of layers as many as the trained model's and as large as "
-    "ResNet-20's. Right, Sketch-Fusion with errors fed back, without (Algorithm 1 as printed), and "
-    "with HEAVYMIX choosing what is sent. ImageNet is not to be had.",
+    shows="Trained for real, with time simulated for 16 V100 at 20 Gbit/s. Below paper scale a "
+    "stand-in for a glance, with one seed at desk scale: verdicts rest on the recorded training. "
+    "Bands are 95 % intervals of several seeds. The clock is that of layers as many as the trained "
+    "model's and as large as ResNet-20's. Right, Sketch-Fusion with errors fed back, without "
+    "(Algorithm 1 as printed), and with HEAVYMIX choosing what is sent. ImageNet is not to be had.",
     says="Sketch-Fusion converges in 5.2 to 18.6 % less time than the baseline and in 20 % less "
     "than DGC, which fails on ImageNet.",
     of=[convergence.figure6, convergence.convergence],
@@ -595,10 +596,8 @@ figure6 = Figure(
 figure6_recorded = Figure(
     title="Figure 6 on the document's network",
     shows="The same with ResNet-20 on all of CIFAR-10 and 16 workers for 3,420 rounds, of 16 "
-    "images a worker in place of 128; recorded once. What of it is there is drawn; verdicts rest "
-    "on it once every case has all seeds. python -m slowlink.workflow.recorded sketch_fusion "
-    "figure6_recorded goes on with it: a run takes some 50 minutes of one core, or 4 to 6 of a GPU "
-    "that it shares with eleven others.",
+    "images a worker in place of 128; recorded once, and what verdicts rest on. A run takes some "
+    "50 minutes of one core, or 4 to 6 of a GPU that it shares with eleven others.",
     says="Sketch-Fusion converges in 5.2 to 18.6 % less time than the baseline and in 20 % less "
     "than DGC.",
     of=[convergence.figure6_recorded],
