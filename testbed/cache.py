@@ -7,14 +7,21 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
+from multiprocessing import util
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 WAIT_S = 10.0
+
+SOON_S, MANY = 0.2, 100
+"""Values are written together, so many at most, where one comes within so many seconds of the last:
+each by itself would take longer than to compute many of them."""
 
 TABLE = "CREATE TABLE IF NOT EXISTS cached (name TEXT PRIMARY KEY, value TEXT)"
 
@@ -26,7 +33,8 @@ class Cache:
     """Values that JSON can tell, by name, in an SQLite file, which is made if it is not there.
 
     A value that cannot be read or written is computed, be the file damaged, locked or on a full
-    disk. A name must say everything that its value depends on.
+    disk. What a killed process computed in its last moment is lost. A name must say everything that
+    its value depends on.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -34,33 +42,55 @@ class Cache:
 
     def get(self, name: str, compute: Callable[[], T]) -> T:
         """The value of this name, computed the first time."""
-        found = self._do("SELECT value FROM cached WHERE name = ?", name)
-        if found:
-            return json.loads(found[0][0])
-        told = json.dumps(compute())
-        self._do("INSERT OR REPLACE INTO cached VALUES (?, ?)", name, told)
+        try:
+            told = self._read(name)
+        except (sqlite3.Error, OSError):
+            _open.whose = told = None
+        if told is None:
+            told = json.dumps(compute())
+            self._keep(name, told)
         return json.loads(told)
 
-    def _do(self, statement: str, *values: str) -> list[tuple[str]]:
-        """The rows that a statement gives; none if the file cannot be used."""
+    def _read(self, name: str) -> str | None:
         # A connection is of one thread, and must not be used by a process that was forked since.
         whose = os.getpid(), self.path
-        try:
-            if getattr(_open, "whose", None) != whose:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                file = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
-                # What a lost machine loses is computed anew, so nothing waits for the disk.
-                file.execute("PRAGMA synchronous = OFF")
-                file.execute(TABLE)
-                _open.whose, _open.file = whose, file
-            return _open.file.execute(statement, values).fetchall()
-        except (sqlite3.Error, OSError):
-            _open.whose = None
-            return []
+        if getattr(_open, "whose", None) != whose:
+            _write()
+            _open.whose, _open.waiting, _open.wrote = None, {}, 0.0
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+            # What a lost machine loses is computed anew, so nothing waits for the disk.
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute(TABLE)
+            _open.whose, _open.file = whose, file
+            util.Finalize(None, _write, exitpriority=0)
+        if name in _open.waiting:
+            return _open.waiting[name]
+        found = _open.file.execute("SELECT value FROM cached WHERE name = ?", (name,)).fetchall()
+        return found[0][0] if found else None
+
+    def _keep(self, name: str, told: str) -> None:
+        """Write a value, or let it wait for others."""
+        if getattr(_open, "whose", None) == (os.getpid(), self.path):
+            _open.waiting[name] = told
+            if len(_open.waiting) >= MANY or time.monotonic() - _open.wrote > SOON_S:
+                _write()
 
 
 _open = threading.local()
-"""The connection of each thread to the file that it used last, and whose it is."""
+"""The connection of each thread to the file that it used last, whose it is, the values that wait to
+be written, and when the last ones were."""
+
+
+def _write() -> None:
+    """Write what waits in this thread, but for what did in the process that was forked."""
+    whose = getattr(_open, "whose", None)
+    if whose and whose[0] == os.getpid() and _open.waiting:
+        with suppress(sqlite3.Error), _open.file:
+            _open.file.execute("BEGIN")
+            statement = "INSERT OR REPLACE INTO cached VALUES (?, ?)"
+            _open.file.executemany(statement, _open.waiting.items())
+        _open.waiting, _open.wrote = {}, time.monotonic()
 
 
 def cached(name: str, compute: Callable[[], T]) -> T:

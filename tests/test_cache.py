@@ -61,7 +61,6 @@ def test_processes_share_it(tmp_path):
     with ProcessPoolExecutor(4, get_context("spawn")) as pool:
         found = list(pool.map(partial(many, tmp_path / "file"), [0, 20, 40, 0]))
     assert found == [[number / 7 for number in range(first, 60)] for first in (0, 20, 40, 0)]
-    assert many(tmp_path / "file", 0) == found[0]
     file = Cache(tmp_path / "file")
     assert [file.get(str(number), refuse) for number in range(60)] == found[0]
 

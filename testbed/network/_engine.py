@@ -113,6 +113,9 @@ GROUP = np.dtype(
     ],
     align=True,
 )
+BLOCK = 32
+"""Groups that are looked through together: for the next that ends, blocks of them are."""
+LEAST = np.dtype([("finish", "f8"), ("early", "f8")])
 PAIR = np.dtype([("link", "i4"), ("flows", "i4")])
 NODE = np.dtype([("paused", "i8"), ("resumed", "f8")])
 EVENT = np.dtype([("time", "f8"), ("code", "i8")])
@@ -154,6 +157,7 @@ class State(NamedTuple):
     groups: np.ndarray  # of flows that a link, or last the cap, holds back
     finish: np.ndarray  # when the next flow of each group has left …
     early: np.ndarray  # … and from when on what is left of it is nothing
+    blocks: np.ndarray  # the least of both, of BLOCK groups each
     pairs: np.ndarray  # for each group the other links that its flows cross, and how many do
     order: np.ndarray  # links in an order in which groups can be solved
     nodes: np.ndarray
@@ -224,6 +228,7 @@ def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
         groups=np.zeros(links + 1, GROUP),
         finish=np.full(links + 1, np.inf),
         early=np.full(links + 1, np.inf),
+        blocks=np.full(links // BLOCK + 1, np.inf, LEAST),
         pairs=np.zeros(0, PAIR),
         order=np.zeros(8 * links, np.int32),
         **dict.fromkeys(("active", "ended", "work"), np.zeros(0, np.int32)),
@@ -269,6 +274,15 @@ def with_room(state: State, room: np.ndarray) -> State:
     return state._replace(members=members, pairs=longer(state.pairs, 2 * len(members)))
 
 
+def narrowed(state: State) -> State:
+    """``state``, in which nothing has happened yet, without the links that no transfer crosses."""
+    used, state.hops["link"] = np.unique(state.hops["link"], return_inverse=True)
+    empty = empty_state(0, len(used), 0, 0)
+    by_link = ("groups", "finish", "early", "blocks", "dirty", "some_links", "levels")
+    arrays = {name: getattr(empty, name) for name in by_link}
+    return state._replace(links=state.links[used], **arrays)
+
+
 def packed(state: State) -> tuple[State, np.ndarray]:
     """``state`` in one stretch of memory, and that: to copy its bytes back undoes what happened."""
     begins = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in state)]).tolist()
@@ -294,8 +308,8 @@ def advance(s, until, first):
     """Run until the time ``until``, or only to the first completion if that comes before."""
     while not (first and s.count[DONE]):
         time = np.inf
-        for g in range(len(s.finish)):
-            time = min(time, s.finish[g])
+        for block in range(len(s.blocks)):
+            time = min(time, s.blocks[block].finish)
         if s.count[EVENTS]:
             time = min(time, s.events[0].time)
         if time > until or time == np.inf:
@@ -370,9 +384,11 @@ def push_events(events, n, times, codes):
 @_inner
 def _instant(s, now):
     """All that happens now: pieces end, then timed events, then what follows from both."""
-    for g in range(len(s.early)):
-        if s.early[g] <= _soon(now):
-            _finish(s, g, now)
+    for block in range(len(s.blocks)):
+        if s.blocks[block].early <= _soon(now):
+            for g in range(block * BLOCK, min((block + 1) * BLOCK, len(s.early))):
+                if s.early[g] <= _soon(now):
+                    _finish(s, g, now)
     for i in range(s.count[ENDED]):
         t = np.int64(s.ended[i])
         s.count[ACTIVE] -= 1
@@ -585,12 +601,21 @@ def _serve(s, g, now):
 @_inner
 def _aim(s, g):
     """When the next flow of a group ends, if its rate stays."""
-    group = s.groups[g]
+    group, finish, early = s.groups[g], np.inf, np.inf
     if group.flows and group.rate > 0:
-        s.finish[g] = group.last + (group.next - group.served) / group.rate
-        s.early[g] = group.last + (group.soon - group.served) / group.rate
+        finish = group.last + (group.next - group.served) / group.rate
+        early = group.last + (group.soon - group.served) / group.rate
+    block = s.blocks[g // BLOCK]
+    stale = s.finish[g] == block.finish or s.early[g] == block.early
+    s.finish[g], s.early[g] = finish, early
+    if stale:
+        block.finish = block.early = np.inf
+        begin = g // BLOCK * BLOCK
+        for k in range(begin, min(begin + BLOCK, len(s.finish))):
+            block.finish = min(block.finish, s.finish[k])
+            block.early = min(block.early, s.early[k])
     else:
-        s.finish[g] = s.early[g] = np.inf
+        block.finish, block.early = min(block.finish, finish), min(block.early, early)
 
 
 @_inner

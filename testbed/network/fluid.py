@@ -133,7 +133,7 @@ class Alone:
         self._slots, self._slot = plan.slots, plan.slot[shown]
         self._share, self._chunks = transfer_bytes(plan, 1.0)[shown], plan.chunks
         self._efficiency = network.efficiency
-        self._state, self._memory = engine.packed(network._state)
+        self._state, self._memory = engine.packed(engine.narrowed(network._state))
         self._begin, n = self._memory.copy(), len(shown)
         rows, flows = self._state.transfers[:n], self._state.flows[:n]
         self._nbytes, self._nothing, self._end_s = rows["nbytes"], flows["nothing"], rows["end_s"]
