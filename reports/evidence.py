@@ -8,8 +8,8 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,8 @@ _SCALES: dict[str, tuple[Callable, Callable]] = {
 class Estimate:
     """Our number: the mean over seeds with its interval, or one deterministic value (seeds 0).
 
-    Seeds that never reached their target are infinite, and then so is the mean.
+    Seeds that never reached their target are infinite, and then so is the mean. With ``beyond``,
+    this is a bound: the number is at least that (1), or at most (-1).
     """
 
     mean: float
@@ -48,6 +49,7 @@ class Estimate:
     seeds: int = 0
     by_seed: pd.Series | None = None
     quantity: str = ""
+    beyond: int = 0
 
     @classmethod
     def of(cls, value: float | pd.Series, quantity: str = "") -> Estimate:
@@ -73,6 +75,12 @@ class Estimate:
         if quantity == "share":
             low, high = max(low, 0.0), min(high, 100.0)
         return cls(mean, Interval(low, high), len(value), value, quantity)
+
+    def bounding(self, beyond: int) -> Estimate:
+        """What is at least this, or at most."""
+        low, high = self.interval.low, self.interval.high
+        interval = Interval(low, math.inf) if beyond > 0 else Interval(-math.inf, high)
+        return replace(self, interval=interval, beyond=beyond)
 
     def below(self, other: Estimate, among: int = 1) -> bool:
         """Whether this lies surely below ``other``.
@@ -153,6 +161,8 @@ class Estimate:
 
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
+        if self.beyond:
+            return f"at least {number(low)}" if self.beyond > 0 else f"at most {number(high)}"
         if self.never:
             some = self.never < self.seeds
             return f"{self.never} of {self.seeds} seeds never" if some else "never"
@@ -244,6 +254,11 @@ class Found:
 _PREFERENCE = ["computed", "measured", "simulated", "emulated", "packet", "recorded"]
 
 
+Late = Literal["", "never", "end"]
+"""What runs count as that never reached their target: not at all, as infinite, or as if they had
+reached it in their end."""
+
+
 @dataclass(frozen=True)
 class _Answer:
     """What the rows of a lookup say: see :class:`Found`; values and their means by kind."""
@@ -255,13 +270,12 @@ class _Answer:
     mean: dict[str, float]
 
     @classmethod
-    def of(cls, lookup: Lookup, rows: Sequence[Mapping[str, Any]], late: bool) -> _Answer:
-        """With ``late``, runs that never reached their target are there, as infinite."""
+    def of(cls, lookup: Lookup, rows: Sequence[Mapping[str, Any]], late: Late) -> _Answer:
         arrived = {"ok", "late"} if late else {"ok"}
         good = [row for row in rows if row["status"] in arrived]
         told = [(row["status"], f"{row['case']}: {row['reason']}") for row in rows]
         by_kind = {
-            kind: _by_seed(lookup, [row for row in good if row["evidence"] == kind])
+            kind: _by_seed(lookup, [row for row in good if row["evidence"] == kind], late)
             for kind in sorted({row["evidence"] for row in good}, key=_PREFERENCE.index)
         }
         return cls(
@@ -281,7 +295,7 @@ class Evidence:
         self._groups = results.groupby(["document", "experiment", "metric"], sort=False)
         self._rows: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
         self._indices: dict[tuple, dict[tuple, list[Mapping[str, Any]]]] = {}
-        self._answers: dict[tuple[str, Lookup, bool], _Answer | None] = {}
+        self._answers: dict[tuple[str, Lookup, Late], _Answer | None] = {}
         self._changed: Mapping[Lookup, tuple[Lookup, float]] = {}
         self.fits: dict[str, Any] = {}
 
@@ -310,12 +324,9 @@ class Evidence:
         return self._rows[group]
 
     def value(
-        self, document: str, lookup: Lookup, found: Found, late: bool = False
+        self, document: str, lookup: Lookup, found: Found, late: Late = ""
     ) -> float | pd.Series | None:
-        """Our value of a lookup, by seed if the rows have seeds; notes what it saw in ``found``.
-
-        With ``late`` runs that never reached their target are there, too, as infinite.
-        """
+        """Our value of a lookup, by seed if the rows have seeds; notes what it saw in ``found``."""
         lookup, factor = self._changed.get(lookup, (lookup, 1.0))
         answer = self._answer(document, lookup, late)
         if answer is None:
@@ -342,7 +353,7 @@ class Evidence:
         found.kinds = min(found.kinds, len(kinds | {_independent(first, by_kind)}))
         return by_kind[first] if factor == 1.0 else by_kind[first] * factor
 
-    def _answer(self, document: str, lookup: Lookup, late: bool) -> _Answer | None:
+    def _answer(self, document: str, lookup: Lookup, late: Late) -> _Answer | None:
         """What the rows of a lookup say; None without any."""
         if (document, lookup, late) not in self._answers:
             rows = self.select(document, lookup)
@@ -360,12 +371,12 @@ class Evidence:
         text: str,
         found: Found,
         variant: Coordinate | None = None,
-        late: bool = False,
+        late: Late = "",
     ) -> float | pd.Series | None:
         """Our value of an expression; seeds are paired, those that not every term has drop out.
 
         ``variant`` stands in for what varies by the claim's ``otherwise`` in every lookup that
-        names it; ``late`` as in :meth:`value`.
+        names it.
         """
         varies = next(iter(claim.otherwise), "")
         values: dict[str, Any] = {}
@@ -385,7 +396,7 @@ class Evidence:
                 result = expressions.evaluate(text, dict(zip(values, paired, strict=True)))
         except ZeroDivisionError:
             result = math.nan
-        if np.isnan(result).any() or (not late and np.isinf(result).any()):
+        if np.isnan(result).any() or (late != "never" and np.isinf(result).any()):
             found.undefined.append("it is not defined for every seed, as a division by zero is not")
             return None
         return pd.Series(result, seeds) if isinstance(result, np.ndarray) else result
@@ -523,8 +534,9 @@ def _paired(
     return [one.to_numpy() if isinstance(one, pd.Series) else one for one in values], seeds
 
 
-def _by_seed(lookup: Lookup, rows: Sequence[Mapping[str, Any]]) -> float | pd.Series:
-    values = {(row["seed"], row["value"] if row["status"] == "ok" else math.inf) for row in rows}
+def _by_seed(lookup: Lookup, rows: Sequence[Mapping[str, Any]], late: Late) -> float | pd.Series:
+    known = {"ok", "late"} if late == "end" else {"ok"}
+    values = {(row["seed"], row["value"] if row["status"] in known else math.inf) for row in rows}
     if len({seed for seed, _ in values}) < len(values):
         every = sorted({key for row in rows for key in row} - NO_COORDINATES - {"metric"})
         several = {key: {str(row.get(key, "")) for row in rows} for key in every}

@@ -30,7 +30,8 @@ are averaged over seeds as logarithms.
 A seed that never reached its target is later than every seed that did: in an ordering what no seed
 reached comes after what every seed reached. Where only some did, or neither, the step is open, and
 a ratio of such times is *undecided*. This takes runs that end at the same value of what is
-compared: of runs with as many rounds, hours say nothing, so that there nothing is decided.
+compared: of runs with as many rounds, hours say nothing, so that there nothing is decided. Of a
+ratio of what no seed reached to what every seed did, the ends of the runs give a bound.
 """
 
 from __future__ import annotations
@@ -802,10 +803,9 @@ def _weaken(judgement: Judgement, found: Found) -> None:
 def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     rule = RULES[part.quantity]
     text = part.value or _ran(claim, part.largest, evidence, found)
-    ours = evidence.ours(claim, text, found) if text else None
+    estimate = _comes_to(claim, part, text, evidence, found) if text else None
     result = Judgement(*_unanswered(found), partly=bool(part.largest and text and found.missing))
-    if ours is not None:
-        estimate = Estimate.of(ours, part.quantity)
+    if estimate is not None:
         judged = partial(_near, part.printed, part.unit, rule, tie=claim.tie)
         result.verdict, result.reason = judged(estimate)
         result.side = _side(estimate, rule.band(part.printed, part.unit))
@@ -816,15 +816,13 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
         result.reason = f"ours {estimate} {part.unit}: {result.reason}".replace(" :", ":")
         others = {}
         for variant in evidence.variants(claim, [text]):
-            value = evidence.ours(claim, text, Found(), variant)
-            if value is not None:
-                one = Estimate.of(value, part.quantity)
+            one = _comes_to(claim, part, text, evidence, Found(), variant)
+            if one is not None:
                 others[f"{variant} {one}"] = judged(one)[0]
         result.reason += _otherwise(claim, others, result.verdict)
         for reading in claim.readings:
-            value = evidence.ours(claim, text, found, reading)
-            if value is not None:
-                one = Estimate.of(value, part.quantity)
+            one = _comes_to(claim, part, text, evidence, found, reading)
+            if one is not None:
                 side = _side(one, rule.band(part.printed, part.unit))
                 result.readings[reading] = judged(one)[0], side
         if result.partly:
@@ -848,6 +846,31 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
     return result
 
 
+def _comes_to(
+    claim: Claim,
+    part: Part,
+    text: str,
+    evidence: Evidence,
+    found: Found,
+    variant: Coordinate | None = None,
+) -> Estimate | None:
+    """What a statement's value comes to; a bound of it where no seed reached what the others did,
+    for then it is beyond what it would be had they reached it in their end."""
+    seen, late = Found(found.near), Found(found.near)
+    value = evidence.ours(claim, text, seen, variant)
+    if value is not None:
+        found.add(seen)
+        return Estimate.of(value, part.quantity)
+    end = evidence.ours(claim, text, late, variant, "end")
+    never = None if end is None else evidence.ours(claim, text, Found(), variant, "never")
+    beyond = set() if never is None else set(np.sign(np.atleast_1d(never - end))) - {0}
+    if len(beyond) != 1:
+        found.add(seen)
+        return None
+    found.add(late)
+    return Estimate.of(end, part.quantity).bounding(int(beyond.pop()))
+
+
 def _ran(claim: Claim, texts: Sequence[str], evidence: Evidence, found: Found) -> str:
     """The largest of those expressions that have results, as one; empty if none has."""
     ran = []
@@ -862,7 +885,7 @@ def _ran(claim: Claim, texts: Sequence[str], evidence: Evidence, found: Found) -
 
 def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> Judgement:
     """Ascending order of our values, after that of the document's own."""
-    terms = [evidence.ours(claim, text, found, late=True) for text in part.order]
+    terms = [evidence.ours(claim, text, found, late="never") for text in part.order]
     if any(term is None for term in terms):
         result = Judgement(*_unanswered(found))
     else:
@@ -872,9 +895,7 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
         verdict, reason = _ascending(labels, estimates, claim.tie)
         others = {}
         for variant in evidence.variants(claim, part.order):
-            values = [
-                evidence.ours(claim, text, Found(), variant, late=True) for text in part.order
-            ]
+            values = [evidence.ours(claim, text, Found(), variant, "never") for text in part.order]
             if all(value is not None for value in values):
                 ran = [Estimate.of(value, quantity) for value in values]
                 others[variant] = _ascending(labels, ran, claim.tie)[0]
@@ -889,7 +910,7 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
         )
         result = Judgement(verdict, reason, ours)
         for reading in claim.readings:
-            values = [evidence.ours(claim, text, found, reading, late=True) for text in part.order]
+            values = [evidence.ours(claim, text, found, reading, "never") for text in part.order]
             if all(value is not None for value in values):
                 ran = [Estimate.of(value, quantity) for value in values]
                 result.readings[reading] = _ascending(labels, ran, claim.tie)[0], 0
@@ -1096,7 +1117,8 @@ def _beside(
         seen = Found()
         theirs = evidence.printed(claim, other.value)
         alone = other.value in {f"{{{name}}}" for name in expressions.names(other.value)}
-        ours = None if theirs else evidence.ours(claim, other.value, seen, late=alone)
+        late = "never" if alone else ""
+        ours = None if theirs else evidence.ours(claim, other.value, seen, late=late)
         if theirs is not None or ours is not None:
             shown = _span(theirs) if ours is None else Estimate.of(ours, other.quantity or "")
             never = isinstance(shown, Estimate) and shown.never

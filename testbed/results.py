@@ -34,7 +34,8 @@ class Row(BaseModel):
 
     A run that failed has ``status`` *failed*, a reason and no value. *late* is a run that ended
     before it reached its target where its end tells more than nothing: it had as much of what
-    ``unit`` counts as the others had, so that it comes after all that did arrive.
+    ``unit`` counts as the others had, so that it comes after all that did arrive. Its value, if it
+    has one, is what it had come to.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -33,8 +33,8 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
     The target of an experiment is the mean final accuracy of its uncompressed, fully synchronous
     runs less ``below_dense`` points (GeoMX, Figure 6: 90.4 % under 90.8 %). Arrival is the first
     time the mean of five evaluations reaches it, interpolated between evaluations. A run that
-    never arrives gives rows without a value that say so: late in rounds, failed in all else; so do
-    all runs where every one that would set the target failed.
+    never arrives gives rows that say so: late in rounds, which are all that it had, and failed in
+    all else; so do all runs where every one that would set the target failed.
     """
     for experiment, table in curves.groupby("experiment", sort=True):
         accuracy = table[table["metric"] == "test_accuracy"]
@@ -87,8 +87,9 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                     # The runs had as many rounds each, so that only in rounds the end tells more
                     # than that the target was not reached.
                     status = "late" if unit == "rounds" else "failed"
+                    end = axis.max() if status == "late" else math.nan
                     missed = dict(status=status, reason=reason)
-                    yield _make(base, metric, math.nan, unit, "simulated", **missed)
+                    yield _make(base, metric, end, unit, "simulated", **missed)
                 else:
                     yield _make(base, metric, value, unit, "simulated")
 
@@ -99,8 +100,8 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
     ``final_accuracy`` is the mean of the last ``window`` evaluations; ``time_to_target`` (s) when
     the mean of so many first reaches ``target`` (%), interpolated between evaluations;
     ``oscillation`` the standard deviation, in points, of the accuracy around its centred mean of
-    five evaluations, in the second half of the run; ``rounds`` all that were done. A run
-    that never arrives is late; runs that fail or have too few evaluations give failed rows.
+    five evaluations, in the second half of the run; ``rounds`` all that were done. A run that never
+    arrives is late, with all its time; runs that fail or have too few evaluations give failed rows.
     """
     accuracy = curves[curves["metric"] == "test_accuracy"]
     for _, curve in accuracy.groupby(["case", "seed"], sort=True):
@@ -125,7 +126,7 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
         if value is None:
             reason = f"never reached {target:g} % within {times[-1]:.0f} s"
             late = dict(status="late", reason=reason)
-            yield _make(base, "time_to_target", math.nan, "s", "simulated", **late)
+            yield _make(base, "time_to_target", times[-1], "s", "simulated", **late)
         else:
             yield _make(base, "time_to_target", value, "s", "simulated")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -480,7 +481,8 @@ def convergence(
                 hours = dict(metric="time_to_target", unit="h")
                 hours["value"] = row.value * round_s[label] / 3600
                 # As in any training, a run that is late in rounds tells nothing of its hours.
-                hours["status"] = "failed" if row.status == "late" else row.status
+                if row.status == "late":
+                    hours |= dict(status="failed", value=math.nan)
                 yield row.model_copy(update=here | hours)
 
 
