@@ -260,7 +260,12 @@ class CommHook:
                 begins(self.steps)
             self._settle()
             self._begin(now)
-        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        names = [self._names.get(id(parameter)) for parameter in bucket.parameters()]
+        if None in names:
+            raise ValueError(
+                "comm_hook: a parameter of DDP's bucket took no gradients when the hook was made; "
+                "freeze parameters before DistributedDataParallel wraps the model"
+            )
         buffer, plain = bucket.buffer(), self.steps < self.start_after
         if buffer.is_sparse:
             raise ValueError(f"gradient of {names[0]!r}: is sparse, which no codec here takes")

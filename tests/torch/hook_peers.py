@@ -379,3 +379,10 @@ def sparse():
     model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
     slowlink.torch.comm_hook(model, "top_k")
     model(torch.tensor([1, 2])).sum().backward()
+
+
+def frozen_late():
+    model = DistributedDataParallel(nn.Linear(4, 2), find_unused_parameters=True)
+    model.module.bias.requires_grad_(False)
+    slowlink.torch.comm_hook(model, "top_k")
+    model(torch.ones(3, 4)).sum().backward()

@@ -78,6 +78,7 @@ TWO |= {
     "patience": ("patience", {}),
     "foreign states": ("foreign_states", {}),
     "sparse": ("sparse", {}),
+    "frozen late": ("frozen_late", {}),
     "identity passed": training(
         "identity", options={"non_finite": "pass"}, steps=(0,), overflow_at=0
     ),
@@ -303,6 +304,10 @@ def test_a_group_of_torchs_default_backends_trains_on_a_processor():
 
 def test_sparse_gradients_are_refused_by_name(ran):
     assert all("gradient of 'weight': is sparse" in text for text in ran["sparse"])
+
+
+def test_parameters_frozen_after_wrapping_are_refused(ran):
+    assert all("took no gradients when the hook was made" in text for text in ran["frozen late"])
 
 
 def test_what_fails_beside_backward_keeps_its_kind_and_words():

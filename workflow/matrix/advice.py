@@ -762,7 +762,7 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         )
     if not options.all:
         text[-1] += (
-            f" The best of {SHORT} kinds, and {USUAL} as it comes; --all lists all "
+            f" The best of at most {SHORT} kinds, and {USUAL} as it comes; --all lists all "
             f"{len(every)} methods, and why {len(reasons)} others cannot run."
         )
     less = [offer.label for _, offer in rest if offer.seconds < first.seconds]
