@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -51,7 +52,24 @@ class Cache:
             self._keep(name, told)
         return json.loads(told)
 
+    def beginning(self, start: str) -> dict[str, str]:
+        """What is written of all values whose names begin so, as text: one look for many."""
+        try:
+            file = self._file()
+            asked = "SELECT name, value FROM cached WHERE name >= ? AND name < ?"
+            return dict(file.execute(asked, (start, start + chr(sys.maxunicode))).fetchall())
+        except (sqlite3.Error, OSError):
+            _open.whose = None
+            return {}
+
     def _read(self, name: str) -> str | None:
+        file = self._file()
+        if name in _open.waiting:
+            return _open.waiting[name]
+        found = file.execute("SELECT value FROM cached WHERE name = ?", (name,)).fetchall()
+        return found[0][0] if found else None
+
+    def _file(self) -> sqlite3.Connection:
         # A connection is of one thread, and must not be used by a process that was forked since.
         whose = os.getpid(), self.path
         if getattr(_open, "whose", None) != whose:
@@ -64,10 +82,7 @@ class Cache:
             file.execute(TABLE)
             _open.whose, _open.file = whose, file
             util.Finalize(None, _write, exitpriority=0)
-        if name in _open.waiting:
-            return _open.waiting[name]
-        found = _open.file.execute("SELECT value FROM cached WHERE name = ?", (name,)).fetchall()
-        return found[0][0] if found else None
+        return _open.file
 
     def _keep(self, name: str, told: str) -> None:
         """Write a value, or let it wait for others."""
@@ -97,6 +112,12 @@ def cached(name: str, compute: Callable[[], T]) -> T:
     """:meth:`Cache.get` of the file that the environment names; computed if it names none."""
     path = os.environ.get(VARIABLE)
     return _file(path).get(name, compute) if path else compute()
+
+
+def beginning(start: str) -> dict[str, str]:
+    """:meth:`Cache.beginning` of that file; empty if the environment names none."""
+    path = os.environ.get(VARIABLE)
+    return _file(path).beginning(start) if path else {}
 
 
 _file = lru_cache(maxsize=8)(Cache)

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import json
 import math
 import pickle
 from collections import Counter
@@ -49,7 +50,7 @@ from slowlink.methods.exchange import Exchange, Plan, PlanPart, Topology, in_pie
 from slowlink.methods.fusion import Cost, Costs, by_values
 from slowlink.methods.synchronization import Policy
 from slowlink.testbed import network
-from slowlink.testbed.cache import cached, sources
+from slowlink.testbed.cache import beginning, cached, sources
 from slowlink.testbed.network import Alone, simulate
 from slowlink.testbed.network.counting import complete
 from slowlink.testbed.training.device import Device
@@ -78,8 +79,9 @@ RATE = 1e9
 """bit/s of the fastest links with which networks are simulated: if all links are so many times as
 fast, time is that of so many times fewer bytes."""
 
-REMEMBERED = 64
-"""Tables of what the tensors of a model send that are kept for other networks."""
+REMEMBERED = 512
+"""Tables of what the tensors of a model send, and of what coding them takes, that are kept for
+other networks."""
 
 DENSE = Part(name="identity")
 
@@ -347,7 +349,7 @@ class System:
         first number up to the second, that one left out."""
         if codec_scope == "group":
             return lambda begin, end: self.sizes(layers.shape(sum(layers.sizes[begin:end])))
-        slots, before = self.plan.slots, self._before(layers)
+        slots, before = self.plan.slots, self._before(layers).table
 
         def message(begin: int, end: int) -> list[Sizes]:
             sent = before[end] - before[begin]
@@ -355,11 +357,14 @@ class System:
 
         return message
 
-    def _before(self, layers: Layers) -> np.ndarray:
-        """Bytes of all tensors before each, and of all: a row a number of tensors, a column a round
-        of communication, by slot. Kept for other systems that send the same, on other links."""
-        sends = repr((self.up, self.down, self.parties, self.plan.slots))
-        if (known := _bytes_before.get((sends, layers))) is not None:
+    @cached_property
+    def _sends(self) -> str:
+        """What tells the bytes of a message from those of another system."""
+        return repr((self.up, self.down, self.parties, self.plan.slots))
+
+    def _before(self, layers: Layers) -> _Before:
+        """Kept for other systems that send the same, on other links."""
+        if (known := _bytes_before.get((self._sends, layers))) is not None:
             return known
         sizes = cache(self.sizes)  # many tensors have one shape
         tensors = [sizes(tensor.shape) for tensor in layers.tensors]
@@ -369,7 +374,7 @@ class System:
             table[number, : len(sent)] = [[one[slot] for slot in self.plan.slots] for one in sent]
         if len(_bytes_before) >= REMEMBERED:
             _bytes_before.pop(next(iter(_bytes_before)), None)
-        return _bytes_before.setdefault((sends, layers), table.cumsum(axis=0))
+        return _bytes_before.setdefault((self._sends, layers), _Before(table.cumsum(axis=0)))
 
     def _sending(self, layers: Layers, codec_scope: CodecScope) -> tuple[Cost, bool]:
         """Seconds of all rounds of communication of a message, by its first tensor and the one
@@ -377,26 +382,18 @@ class System:
         if codec_scope == "group":
             message = self.messages(layers, codec_scope)
             return lambda begin, end: sum(map(self.communicate_s, message(begin, end))), False
-        moving = [self.plan.slots.index(slot) for slot in self.transfers.simulated.slots]
-        before = self._before(layers)
+        moving = tuple(self.plan.slots.index(slot) for slot in self.transfers.simulated.slots)
+        known = self._before(layers)
+        before, rounds = known.table, known.alike(moving)
 
         def told(begin: int, end: int) -> float:
             rounds = [sizes for sizes in (before[end] - before[begin]).tolist() if any(sizes)]
             return sum(self.moving_s([sizes[slot] for slot in moving]) for sizes in rounds)
 
-        if not moving:
-            return told, False
-        own, one = np.diff(before, axis=0), before[:, :, moving[:1]]
-        silent = own[:, :, moving[0]] == 0
-        if (before != one)[:, :, moving].any() or own[silent].any():
-            return told, False
-        # Most often all that moves of a message is as large, and one number says it all.
-        rounds = one[:, :, 0].T
-
         def sent(begin: int | np.ndarray, end: int | np.ndarray) -> float | np.ndarray:
             return sum(self.alike_s(one[end] - one[begin]) for one in rounds)
 
-        return sent, True
+        return (told, False) if rounds is None else (sent, True)
 
     # Coding --------------------------------------------------------------------------------------
 
@@ -456,6 +453,8 @@ class System:
 
     def alike_s(self, nbytes: float | np.ndarray) -> float | np.ndarray:
         """:meth:`communicate_s` of so many bytes in every slot; an array for several."""
+        if not isinstance(nbytes, np.ndarray):
+            return self.transfers.alike(nbytes) + self.overhead_s if nbytes > 0 else 0.0
         return np.where(nbytes > 0, self.transfers.alike(nbytes) + self.overhead_s, 0.0)
 
     def costs(
@@ -486,10 +485,7 @@ class System:
                     return sum(step.seconds(device, float(values)) for step in steps)
 
                 return by_values(layers.sizes, of_one)
-            values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
-            for step in steps:
-                each = each + step.seconds(device, values)
-            before = np.concatenate([[0.0], each.cumsum()])
+            before = _coded_before(device, steps, layers)
             return lambda begin, end: before[end] - before[begin]
 
         on_the_way = coded(*on_the_way)
@@ -506,6 +502,20 @@ class System:
             forward_s=forward_s,
             at_once=at_once and self.inner is None,
         )
+
+
+def _coded_before(device: Device, steps: tuple[Step, ...], layers: Layers) -> np.ndarray:
+    """Seconds of these steps for all tensors before each, and for all, tensor by tensor."""
+    name = id(device), repr(steps), layers
+    if (known := _seconds_before.get(name)) is not None:
+        return known[1]
+    values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
+    for step in steps:
+        each = each + step.seconds(device, values)
+    if len(_seconds_before) >= REMEMBERED:
+        _seconds_before.pop(next(iter(_seconds_before)), None)
+    before = np.concatenate([[0.0], each.cumsum()])
+    return _seconds_before.setdefault(name, (device, before))[1]  # whose id is nobody else's then
 
 
 def coding_s(device: Device, steps: Iterable[Step], values: Iterable[float]) -> float:
@@ -536,17 +546,19 @@ class _Simulated:
         self.slots = [plan.slots[slot] for slot in moving]
         self.name = _digest(plan, topology, efficiency, _simulator(), BENT, BETWEEN)
         self._at, self._line = cache(self._simulate), cache(self._known_line)
+        self._kept = cache(lambda shares: beginning(self._named(shares)))
         self.of = cache(self._of)
 
     def _of(self, shares: tuple[float, ...]) -> Callable:
         """How long messages take, by the bytes of the largest, of which each slot has its share:
         along lines, each looked for once. Takes arrays as well."""
-        lines: list[tuple[float, float, float, float]] = []
+        lines = [(-math.inf, -math.inf, 0.0, 0.0)]  # before all others, and holds nothing
+        table = np.array(lines).T
 
         def line(nbytes: float) -> tuple[float, float, float, float]:
-            found = bisect.bisect_right(lines, (nbytes, math.inf)) - 1
-            if found >= 0 and nbytes < lines[found][1]:
-                return lines[found]
+            found = lines[bisect.bisect_right(lines, (nbytes, math.inf)) - 1]
+            if nbytes < found[1]:
+                return found
             made = self._around(shares, nbytes)
             bisect.insort(lines, made)
             return made
@@ -555,11 +567,14 @@ class _Simulated:
             if not isinstance(nbytes, np.ndarray):
                 low, high, begin, end = line(nbytes)
                 return begin + (end - begin) * (nbytes - low) / (high - low)
-            left = np.unique(nbytes)
-            while len(left):
-                left = left[left >= line(left[0])[1]]
-            place = np.searchsorted([one[0] for one in lines], nbytes, side="right") - 1
-            low, high, begin, end = np.array(lines)[place].T
+            nonlocal table
+            place = np.searchsorted(table[0], nbytes, side="right") - 1
+            if len(left := np.unique(nbytes[nbytes >= table[1, place]])):
+                while len(left):
+                    left = left[left >= line(left[0])[1]]
+                table = np.array(lines).T
+                place = np.searchsorted(table[0], nbytes, side="right") - 1
+            low, high, begin, end = table[:, place]
             return begin + (end - begin) * (nbytes - low) / (high - low)
 
         return seconds
@@ -579,9 +594,14 @@ class _Simulated:
 
     def _known_line(self, shares: tuple[float, ...], low: float, high: float) -> list[float]:
         """The times of two sizes; none where a line between them is off."""
-        return cached(
-            f"{self.name} {shares} {low!r} {high!r}", lambda: self._drawn(shares, low, high)
-        )
+        name = f"{self._named(shares)}{low!r} {high!r}"
+        if told := self._kept(shares).get(name):
+            return json.loads(told)
+        return cached(name, lambda: self._drawn(shares, low, high))
+
+    def _named(self, shares: tuple[float, ...]) -> str:
+        """How names begin of what is kept of these shares."""
+        return f"{self.name} {shares} "
 
     def _drawn(self, shares: tuple[float, ...], low: float, high: float) -> list[float]:
         begin, end = self._at(shares, low), self._at(shares, high)
@@ -661,8 +681,28 @@ def _beside(share: float) -> tuple[float, float, float]:
     return (high, low, part) if part > 1e-6 else (high, low, 0.0)
 
 
+class _Before:
+    """Bytes of all tensors before each, and of all: a row a number of tensors, a column a round of
+    communication, by slot (``table``)."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table, self.alike = table, cache(self._alike)
+
+    def _alike(self, moving: tuple[int, ...]) -> np.ndarray | None:
+        """Bytes before each tensor, a row a round, where of any message all slots that move have as
+        many, as most often, so that one number says it all; None where they do not."""
+        if not moving:
+            return None
+        own, one = np.diff(self.table, axis=0), self.table[:, :, moving[:1]]
+        silent = own[:, :, moving[0]] == 0
+        if (self.table != one)[:, :, moving].any() or own[silent].any():
+            return None
+        return one[:, :, 0].T
+
+
 _known: dict[str, _Simulated] = {}
-_bytes_before: dict[tuple[str, Layers], np.ndarray] = {}
+_bytes_before: dict[tuple[str, Layers], _Before] = {}
+_seconds_before: dict[tuple[int, str, Layers], tuple[Device, np.ndarray]] = {}
 
 
 def transfers(

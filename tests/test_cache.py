@@ -1,3 +1,4 @@
+import json
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -6,7 +7,8 @@ from multiprocessing import get_context
 
 import pytest
 
-from slowlink.testbed.cache import VARIABLE, Cache, cached, keep, sources
+from slowlink.testbed import cache as cached_module
+from slowlink.testbed.cache import VARIABLE, Cache, beginning, cached, keep, sources
 
 
 def refuse():
@@ -28,6 +30,23 @@ def test_it_keeps_what_json_can_tell(tmp_path, monkeypatch):
         cached("a", refuse)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     assert cached("a", lambda: told) == cached("a", refuse) == told
+
+
+def test_all_that_begins_so_comes_in_one_look(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    assert beginning("a ") == {}
+    for name in ("a 1", "a 10", "a", "aa 1", "b 1", "a %", "a Z", "a é"):
+        cached(name, lambda name=name: [name])
+    cached_module._write()  # what waits to be written is not looked at
+    found = beginning("a ")
+    assert {name: json.loads(told) for name, told in found.items()} == {
+        name: [name] for name in ("a 1", "a 10", "a %", "a Z", "a é")
+    }
+    (tmp_path / "broken").write_bytes(b"no database" * 100)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "broken"))
+    assert beginning("a ") == {}
+    monkeypatch.delenv(VARIABLE)
+    assert beginning("a ") == {}
 
 
 def test_a_command_keeps_among_the_user_s_caches_what_the_environment_names_no_file_for(

@@ -188,13 +188,20 @@ def every_message(costs: Costs) -> np.ndarray:
     """(3, n + 1, n + 1) seconds of encoding, sending and decoding, by the first tensor of a message
     and the one after its last; not a number where there is no message."""
     n = len(costs.backward_s)
-    begin, end = np.triu_indices(n + 1, 1)
-    messages = list(zip(begin.tolist(), end.tolist(), strict=True))
+    begin, end = _ends(n)
     table = np.full((3, n + 1, n + 1), np.nan)
     for of_all, cost in zip(table, (costs.encode, costs.communicate, costs.decode), strict=True):
-        several = cost(begin, end) if costs.at_once else [cost(*message) for message in messages]
-        of_all[begin, end] = several
+        if costs.at_once:
+            of_all[begin, end] = cost(begin, end)
+        else:
+            of_all[begin, end] = list(map(cost, begin.tolist(), end.tolist()))
     return table
+
+
+@functools.cache
+def _ends(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first tensor of every message of ``n``, and the one after its last."""
+    return np.triu_indices(n + 1, 1)
 
 
 def by_values(sizes: Sequence[int], cost: Callable[[int], float]) -> Cost:

@@ -49,6 +49,9 @@ class Layers:
     flops: float
     sample_s: float | None = None
 
+    def __hash__(self) -> int:  # without a look at hundreds of tensors
+        return hash((self.model, len(self.tensors), self.flops))
+
     @cached_property
     def sizes(self) -> list[int]:
         """Values of each tensor."""
