@@ -606,7 +606,8 @@ class _Simulated:
     def _drawn(self, shares: tuple[float, ...], low: float, high: float) -> list[float]:
         begin, end = self._at(shares, low), self._at(shares, high)
         for part in BETWEEN if low else ():
-            between = low * (high / low) ** part
+            # The middle to the last bit, since a line that is off is cut there.
+            between = math.sqrt(low * high) if part == 0.5 else low * (high / low) ** part
             guess = begin + (end - begin) * (between - low) / (high - low)
             if not math.isclose(self._at(shares, between), guess, rel_tol=BENT):
                 return []
