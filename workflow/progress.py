@@ -124,8 +124,10 @@ def duration(seconds: float) -> str:
 
 
 def record(logs: Path) -> None:
-    """Write how long the jobs of a run took, which estimates others on machines without one."""
-    found = _recorded()
+    """Write how long the jobs of a whole run took, which estimates others on machines without one,
+    in place of what those of its scale took before."""
+    before = _recorded().items()
+    found = {log: s for log, s in before if not Path(log).is_relative_to(logs)}
     for file in logs.rglob("*.tsv"):
         found[file.with_suffix(".log").as_posix()] = round(_taken(file), 1)
     with RECORDED.open("w", newline="") as file:

@@ -27,7 +27,8 @@ def timed(tmp_path, monkeypatch):
     """A folder with the times of two jobs, one of which the record has, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(progress, "RECORDED", tmp_path / "seconds.csv")
-    (tmp_path / "seconds.csv").write_text("log,s\nlogs/a.log,7.0\nlogs/c.log,30.0\n")
+    recorded = "log,s\nelse/d.log,4.0\nlogs/a.log,7.0\nlogs/c.log,30.0\n"
+    (tmp_path / "seconds.csv").write_text(recorded)
     (tmp_path / "logs").mkdir()
     for name, seconds in (("a", 10.0), ("b", 20.0)):
         (tmp_path / f"logs/{name}.tsv").write_text(f"s\tcpu_s\trss_mb\n{seconds}\t1\t2\n")
@@ -63,13 +64,13 @@ def test_a_slower_machine_takes_longer_than_recorded(timed, monkeypatch):
     assert line.left_s == pytest.approx(50 * 30 * (3000 + 60) / (1500 + 60))
 
 
-def test_what_a_run_took_is_recorded_beside_what_others_did(timed):
+def test_what_a_run_took_replaces_what_its_scale_did_before(timed):
     progress.record(Path("logs"))
     assert (timed / "seconds.csv").read_text().splitlines() == [
         "log,s",
+        "else/d.log,4.0",
         "logs/a.log,10.0",
         "logs/b.log,20.0",
-        "logs/c.log,30.0",
     ]
 
 
