@@ -86,8 +86,9 @@ def rates(links, pairs, seconds=0.8):
         return np.array([float(sink.stdout.readline()) for sink in sinks])
 
 
-def undisturbed(attempt, holds, tries=3):
-    """The first attempt that holds, or the last: a busy processor makes links and readers late."""
+def undisturbed(attempt, holds, tries=8):
+    """The first attempt that holds, or the last: a busy processor makes links and readers late, for
+    seconds at times."""
     for _ in range(tries):
         if holds(result := attempt()):
             break
