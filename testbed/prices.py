@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -84,6 +84,8 @@ REMEMBERED = 512
 other networks."""
 
 DENSE = Part(name="identity")
+
+K, V = TypeVar("K"), TypeVar("V")
 
 Sizes = dict[str, float]
 """Bytes of the whole message by slot."""
@@ -364,17 +366,19 @@ class System:
 
     def _before(self, layers: Layers) -> _Before:
         """Kept for other systems that send the same, on other links."""
-        if (known := _bytes_before.get((self._sends, layers))) is not None:
-            return known
+        return _remembered(
+            _bytes_before, (self._sends, layers), lambda: _Before(self._table(layers))
+        )
+
+    def _table(self, layers: Layers) -> np.ndarray:
+        """What :class:`_Before` has."""
         sizes = cache(self.sizes)  # many tensors have one shape
         tensors = [sizes(tensor.shape) for tensor in layers.tensors]
         rounds = max(map(len, tensors), default=0)
         table = np.zeros((len(tensors) + 1, rounds, len(self.plan.slots)))
         for number, sent in enumerate(tensors, start=1):
             table[number, : len(sent)] = [[one[slot] for slot in self.plan.slots] for one in sent]
-        if len(_bytes_before) >= REMEMBERED:
-            _bytes_before.pop(next(iter(_bytes_before)), None)
-        return _bytes_before.setdefault((self._sends, layers), _Before(table.cumsum(axis=0)))
+        return table.cumsum(axis=0)
 
     def _sending(self, layers: Layers, codec_scope: CodecScope) -> tuple[Cost, bool]:
         """Seconds of all rounds of communication of a message, by its first tensor and the one
@@ -506,16 +510,24 @@ class System:
 
 def _coded_before(device: Device, steps: tuple[Step, ...], layers: Layers) -> np.ndarray:
     """Seconds of these steps for all tensors before each, and for all, tensor by tensor."""
-    name = id(device), repr(steps), layers
-    if (known := _seconds_before.get(name)) is not None:
-        return known[1]
-    values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
-    for step in steps:
-        each = each + step.seconds(device, values)
-    if len(_seconds_before) >= REMEMBERED:
-        _seconds_before.pop(next(iter(_seconds_before)), None)
-    before = np.concatenate([[0.0], each.cumsum()])
-    return _seconds_before.setdefault(name, (device, before))[1]  # whose id is nobody else's then
+
+    def made() -> tuple[Device, np.ndarray]:
+        values, each = np.array(layers.sizes, dtype=float), np.zeros(len(layers.sizes))
+        for step in steps:
+            each = each + step.seconds(device, values)
+        # While the device is kept, its id is nobody else's.
+        return device, np.concatenate([[0.0], each.cumsum()])
+
+    return _remembered(_seconds_before, (id(device), repr(steps), layers), made)[1]
+
+
+def _remembered(known: dict[K, V], name: K, make: Callable[[], V]) -> V:
+    """What is known under a name, made the first time; the oldest of too many is forgotten."""
+    if (found := known.get(name)) is not None:
+        return found
+    if len(known) >= REMEMBERED:
+        known.pop(next(iter(known)), None)
+    return known.setdefault(name, make())
 
 
 def coding_s(device: Device, steps: Iterable[Step], values: Iterable[float]) -> float:
