@@ -76,7 +76,8 @@ CIFAR = {
 # What is trained at which scale.
 SIZES = {
     "paper": {"mnist": [8, 12, 16], "cifar10": [8, 12, 16]},
-    "desk": {"mnist": [8, 12, 16], "cifar10": [12]},
+    "desk": {"mnist": [8, 12, 16], "cifar10": [8, 12, 16]},
+    "smoke": {"mnist": [8, 12, 16], "cifar10": [12]},
 }
 SEEDS = (1, 2, 3)
 

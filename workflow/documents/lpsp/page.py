@@ -796,9 +796,9 @@ def _controls(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 control = Figure(
-    title="MNIST as this run trains it, and whom the server averages over",
-    shows="On 12 workers with one rate for all methods; below paper scale shorter, on fewer images "
-    "and to a lower target than what is recorded. No verdict rests on it. How the server weighs "
+    title="Whom the server averages over",
+    shows="MNIST on 12 workers, recorded with one rate for all methods, on fewer images and to a "
+    "lower target than at the document's length. No verdict rests on it. How the server weighs "
     "what a part of the workers sends is not printed. Everywhere else it is their sum over the "
     "number of all workers, so that an iteration weighs the same under every method; here also "
     "their mean over the members of a meeting, with the same learning rate and with a lower one. "

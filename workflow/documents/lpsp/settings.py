@@ -56,7 +56,7 @@ class Workload(Section):
 
     ``lr`` is null where each method has its own. ``readings`` of LPSP are trained on
     ``readings_on`` of the ``workers``, too, and so are, on ``ablated_workers``, ``ablations``,
-    groups of the recipe's, also in ``ablated_readings``. ``dataset`` is not marked as one, since
+    groups of the recipe's, in ``ablated_readings``. ``dataset`` is not marked as one, since
     experiments that use only the speeds and the model do without the data.
     """
 
@@ -119,7 +119,7 @@ class Settings(declarations.Settings):
             for label in workload.readings:
                 check.need(f"{name}.readings", label, self.readings)
             for label in workload.ablated_readings:
-                check.need(f"{name}.ablated_readings", label, self.readings)
+                check.need(f"{name}.ablated_readings", label, [LPSP, *self.readings])
             if not set(workload.readings_on) <= set(workload.workers):
                 check.fail(f"{name}.readings_on", f"not all are among {name}.workers")
         if self.mnist_rates.workers not in self.mnist.workers:

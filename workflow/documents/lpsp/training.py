@@ -50,10 +50,11 @@ class Rates(Section):
 
 
 class Recorded(Section):
-    """What is recorded of a workload, since desk scale leaves it out: readings of LPSP with options
-    changed."""
+    """What is recorded of a workload, since desk scale leaves it out: numbers of workers, and
+    readings of LPSP that have options changed."""
 
-    ablated_readings: list[str] = []
+    workers: list[PositiveInt]
+    ablated_readings: list[str]
 
 
 def _mnist_12_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
@@ -120,9 +121,9 @@ def _searched(one: Recipe, rates: Rates) -> Generator[Recipe, None, float | None
     return None if None in ends.values() else max(ends, key=ends.get)
 
 
-@training(summarise=_mnist_12_summary)
+@training(summarise=_mnist_12_summary, recorded=True)
 def mnist_12(bench: Bench, mnist_12: Workload) -> Iterator[Recipe]:
-    """MNIST on 12 workers, trained now."""
+    """MNIST on 12 workers, for a shorter time."""
     yield from _all(bench, mnist_12)
 
 
@@ -136,25 +137,28 @@ def cifar10(bench: Bench, cifar10: Workload) -> Iterator[Recipe]:
 def cifar10_recorded(
     bench: Bench, cifar10: Workload, cifar10_recorded: Recorded
 ) -> Iterator[Recipe]:
-    """LPSP with other options in its other readings."""
+    """LPSP with other options, in all readings; all methods on other numbers of workers."""
     bench = replace(bench, experiment="cifar10")
+    sizes = cifar10_recorded.workers
+    others = dict(workers=sizes, readings_on=sizes, ablated_readings=[])
+    yield from _all(bench, cifar10.model_copy(update=others))
     for reading in cifar10_recorded.ablated_readings:
         yield from _ablated(bench, cifar10, reading)
 
 
-@training(summarise=_mnist_12_summary)
+@training(summarise=_mnist_12_summary, recorded=True)
 def control(bench: Bench, mnist_12: Workload, control: Control) -> Iterator[Recipe]:
     """The server averages over the members of a meeting."""
     yield from _controlled(bench, mnist_12, control)
 
 
-@training(summarise=_mnist_12_summary)
+@training(summarise=_mnist_12_summary, recorded=True)
 def control_rivals(bench: Bench, mnist_12: Workload, control_rivals: Control) -> Iterator[Recipe]:
     """GSSP's groups are natural breaks, MLL-SGD's rounds end with barriers."""
     yield from _controlled(bench, mnist_12, control_rivals)
 
 
-@training(summarise=_mnist_12_summary)
+@training(summarise=_mnist_12_summary, recorded=True)
 def control_rate(bench: Bench, mnist_12: Workload, control_rate: Control) -> Iterator[Recipe]:
     """The server averages over members, with a lower learning rate."""
     yield from _controlled(bench, mnist_12, control_rate)
@@ -168,7 +172,7 @@ def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
     for reading, workers in itertools.product(workload.readings, workload.readings_on):
         read = {LPSP: settings.readings[reading]}
         yield from _runs(bench, workload, read, workers, average, reading)
-    for reading in [LPSP, *workload.ablated_readings]:
+    for reading in workload.ablated_readings:
         yield from _ablated(bench, workload, reading)
 
 
