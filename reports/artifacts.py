@@ -25,8 +25,6 @@ from slowlink.reports.charts.look import INK, PALETTE, save
 from slowlink.reports.claims import NO_COORDINATES
 from slowlink.testbed.results import coordinates
 
-MANY = 30_000
-"""Rows from which on a file names no cases."""
 _NUMBERS = ("bound", "ratio")
 """Columns of a printed table that hold numbers; the others are texts with their digits."""
 _MISSING = "missing"
@@ -152,15 +150,16 @@ def _behind(document: str, item: Item, rows: pd.DataFrame, folder: Path) -> dict
 def wide(rows: pd.DataFrame) -> pd.DataFrame:
     """Result rows for reading: a column a metric, and of the others those that vary.
 
-    Rows stay long where two of them have the same place. Of very many, the labels of cases are left
-    out, which the coordinates say again, and what failed always is.
+    Rows stay long where two of them have the same place. Labels of cases are left out where the
+    coordinates say them again, and so is what failed.
     """
     rows = coordinates(rows[rows["status"] == "ok"])
     among = rows.columns.difference(["metric", "value", "unit", "status", "reason"], sort=False)
     keys = [name for name in among if rows[name].nunique(dropna=False) > 1]
     heads = rows["metric"] + np.where(rows["unit"] == "1", "", " (" + rows["unit"] + ")")
-    if len(rows) > MANY:
-        keys = [name for name in keys if name != "case"]
+    others = [name for name in keys if name != "case"]
+    if others and not rows.drop_duplicates([*others, "case"]).duplicated(others).any():
+        keys = others
     if rows.empty or not keys or rows.assign(head=heads).duplicated([*keys, "head"]).any():
         return rows[[*keys, "metric", "value", "unit"]]
     places = rows[keys].astype(object).where(rows[keys].notna(), "")

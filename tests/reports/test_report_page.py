@@ -261,8 +261,8 @@ def test_rows_behind_a_figure_have_a_column_a_metric():
     table = artifacts.wide(
         _rows(("a", 4, "time", 1.5, "s"), ("b", 8, "time", 2.5, "s"), ("b", 8, "share", 0.5, "1"))
     )
-    assert table.columns.tolist() == ["case", "workers", "share", "time (s)"]
-    assert table.fillna(-1).values.tolist() == [["a", 4, -1, 1.5], ["b", 8, 0.5, 2.5]]
+    assert table.columns.tolist() == ["workers", "share", "time (s)"]
+    assert table.fillna(-1).values.tolist() == [[4, -1, 1.5], [8, 0.5, 2.5]]
 
 
 def test_rows_with_the_same_place_stay_apart():
@@ -270,11 +270,13 @@ def test_rows_with_the_same_place_stay_apart():
     assert table["value"].tolist() == [1.5, 2.5] and "metric" in table
 
 
-def test_very_many_rows_name_no_cases(monkeypatch):
-    several = _rows(*((f"of {n}", n, "time", n, "s") for n in (4, 8)))
-    assert artifacts.wide(several).columns.tolist() == ["case", "workers", "time (s)"]
-    monkeypatch.setattr(artifacts, "MANY", 1)
-    assert artifacts.wide(several).values.tolist() == [[4, 4], [8, 8]]
+def test_cases_are_named_where_nothing_else_tells_them_apart():
+    several = [(f"of {n}", n, "time", n, "s") for n in (4, 8)]
+    assert artifacts.wide(_rows(*several)).columns.tolist() == ["workers", "time (s)"]
+    more = artifacts.wide(_rows(*several, ("with 8", 8, "time", 7, "s")))
+    assert more.columns.tolist() == ["case", "workers", "time (s)"]
+    only = artifacts.wide(_rows(("a", 4, "time", 1, "s"), ("b", 4, "time", 2, "s")))
+    assert only.values.tolist() == [["a", 1], ["b", 2]]
 
 
 # What is missing or wrong ------------------------------------------------------------------------

@@ -86,7 +86,6 @@ METHODS = {
         "sketch_fusion: compression",
     },
     "synchronization/gssp": {
-        "lpsp: mnist_12/recorded",
         "lpsp: cifar10/all",
         "lpsp: waiting/8",
         "matrix: residual/recorded",
