@@ -28,7 +28,7 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	$(BIN)/python .ci/install.py $(subst -, ,$*)
 	touch $@
 
-ns3: $(VENV)/.installed-ns3  ## ns-3 for RAT's packet check; builds bindings (1 min, a C++ compiler)
+ns3: $(VENV)/.installed-ns3  ## ns-3 for RAT's packet check, which needs a C++ compiler
 
 lock: $(VENV)/.installed-install  ## requirements.lock and environment.yml anew from pyproject.toml
 	$(BIN)/python .ci/lock.py

@@ -123,11 +123,15 @@ def beginning(start: str) -> dict[str, str]:
 _file = lru_cache(maxsize=8)(Cache)
 
 
+def folder() -> Path:
+    """Ours among the user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slowlink")
+
+
 def keep() -> None:
-    """For a command: what :func:`cached` is asked for is kept among the user's caches, where the
-    environment names no file."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    os.environ.setdefault(VARIABLE, str(Path(caches, "slowlink", "cache.sqlite")))
+    """For a command: what :func:`cached` is asked for is kept, where the environment names no file,
+    in :func:`folder`."""
+    os.environ.setdefault(VARIABLE, str(folder() / "cache.sqlite"))
 
 
 def state(*files: Path) -> str:
@@ -137,10 +141,10 @@ def state(*files: Path) -> str:
     return " ".join(f"{file} {s.st_size} {s.st_mtime_ns} {s.st_ino}" for file, s in told)
 
 
-def sources(*files: Path) -> str:
-    """A digest of what is in ``files``, for names of what they compute."""
-    digest = hashlib.blake2b(digest_size=16)
+def sources(*files: Path, text: str = "") -> str:
+    """A digest of what is in ``files``, and of ``text``, for names of what they compute."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
     for file in files:
-        text = file.read_bytes()
-        digest.update(len(text).to_bytes(8, "little") + text)
+        read = file.read_bytes()
+        digest.update(len(read).to_bytes(8, "little") + read)
     return digest.hexdigest()

@@ -1,14 +1,34 @@
 // A plan on ns-3: every directed link is a point-to-point device with a queue that marks, switches
 // forward by (source, destination), and messages travel over TCP connections that stay open.
-// Compiled when it is used, by testbed/network/_ns3.py; units are bytes, bit/s and seconds.
+// A program that testbed/network/packet.py compiles: it reads what to simulate and prints when each
+// transfer began and ended. Units are bytes, bit/s and seconds.
 
-#include "ns3/core-module.h"
-#include "ns3/internet-module.h"
-#include "ns3/point-to-point-module.h"
-#include "ns3/traffic-control-module.h"
+#include "ns3/arp-l3-protocol.h"
+#include "ns3/boolean.h"
+#include "ns3/config.h"
+#include "ns3/data-rate.h"
+#include "ns3/ipv4-l3-protocol.h"
+#include "ns3/ipv4-routing-protocol.h"
+#include "ns3/node.h"
+#include "ns3/point-to-point-channel.h"
+#include "ns3/point-to-point-net-device.h"
+#include "ns3/ppp-header.h"
+#include "ns3/queue.h"
+#include "ns3/rtt-estimator.h"
+#include "ns3/simulator.h"
+#include "ns3/tcp-congestion-ops.h"
+#include "ns3/tcp-dctcp.h"
+#include "ns3/tcp-l4-protocol.h"
+#include "ns3/tcp-prr-recovery.h"
+#include "ns3/tcp-socket-base.h"
+#include "ns3/tcp-tx-buffer.h"
+#include "ns3/traffic-control-layer.h"
+#include "ns3/uinteger.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <iostream>
@@ -19,6 +39,8 @@
 #include <tuple>
 #include <unordered_map>
 #include <vector>
+
+#include <sys/prctl.h>
 
 namespace slowlink {
 
@@ -33,9 +55,9 @@ const uint32_t ACK_BYTES = PPP_BYTES + HEADER_BYTES;
 const double REPORT_S = 5;  // wall seconds between lines of progress
 
 struct Settings {
-    uint32_t mtu, frame_bytes, initial_window, buffer_bytes, unsent_bytes;
-    uint32_t queue_bytes, mark_bytes;
+    uint32_t mtu, initial_window;
     double min_rto_s;
+    uint32_t buffer_bytes, unsent_bytes, queue_bytes, mark_bytes, frame_bytes;
 };
 
 // First in first out; drops what comes when full, and marks what finds more than `mark` bytes
@@ -520,4 +542,65 @@ class Simulation {
     }
 };
 
+// From the input: the numbers of Settings in their order; how many nodes, chunks and phases, and the
+// window; then a line for each call of Simulation, where a list comes after its length.
+int Main(std::istream& in, std::ostream& out) {
+    Settings with;
+    in >> with.mtu >> with.initial_window >> with.min_rto_s >> with.buffer_bytes;
+    in >> with.unsent_bytes >> with.queue_bytes >> with.mark_bytes >> with.frame_bytes;
+    int n_nodes, chunks, phases, window;
+    in >> n_nodes >> chunks >> phases >> window;
+    if (!in) throw std::runtime_error("the settings are not whole");
+    Simulation simulation(with, n_nodes, chunks, phases, window);
+
+    int n_transfers = 0, src, dst, phase;
+    double a, b;
+    auto list = [&] {
+        size_t n = 0;
+        in >> n;
+        std::vector<int> items(n);
+        for (int& item : items) in >> item;
+        return items;
+    };
+    std::string what;
+    while (in >> what && what != "end") {
+        if (what == "host" && in >> src) {
+            simulation.Host(src);
+        } else if (what == "link" && in >> src >> dst >> a >> b) {
+            simulation.Link(src, dst, a, b);
+        } else if (what == "path" && in >> src >> dst) {
+            simulation.Path(src, dst, list());
+        } else if (what == "pause" && in >> src >> a >> b) {
+            simulation.Pause(src, a, b);
+        } else if (what == "transfer" && in >> src >> dst >> a >> phase) {
+            simulation.Transfer(src, dst, a, phase, list());
+            ++n_transfers;
+        } else {
+            throw std::runtime_error("a line begins with " + what + " and does not go on so");
+        }
+    }
+    if (!in) throw std::runtime_error("the input does not end with a line that says so");
+
+    simulation.Run();
+    out.precision(17);
+    out << simulation.drops << ' ' << simulation.timeouts << ' ' << simulation.recoveries << ' '
+        << simulation.events << ' ' << simulation.wall_s << '\n';
+    for (int i = 0; i < n_transfers; ++i)
+        out << simulation.Start(i) << ' ' << simulation.End(i) << '\n';
+    return out.flush() ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 }  // namespace slowlink
+
+int main() {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // it ends with who started it
+    std::ios::sync_with_stdio(false);
+    int status = EXIT_FAILURE;
+    try {
+        status = slowlink::Main(std::cin, std::cout);
+    } catch (const std::exception& error) {
+        std::cerr << error.what() << std::endl;
+    }
+    // What ns-3 keeps in static variables need not be taken apart.
+    std::_Exit(status);
+}

@@ -5,20 +5,24 @@ simulator. A plan's window is the number of TCP connections from one node to ano
 exchanges make plans, which carry all that the one has for the other, each a message after another;
 without a window, every transfer has its own. They open before the plan starts and stay open. All
 connections of a pair take the pair's path.
+
+ns-3 keeps its clock and defaults for a whole process, and a failed assertion ends it, so that every
+simulation is a process of its own, of a program in C++ that is compiled once and kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import importlib.util
-import json
 import math
 import os
+import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,14 +30,17 @@ from pathlib import Path
 import numpy as np
 
 from slowlink.methods.exchange import Plan, Topology
-from slowlink.testbed.live.fork_server import ForkServer
+from slowlink.testbed.cache import folder as caches
+from slowlink.testbed.cache import sources
 from slowlink.testbed.network.counting import Sizes, transfer_bytes
 from slowlink.testbed.network.execution import check_structure
 from slowlink.testbed.network.faults import Faults
 from slowlink.testbed.network.fluid import TIMELINE, tcp_efficiency
 from slowlink.testbed.network.routing import Paths, routes
 
-RUNNER = "slowlink.testbed.network._ns3"
+LIBRARIES = ("core", "network", "stats", "bridge", "traffic-control", "point-to-point", "internet")
+"""Of ns-3: what the simulation is linked with."""
+COMPILE = ("-std=c++20", "-O2")
 HEADERS, ETHERNET = 52, 38
 """Bytes of IPv4 and TCP with timestamps in a packet, and of Ethernet around it."""
 LAST_LINES = 12
@@ -123,10 +130,9 @@ class PacketResult:
 
 def available() -> str:
     """Why packet simulation cannot run here; empty if it can."""
-    for module in ("ns3", "cppyy"):
-        if importlib.util.find_spec(module) is None:
-            return f"no module {module}: `make ns3` installs it (Linux on x86-64, a C++ compiler)"
-    return ""
+    if importlib.util.find_spec("ns3") is None:
+        return "no module ns3: `make ns3` installs it (Linux on x86-64)"
+    return "" if _compiles() else f"no C++ compiler: {_compiler()[0]} (CXX) compiles nothing"
 
 
 def packet_simulate(
@@ -165,73 +171,115 @@ def packet_simulate(
     if missing:
         raise RuntimeError(f"packet simulation: {missing}")
     check_structure(plan)
-    scene = _scene(plan, topology, nbytes, faults or Faults(), paths)
-    with tempfile.TemporaryDirectory(prefix="slowlink-ns3-") as folder:
-        np.savez(Path(folder, "scene.npz"), tcp=json.dumps(dataclasses.asdict(tcp)), **scene)
-        _run(plan.name, folder, timeout_s, progress or (lambda line: None))
-        with np.load(Path(folder, "result.npz")) as result:
-            times, counts = result["times"], json.loads(str(result["counts"]))
-    transfers = np.zeros(len(plan), TIMELINE)
-    for column in ("src", "dst", "slot"):
-        transfers[column] = getattr(plan, column)
-    transfers["nbytes"] = scene["nbytes"]
-    transfers["start_s"], transfers["end_s"] = times
-    return PacketResult(float(transfers["end_s"].max(initial=0.0)), transfers, **counts)
-
-
-def _scene(
-    plan: Plan, topology: Topology, nbytes: Sizes, faults: Faults, paths: Paths
-) -> dict[str, np.ndarray]:
-    """Everything ns-3 has to know, as arrays."""
+    faults = faults or Faults()
     if faults.rates or faults.bursts:
         raise ValueError("faults: the packet simulator knows pauses only, no rates and no bursts")
     for node, _, _ in faults.pauses:
         if not 0 <= node < topology.n_nodes:
             raise ValueError(f"faults: {topology.name} has no node {node} to pause")
+    sizes = transfer_bytes(plan, nbytes)
+    with tempfile.TemporaryDirectory(prefix="slowlink-ns3-") as folder:
+        with Path(folder, "scene").open("w") as scene:
+            for line in _scene(plan, topology, sizes, faults, paths, tcp):
+                print(*line, file=scene)
+        _run(plan.name, Path(folder), timeout_s, progress or (lambda line: None))
+        with Path(folder, "result").open() as result:
+            drops, timeouts, recoveries, events, wall_s = result.readline().split()
+            times = np.array(result.read().split(), np.float64).reshape(-1, 2)
+    transfers = np.zeros(len(plan), TIMELINE)
+    for column in ("src", "dst", "slot"):
+        transfers[column] = getattr(plan, column)
+    transfers["nbytes"] = sizes
+    transfers["start_s"], transfers["end_s"] = times.T
+    return PacketResult(
+        float(transfers["end_s"].max(initial=0.0)),
+        transfers,
+        *map(int, (drops, timeouts, recoveries, events)),
+        float(wall_s),
+    )
+
+
+def _scene(
+    plan: Plan, topology: Topology, sizes: np.ndarray, faults: Faults, paths: Paths, tcp: Tcp
+) -> Iterator[Iterable[object]]:
+    """Everything ns-3 has to know, as lines that ``packet.cc`` reads."""
     moves = plan.src != plan.dst
     there = np.stack([plan.src, plan.dst], axis=1)[moves]
     # Paths of the plan first, so that they are the fluid simulator's; then acknowledgements'.
     pairs = np.concatenate([there, there[:, ::-1]])
     ptr, links = routes(topology, pairs, paths)
     pairs, first = np.unique(pairs, axis=0, return_index=True)
-    path = [links[ptr[i] : ptr[i + 1]] for i in first]
     phase = np.zeros(len(plan), np.int64)
     if not plan.overlap:
         phase = np.unique(plan.phase, return_inverse=True)[1].reshape(-1)
     finite = topology.link_rate[np.isfinite(topology.link_rate)]
-    return dict(
-        n_nodes=np.array(topology.n_nodes),
-        chunks=np.array(plan.chunks),
-        window=np.array(plan.window),
-        hosts=np.unique([*topology.workers, *topology.servers, *plan.src, *plan.dst]),
-        link_src=topology.link_src,
-        link_dst=topology.link_dst,
-        link_rate=np.minimum(topology.link_rate, 100 * (finite.max() if len(finite) else 1e10)),
-        link_latency=topology.link_latency,
-        pairs=pairs,
-        path_ptr=np.cumsum([0, *map(len, path)]),
-        path_links=np.concatenate([*path, []]).astype(np.int64),
-        src=plan.src,
-        dst=plan.dst,
-        nbytes=transfer_bytes(plan, nbytes),
-        phase=phase,
-        dep_ptr=plan.dep_ptr,
-        dep_idx=plan.dep_idx,
-        pauses=np.array(faults.pauses, np.float64).reshape(-1, 3),
-    )
+    rates = np.minimum(topology.link_rate, 100 * (finite.max() if len(finite) else 1e10))
+
+    yield *dataclasses.astuple(tcp), ETHERNET
+    yield topology.n_nodes, plan.chunks, phase.max(initial=0) + 1, plan.window
+    for node in np.unique([*topology.workers, *topology.servers, *plan.src, *plan.dst]):
+        yield "host", node
+    ends = topology.link_src.tolist(), topology.link_dst.tolist()
+    for link in zip(*ends, rates.tolist(), topology.link_latency.tolist(), strict=True):
+        yield "link", *link
+    for pair, i in zip(pairs.tolist(), first, strict=True):
+        yield "path", *pair, ptr[i + 1] - ptr[i], *links[ptr[i] : ptr[i + 1]].tolist()
+    for pause in faults.pauses:
+        yield "pause", *pause
+    after = plan.dep_ptr, plan.dep_ptr[1:]
+    columns = (column.tolist() for column in (plan.src, plan.dst, sizes, phase, *after))
+    for *transfer, begin, end in zip(*columns, strict=False):
+        yield "transfer", *transfer, end - begin, *plan.dep_idx[begin:end].tolist()
+    yield ("end",)
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
 @cache
-def _starter(pid: int) -> ForkServer:
-    """What starts ns-3 for the process ``pid``, which is this one: it is compiled there once."""
-    return ForkServer()
+def _compiles() -> bool:
+    """Whether the compiler makes a program of the least there is."""
+    command = [*_compiler(), *COMPILE, "-x", "c++", "-o", os.devnull, "-"]
+    try:
+        return not subprocess.run(command, input=b"int main() {}", capture_output=True).returncode
+    except OSError:
+        return False
 
 
-def _run(name: str, folder: str, timeout_s: float, progress: Callable[[str], None]) -> None:
-    """Run ns-3 on ``scene.npz`` of ``folder``; it leaves ``result.npz`` there."""
-    deadline, said, lines = time.monotonic() + timeout_s, Path(folder, "said"), []
-    said.touch()
-    child = _starter(os.getpid()).start("ns-3", RUNNER, [folder], said)
+@cache
+def _program() -> Path:
+    """The program that simulates, compiled where it is not among the caches (several seconds)."""
+    (root,) = map(Path, importlib.util.find_spec("ns3").submodule_search_locations)
+    source, lib = Path(__file__).with_name("packet.cc"), root / "lib64"
+    linked = [path for name in LIBRARIES for path in lib.glob(f"libns3.[0-9]*[0-9]-{name}.so")]
+    command = [*_compiler(), *COMPILE, f"-I{root / 'include'}", source, *linked]
+    command += [f"-Wl,-rpath,{lib}"]
+    # The libraries' names have ns-3's version.
+    program = caches() / f"packet-{sources(source, text=shlex.join(map(str, command)))}"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with program.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            made = program.with_suffix(".made")
+            done = subprocess.run([*command, "-o", made], capture_output=True, text=True)
+            if done.returncode:
+                said = _last(done.stderr.splitlines()[:LAST_LINES])
+                raise RuntimeError(f"packet simulation: {command[0]} did not compile it; {said}")
+            made.replace(program)
+    return program
+
+
+def _run(name: str, folder: Path, timeout_s: float, progress: Callable[[str], None]) -> None:
+    """Run ns-3 on ``scene`` of ``folder``; it leaves ``result`` there."""
+    program = _program()
+    deadline, said, lines = time.monotonic() + timeout_s, folder / "said", []
+    with (
+        (folder / "scene").open() as scene,
+        (folder / "result").open("w") as result,
+        said.open("w") as errors,
+    ):
+        child = subprocess.Popen([program], stdin=scene, stdout=result, stderr=errors)
     try:
         with said.open(errors="replace") as file:
             while True:

@@ -1,11 +1,9 @@
-"""ns-3 runs of plans: frames on a wire counted by hand, and the fluid simulator.
-
-ns-3 takes seconds to start, once for all.
-"""
+"""ns-3 runs of plans: frames on a wire counted by hand, and the fluid simulator."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 
 import numpy as np
 import pytest
@@ -164,17 +162,55 @@ def test_what_ns3_prints_is_in_the_error(monkeypatch, tmp_path):
     plan = plan_of([(0, 1, ())])
     with pytest.raises(RuntimeError, match="moves: ns-3 took more than 0.01 s"):
         packet_simulate(plan, rack(2), 1e6, timeout_s=0.01)
-    runner = "import os\ndef main(argv):\n    print('assertion failed', flush=True)\n    os.abort()"
-    (tmp_path / "that_aborts.py").write_text(runner)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(packet, "RUNNER", "that_aborts")
+    aborts = tmp_path / "aborts"
+    aborts.write_text("#!/bin/sh\necho assertion failed >&2\nkill -ABRT $$")
+    aborts.chmod(0o755)
+    monkeypatch.setattr(packet, "_program", lambda: aborts)
     seen = []
     with pytest.raises(RuntimeError, match="(?s)moves: ns-3 was killed by .*assertion failed"):
         packet_simulate(plan, rack(2), 1e6, progress=seen.append)
     assert seen == ["assertion failed"]
 
 
-def test_a_missing_package_is_named(monkeypatch):
+@needs_ns3
+def test_it_is_compiled_once_and_says_what_the_compiler_did(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    packet._program.cache_clear()
+    compiled = packet._program()
+    assert compiled.is_relative_to(tmp_path)
+    packet._program.cache_clear()
+    monkeypatch.setattr(packet.subprocess, "run", None)  # so that nothing compiles
+    assert packet._program() == compiled
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setattr(packet, "COMPILE", ("--no-such-option",))
+    packet._program.cache_clear()
+    with pytest.raises(RuntimeError, match="(?s)did not compile it;.*no-such-option"):
+        packet_simulate(plan_of([(0, 1, ())]), rack(2), 1.0)
+    packet._program.cache_clear()
+
+
+@needs_ns3
+@pytest.mark.parametrize(
+    "lines, said",
+    [
+        ("9000 10 0.2", "the settings are not whole"),
+        ("9000 10 0.2 1 1 1 1 38 2 1 1 1\nhost 0\nwire 0 1", "begins with wire and does not go on"),
+        ("9000 10 0.2 1 1 1 1 38 2 1 1 1\nhost 0\n", "does not end with a line that says so"),
+    ],
+)
+def test_what_is_cut_off_is_refused(lines, said):
+    done = subprocess.run([packet._program()], input=lines, capture_output=True, text=True)
+    assert done.returncode == 1 and said in done.stderr and not done.stdout
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(packet.importlib.util, "find_spec", lambda name: name)
+    for compiler in ("/bin/false", "no-such-compiler -pipe"):
+        packet._compiles.cache_clear()
+        monkeypatch.setenv("CXX", compiler)
+        assert available() == f"no C++ compiler: {compiler.split()[0]} (CXX) compiles nothing"
+    packet._compiles.cache_clear()
     monkeypatch.setattr(packet.importlib.util, "find_spec", lambda name: None)
     assert available().startswith("no module ns3: `make ns3` installs it")
     with pytest.raises(RuntimeError, match="packet simulation: no module ns3"):
