@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -783,8 +784,11 @@ class _Drawing:
             ink = colour(self.looks.of(value, "colour")) if value is not None else PALETTE["blue"]
             # Where no limit is set nothing is cut off, and a chart of many bars is smaller.
             cut = chart.limits[1] is not None
-            ax.barh([lanes.index(v) for v in one[y]], end - begin, 0.72, begin, color=ink,
-                    edgecolor=look.INK, linewidth=edge, clip_on=cut)  # fmt: skip
+            lane = np.array([lanes.index(v) for v in one[y]])
+            x, side = np.stack([begin, end, end, begin], 1), np.array([-0.36, -0.36, 0.36, 0.36])
+            bars = np.stack([x, lane[:, None] + side], 2)
+            ax.add_collection(PolyCollection(bars, facecolor=ink, edgecolor=look.INK,
+                                             linewidth=edge, clip_on=cut))  # fmt: skip
         for one in series[1:]:
             self._dots(ax, plot, one, y, lanes)
         ax.set_xlim(left=0)

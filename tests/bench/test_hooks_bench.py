@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hooks_bench_peers  # noqa: E402
 
 MILLIONS = [float(n) for n in os.environ.get("SLOWLINK_BENCH_VALUES", "5,25").split(",")]
-STEPS = 9
+STEPS = 5
 PAIRS = {
     "identity": "torch all-reduce",
     "fp16": "torch fp16",

@@ -774,8 +774,9 @@ def test_a_timeline_has_a_bar_for_everything_done():
             rows.append(row(name, value, worker=worker, activity=kind, number=i))
     fig = drawn(Timeline(y="worker", colour="activity"), rows)
     (ax,) = fig.axes
-    bars = {(round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_width()) for p in ax.patches}
-    assert bars == {(0, 0, 2), (0, 2, 1), (1, 0, 3)}
+    boxes = [path.get_extents() for kind in ax.collections for path in kind.get_paths()]
+    bars = {(round(box.y0 + box.height / 2), box.x0, box.width) for box in boxes}
+    assert len(boxes) == 3 and bars == {(0, 0, 2), (0, 2, 1), (1, 0, 3)}
     assert ax.get_xlabel() == "time, s" and texts(fig) == ["compute", "wait"]
     assert ticks(ax.yaxis) == ["w1", "w2"]
 
