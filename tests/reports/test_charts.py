@@ -562,7 +562,8 @@ def test_what_stands_beside_may_lack_coordinates_of_the_chart():
     meetings = [row("decided", value, meeting=number) for number, value in ((1, 1.0), (2, 2.0))]
     chart = Timeline(y="worker", colour="activity", lines=[Line(Rows("decided"), "decided")])
     (ax,) = drawn(chart, [*spans, *meetings]).axes
-    assert [line.get_xdata()[0] for line in ax.lines] == [1, 2] and len(ax.patches) == 1
+    (bars,) = ax.collections
+    assert [line.get_xdata()[0] for line in ax.lines] == [1, 2] and len(bars.get_paths()) == 1
 
 
 def test_a_panel_of_which_nothing_arrived_says_so():
