@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slowlink.testbed.training.fetch import fetch
+from slowlink.workflow import closure
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).parent / "snakemake"
@@ -40,9 +41,15 @@ class Checkout:
     def __init__(self, path: Path) -> None:
         self.path = path
         ignore = shutil.ignore_patterns(
-            ".git", ".venv", ".snakemake", "results", "logs", "cache", "*.egg-info"
+            ".git", ".venv", ".snakemake", "results", "logs", "cache", "*.egg-info", "__pycache__"
         )
         shutil.copytree(ROOT, path, ignore=ignore)
+        # What one copy compiles, all have: names in these folders go by content and time of change.
+        for package in closure.PACKAGES:
+            for folder in {file.parent for file in (path / package).rglob("*.py")}:
+                compiled = ROOT / folder.relative_to(path) / "__pycache__"
+                compiled.mkdir(exist_ok=True)
+                (folder / "__pycache__").symlink_to(compiled)
         shutil.rmtree(path / "reports" / "html", ignore_errors=True)
         hooks = path / ".hooks"
         hooks.mkdir()
