@@ -44,7 +44,7 @@ COMPILE = ("-std=c++20", "-O2")
 HEADERS, ETHERNET = 52, 38
 """Bytes of IPv4 and TCP with timestamps in a packet, and of Ethernet around it."""
 LAST_LINES = 12
-"""Lines of what ns-3 printed that an error repeats."""
+"""Lines of what ns-3 or a compiler printed that an error repeats."""
 LOOK_S = 1.0
 """After so long what it has printed is looked at again."""
 
@@ -264,8 +264,8 @@ def _program() -> Path:
             made = program.with_suffix(".made")
             done = subprocess.run([*command, "-o", made], capture_output=True, text=True)
             if done.returncode:
-                said = _last(done.stderr.splitlines()[:LAST_LINES])
-                raise RuntimeError(f"packet simulation: {command[0]} did not compile it; {said}")
+                first = "\n".join(done.stderr.splitlines()[:LAST_LINES])
+                raise RuntimeError(f"packet simulation: {command[0]} did not compile it:\n{first}")
             made.replace(program)
     return program
 

@@ -185,7 +185,7 @@ def test_it_is_compiled_once_and_says_what_the_compiler_did(monkeypatch, tmp_pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     monkeypatch.setattr(packet, "COMPILE", ("--no-such-option",))
     packet._program.cache_clear()
-    with pytest.raises(RuntimeError, match="(?s)did not compile it;.*no-such-option"):
+    with pytest.raises(RuntimeError, match="(?s)did not compile it:\n.*no-such-option"):
         packet_simulate(plan_of([(0, 1, ())]), rack(2), 1.0)
     packet._program.cache_clear()
 
