@@ -70,7 +70,10 @@ class Checkout:
 
     def start(self, *arguments: str, kill_at: str = "") -> subprocess.Popen:
         return subprocess.Popen(
-            [str(SNAKEMAKE), "--cores", "2", *arguments, "--config", "scale=smoke"],
+            [
+                *[str(SNAKEMAKE), "--cores", "2", "--show-failed-logs"],
+                *[*arguments, "--config", "scale=smoke"],
+            ],
             cwd=self.path,
             env=self.environment | {"KILL_AT": kill_at},
             stdout=subprocess.PIPE,
