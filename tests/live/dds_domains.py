@@ -34,7 +34,7 @@ def wires(names, folder, monkeypatch):
     identity.make(folder, names)
     domain, network = fresh(), DomainConfig(lease_s=1.0)
     entered = connect(domain, network)  # a process may do so only once
-    monkeypatch.setattr(dds_wire, "connect", lambda domain, network: DomainParticipant(domain))
+    monkeypatch.setattr(dds_wire, "connect", lambda domain, *_: DomainParticipant(domain))
     with contextlib.ExitStack() as stack:
 
         def make(name, run="one", **options):

@@ -211,7 +211,7 @@ def talk(domain, rank):
 def overheard(domain, keys, rank, tell):
     """Ranks 0 and 1 gather; rank 2 is a stranger who sends again whatever it hears."""
     if rank == 2:
-        participant = connect(domain, NETWORK)
+        participant = connect(domain, NETWORK, RUN)
         topic = Topic(participant, "slowlink_group", Segment)
         reader = DataReader(participant, topic, qos(b""))
         writer = DataWriter(participant, topic, qos(b""))
@@ -267,7 +267,7 @@ def unread(domain, folder, kind, rank, tell):
 
     Rank 0 says what it gets told and after how long, and how long it takes to close.
     """
-    participant = connect(domain, NETWORK)
+    participant = connect(domain, NETWORK, RUN)
     ended = folder / "ended"
     if rank == 0:
         channel = Channel(participant, "t", 0, access(0), lambda message: None)
@@ -298,7 +298,7 @@ def unread_group(domain, folder, rank, tell):
     ended = folder / f"{rank} ended"
     if rank == 2:
         small(4)
-        participant = connect(domain, NETWORK)
+        participant = connect(domain, NETWORK, RUN)
         reader = DataReader(participant, Topic(participant, TOPIC, Segment), qos(b""))
         wait_until(lambda: all((folder / f"{r} ended").exists() for r in range(2)))
         del reader
@@ -317,11 +317,33 @@ def unread_group(domain, folder, rank, tell):
         return type(error), str(error), took
 
 
+def apart(domain, folder, rank, tell):
+    """Rank 0 writes, and says how many readers it found: rank 1's, of its run, who is there after
+    rank 2's, of another."""
+    participant = connect(domain, NETWORK, "another" if rank == 2 else RUN)
+    topic = Topic(participant, TOPIC, Segment)
+    if rank == 0:
+        writer = DataWriter(participant, topic, qos(b""))
+        wait_until((folder / "1").exists)
+        wait_until(writer.get_matched_subscriptions)
+        time.sleep(0.5)
+        (folder / "0").touch()
+        return len(writer.get_matched_subscriptions())
+    if rank == 1:
+        wait_until((folder / "2").exists)
+        time.sleep(0.5)
+    reader = DataReader(participant, topic, qos(b""))
+    (folder / str(rank)).touch()
+    wait_until((folder / "0").exists)
+    del reader
+    return None
+
+
 def recorded(domain, folder, keys, rank, tell):
     """Ranks 0 and 1 are a group twice, under one name; rank 2, a stranger, records the first and
     plays it to the second, whose rank 0 is there before its rank 1."""
     if rank == 2:
-        participant = connect(domain, NETWORK)
+        participant = connect(domain, NETWORK, RUN)
         topic = Topic(participant, TOPIC, Segment)
         reader, taken = DataReader(participant, topic, qos(b"")), []
         (folder / "listening").touch()
@@ -393,7 +415,7 @@ def forge(domain, folder, keys, rank, tell):
     """Rank 0 is a member and so is rank 1 until it leaves; rank 2, without the key, claims to be
     rank 1, also with its own words. Rank 0 says who is there and who has left: while the forger is
     there, after it left, while it is there again, and after rank 1 left."""
-    participant = connect(domain, NETWORK)
+    participant = connect(domain, NETWORK, RUN)
 
     def told(name):
         (folder / name).touch()

@@ -223,6 +223,11 @@ def test_a_reader_that_never_reads_holds_up_until_the_deadline(domain, tmp_path,
     assert took < 20 and closing < 20  # the machine may be busy
 
 
+def test_runs_in_one_domain_are_not_heard_by_each_other(domain, tmp_path):
+    found, *_ = run(dds_peers.apart, 3, domain, tmp_path)
+    assert found == 1
+
+
 def test_a_group_says_what_holds_it_up(domain, tmp_path):
     *ranks, _ = run(dds_peers.unread_group, 3, domain, tmp_path)
     causes = [text for kind, text, _ in ranks if kind is TimeoutError]

@@ -219,7 +219,7 @@ class Group:
         self._lives: dict[int, int] = {}
         self._lost: dict[int, str] = {}
         self._broken: ConnectionError | None = None
-        self._participant = connect(domain, self.network)
+        self._participant = connect(domain, self.network, run)
         try:
             told = self._deliver, self._left, self._fail
             self._channel = Channel(self._participant, TOPIC, rank, access, *told, limit=limit)

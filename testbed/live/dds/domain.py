@@ -6,6 +6,7 @@ reference. What the DDS document leaves to the defaults of its middleware is exp
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import socket
@@ -86,8 +87,11 @@ class DomainConfig:
         )
 
 
-def configuration(network: DomainConfig) -> str:
-    """Cyclone DDS's XML for ``network``.
+def configuration(network: DomainConfig, run: str = "") -> str:
+    """Cyclone DDS's XML for ``network`` and the members of ``run``, or for whoever names none.
+
+    Who names another run is not discovered: else its readers, on topics of the same names, would be
+    sent all that is said, and could hold it up.
 
     The loopback gets datagrams of the largest size; elsewhere Cyclone's own size stays, which fits
     an Ethernet frame, as one lost IP fragment would cost the whole datagram. What is longer than a
@@ -95,6 +99,7 @@ def configuration(network: DomainConfig) -> str:
     """
     sizes = "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>64000B</FragmentSize>"
     listed = "".join(f"<Peer Address={quoteattr(peer)}/>" for peer in network.peers)
+    tag = hashlib.sha256(run.encode()).hexdigest()[:16] if run else ""
     kind = "address" if network.interface.replace(".", "").isdigit() else "name"
     multicast = str(not network.peers).lower()
     return (
@@ -104,6 +109,7 @@ def configuration(network: DomainConfig) -> str:
         + (sizes if network.interface == LOOPBACK else "")
         + "</General><Discovery>"
         + (f"<ParticipantIndex>auto</ParticipantIndex><Peers>{listed}</Peers>" if listed else "")
+        + (f"<Tag>{tag}</Tag>" if tag else "")
         + f"<LeaseDuration>{network.lease_s:f}s</LeaseDuration></Discovery>"
         # Whoever leaves has waited for what was sent to arrive, as long as it would.
         "<Internal><WriterLingerDuration>0s</WriterLingerDuration>"
@@ -113,8 +119,9 @@ def configuration(network: DomainConfig) -> str:
     )
 
 
-def connect(domain: int, network: DomainConfig) -> DomainParticipant:
-    """Enter a domain, until what is returned is no longer referred to.
+def connect(domain: int, network: DomainConfig, run: str = "") -> DomainParticipant:
+    """Enter a domain, until what is returned is no longer referred to, to meet those who name the
+    same run.
 
     Raises
     ------
@@ -126,7 +133,7 @@ def connect(domain: int, network: DomainConfig) -> DomainParticipant:
     if not 0 <= domain <= LAST_DOMAIN:
         raise ValueError(f"domain: {domain} must be from 0 to {LAST_DOMAIN}")
     try:
-        entered = Domain(domain, configuration(network))
+        entered = Domain(domain, configuration(network, run))
         participant = DomainParticipant(domain)
     except DDSException as error:
         raise ConnectionError(

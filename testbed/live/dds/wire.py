@@ -111,7 +111,7 @@ class DdsWire:
         self.board: Board | None = None
         self._reading: Reading | None = None
         self._making = threading.Lock()
-        self.participant = connect(domain, network)
+        self.participant = connect(domain, network, run)
         if watches:  # who watches must be there for all who come
             self.connect(dict.fromkeys(self.members - {name}, self.address))
 
