@@ -40,8 +40,8 @@ def read(path: str | Path, make: Callable[[Any], Made]) -> Made:
         raise ValueError("\n".join(f"{path}: {line}" for line in str(error).split("\n"))) from None
 
 
-def validated(kind: type[Model], document: Any) -> Model:
-    """``document`` as a ``kind``.
+def validated(kind: type[Model], document: Any, **context: Any) -> Model:
+    """``document`` as a ``kind``, whose validators are told the ``context``.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def validated(kind: type[Model], document: Any) -> Model:
         What is wrong, a line each: the field and what is allowed.
     """
     try:
-        return kind.model_validate(document)
+        return kind.model_validate(document, context=context)
     except ValidationError as error:
         raise ValueError("\n".join(lines(error, kind))) from None
 

@@ -34,8 +34,9 @@ class ForkServer:
 
     Parameters
     ----------
-    forked: the fork server is a fork of this process, which must have one thread and all imports;
-        else a new interpreter.
+    forked: the fork server is a fork of this process, which must have all imports and no threads
+        but those of a BLAS, which end before a fork and begin anew after it; else a new
+        interpreter.
     """
 
     def __init__(self, forked: bool = False) -> None:

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from slowlink.testbed.cache import VARIABLE
 from slowlink.testbed.live.fork_server import ForkServer
 from slowlink.testbed.network import emulated
 from slowlink.testbed.training.fetch import DataUnavailable, fetch
 
 # For modules that processes import by their names.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _known(tmp_path_factory):
+    """Processes need not each hash the files of a data set and look through it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("known") / "cache.sqlite"))
+        yield
 
 
 @pytest.fixture(scope="session")

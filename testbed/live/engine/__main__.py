@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,11 @@ from slowlink.testbed.live.engine import launch, on_ray, settings
 RAY = (
     "let Ray place the members: on the cluster at this address, `auto` for that of this machine, "
     "`local` for one that starts here"
+)
+
+
+ATTACHED = (
+    "as who launches starts it: FILE is checked already, and it ends when standard input does"
 )
 
 
@@ -38,10 +44,19 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     parser.add_argument("--ray", metavar="ADDRESS", help=RAY)
     parser.add_argument("--record", metavar="PATH", help="keep what the policy was told, as JSON")
     parser.add_argument("--make-keys", action="store_true", help="only fill the folder `keys`")
-    parser.add_argument("--attached", action="store_true", help="end when standard input does")
+    parser.add_argument("--attached", action="store_true", help=ATTACHED)
     given = parser.parse_args(argv)
+    launches = given.node is None and not (given.ray or given.make_keys)
+    # Members are forks of this process, which has imported what they need and begun nothing yet.
+    forks = launches and threading.active_count() == 1
+    with fork_server.forked() if forks else contextlib.nullcontext():
+        return _run(given, prog)
+
+
+def _run(given: argparse.Namespace, prog: str) -> int:
     try:
-        run = settings.read(given.file)
+        # Whoever holds the other end of standard input wrote the file of settings that it checked.
+        run = settings.read(given.file, checked=given.attached)
         if given.make_keys:
             identity.make(run.keys or Path("keys"), run.members)
             return 0
