@@ -32,7 +32,7 @@ LAYERS = layers(Part(name="lenet5"))
 LINKS = dict(lan=1e9, latency=1e-4, overhead_s=1e-4, pieces=8, efficiency=0.95)
 SITES = Cluster("sites", 4, 5e7, per_site=2, wan_latency=0.002, **LINKS)
 FLAT = Cluster("flat", 4, 1e9, **LINKS)
-SMALL = Part(name="lenet5", hidden=[12, 8])
+SMALL = Part(name="mlp", hidden=12)
 
 
 @pytest.fixture(autouse=True)
