@@ -34,9 +34,8 @@ class ForkServer:
 
     Parameters
     ----------
-    forked: the fork server is a fork of this process, which must have all imports and no threads
-        but those of a BLAS, which end before a fork and begin anew after it; else a new
-        interpreter.
+    forked: the fork server is a fork of this process, which must have one thread and all imports;
+        else a new interpreter.
     """
 
     def __init__(self, forked: bool = False) -> None:
@@ -146,6 +145,13 @@ def shared() -> ForkServer:
 def there() -> bool:
     """Whether this process has a fork server already."""
     return os.getpid() in _SHARED
+
+
+def one_thread() -> bool:
+    """Whether this process has one thread, those of libraries counted; False where nobody tells."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/self/task")) == 1
+    return False
 
 
 @contextlib.contextmanager

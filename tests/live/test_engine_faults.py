@@ -492,10 +492,13 @@ def test_nothing_outlives_the_command(tmp_path, request, number, status, network
         while "round 4 of" not in (line := running.stdout.readline()):
             assert line, "it ended"
         names = descendants(running.pid)
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (running.pid, *names)]
         running.send_signal(number)
         running.stdout.read()
         assert running.wait(60) == status
     assert {"site1/worker0", "site1/worker1", "site2/worker0"} <= {*names.values()}
+    # All are forks of the command, and import nothing anew; links have processes of their own.
+    assert network or len(set(commands)) == 1
     all_end(names, 60)
 
 

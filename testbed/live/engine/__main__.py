@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+# Before numpy is imported, whose library would start threads: members share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from slowlink.testbed.live import fork_server, identity
 from slowlink.testbed.live.engine import launch, on_ray, settings
@@ -47,8 +50,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     parser.add_argument("--attached", action="store_true", help=ATTACHED)
     given = parser.parse_args(argv)
     launches = given.node is None and not (given.ray or given.make_keys)
-    # Members are forks of this process, which has imported what they need and begun nothing yet.
-    forks = launches and threading.active_count() == 1
+    # Members are forks of this process then, which has imported what they need.
+    forks = launches and fork_server.one_thread()
     with fork_server.forked() if forks else contextlib.nullcontext():
         return _run(given, prog)
 
