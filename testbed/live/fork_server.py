@@ -25,6 +25,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 STDERR = 2
+NAME = "python forks"
+"""Of a process that was forked to be the fork server, and is no member as its parent may be."""
 LARGEST = 2**16
 """Bytes of a request that are read at a time."""
 
@@ -48,6 +50,7 @@ class ForkServer:
                 if not self.pid:
                     self._line.close()
                     os.setsid()
+                    _call(NAME)
                     serve(theirs.detach())
                 self._wait = partial(os.waitpid, self.pid, 0)
             else:
@@ -238,6 +241,12 @@ def _end_with_parent() -> None:
     os._exit(3)
 
 
+def _call(name: str) -> None:
+    """Name this process."""
+    with contextlib.suppress(OSError):  # only Linux has it
+        Path("/proc/self/comm").write_text(name)
+
+
 # In the fork server ------------------------------------------------------------------------------
 
 
@@ -305,8 +314,7 @@ def _settle(wanted: dict, stdin: int, stderr: int) -> None:
         os.dup2(old, new)
     for file in (stdin, stderr, said):
         os.close(file)
-    with contextlib.suppress(OSError):  # only Linux has it
-        Path("/proc/self/comm").write_text(wanted["name"])
+    _call(wanted["name"])
     # Who has entered a user's namespace may not find the files of others any more.
     entries = [open(file) for file in wanted["namespaces"]]  # noqa: SIM115
     for entry in entries:

@@ -15,11 +15,16 @@ from slowlink.testbed.training.fetch import DataUnavailable, fetch
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _known(tmp_path_factory):
+@pytest.fixture(scope="session")
+def _facts(tmp_path_factory):
+    return tmp_path_factory.mktemp("facts") / "cache.sqlite"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known(_facts):
     """Processes need not each hash the files of a data set and look through it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("known") / "cache.sqlite"))
+        patch.setenv(VARIABLE, str(_facts))
         yield
 
 

@@ -27,11 +27,6 @@ RAY = (
 )
 
 
-ATTACHED = (
-    "as who launches starts it: FILE is checked already, and it ends when standard input does"
-)
-
-
 def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACKAGE}") -> int:
     """Run the command; its exit status."""
     first, _, rest = __doc__.replace("``", "").partition("\n\n")
@@ -47,7 +42,7 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
     parser.add_argument("--ray", metavar="ADDRESS", help=RAY)
     parser.add_argument("--record", metavar="PATH", help="keep what the policy was told, as JSON")
     parser.add_argument("--make-keys", action="store_true", help="only fill the folder `keys`")
-    parser.add_argument("--attached", action="store_true", help=ATTACHED)
+    parser.add_argument("--attached", action="store_true", help="end when standard input does")
     given = parser.parse_args(argv)
     launches = given.node is None and not (given.ray or given.make_keys)
     # Members are forks of this process then, which has imported what they need.
@@ -58,8 +53,8 @@ def main(argv: Sequence[str] | None = None, prog: str = f"python -m {launch.PACK
 
 def _run(given: argparse.Namespace, prog: str) -> int:
     try:
-        # Whoever holds the other end of standard input wrote the file of settings that it checked.
-        run = settings.read(given.file, checked=given.attached)
+        # Who starts a member so, with the other end of its standard input, has checked the file.
+        run = settings.read(given.file, checked=given.attached and given.node is not None)
         if given.make_keys:
             identity.make(run.keys or Path("keys"), run.members)
             return 0
