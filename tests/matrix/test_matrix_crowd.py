@@ -62,7 +62,9 @@ def test_a_real_run_is_watched(recipe, tmp_path, label):
     its = recipe.crowd.model_copy(update=dict(rounds=120))  # so few members are soon done
     load = crowd._run(its, system, 4, tmp_path)
     assert 0 < load.round_s < load.start_s and 0 < load.busy <= 1
-    assert 1e6 < load.member_bytes < load.centre_bytes < 1e9
+    # Which of the two is more hangs on how many processes share what was imported before the fork.
+    assert 1e6 < load.member_bytes < 1e9 and 1e6 < load.centre_bytes < 1e9
+    assert load.centre_cpu_s > 0
 
 
 @pytest.fixture
