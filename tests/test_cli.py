@@ -217,7 +217,7 @@ def test_what_is_measured_is_what_advice_reads(folder, capsys):
         *("--workers", "4", "--lan", "10M", "--only", "codec=power_sgd|identity,exchange=ring"),
     )
     first, *rest = advised.splitlines()
-    assert first.startswith(("ring ", "power_sgd "))  # the answer comes first
+    assert "is first: " in first  # the answer comes first, whoever it is on a busy machine
     assert any(one.startswith("my_own:build, 16 samples a round, 4 workers (mine)") for one in rest)
     assert "within" in advised and "worth it" in advised
 
