@@ -217,7 +217,8 @@ def test_what_is_measured_is_what_advice_reads(folder, capsys):
         *("--workers", "4", "--lan", "10M", "--only", "codec=power_sgd|identity,exchange=ring"),
     )
     first, *rest = advised.splitlines()
-    assert "is first: " in first  # the answer comes first, whoever it is on a busy machine
+    # The answer comes first; torch DDP is a ring, in buckets, which may win on a busy machine.
+    assert first.startswith(("ring", "power_sgd", "torch DDP")) and "is first: " in first
     assert any(one.startswith("my_own:build, 16 samples a round, 4 workers (mine)") for one in rest)
     assert "within" in advised and "worth it" in advised
 

@@ -1,11 +1,14 @@
 """Live runs of many members: what is counted while they run, and the record of it."""
 
+import contextlib
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import pytest
 
+from slowlink.testbed.live import fork_server
 from slowlink.testbed.results import coordinates, frame
 from slowlink.workflow import settings
 from slowlink.workflow.experiment import Bench
@@ -57,14 +60,16 @@ def test_a_run_that_is_over_too_soon_is_no_measurement(recipe, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["HiPS", "DDS federated"])
-def test_a_real_run_is_watched(recipe, tmp_path, label):
+def test_a_real_run_is_watched(recipe, tmp_path, label, monkeypatch):
+    # As the command records it: what an earlier test has had imported would be shared by all.
+    fresh = fork_server.ForkServer()
+    monkeypatch.setitem(fork_server._SHARED, os.getpid(), fresh)
     system = recipe.crowd.systems[label]
     its = recipe.crowd.model_copy(update=dict(rounds=120))  # so few members are soon done
-    load = crowd._run(its, system, 4, tmp_path)
+    with contextlib.closing(fresh):
+        load = crowd._run(its, system, 4, tmp_path)
     assert 0 < load.round_s < load.start_s and 0 < load.busy <= 1
-    # Which of the two is more hangs on how many processes share what was imported before the fork.
-    assert 1e6 < load.member_bytes < 1e9 and 1e6 < load.centre_bytes < 1e9
-    assert load.centre_cpu_s > 0
+    assert 1e6 < load.member_bytes < load.centre_bytes < 1e9 and load.centre_cpu_s > 0
 
 
 @pytest.fixture
