@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env ns3 lock reproduce front reproduce-ray record-links record-ray record-checked
-.PHONY: record-survival record-crowd
+.PHONY: record-survival record-crowd record-dds
 .PHONY: lint test test-fast docs clean
 
 help:  ## what can be made
@@ -58,6 +58,9 @@ record-checked: env  ## advice held against real steps, what is not recorded yet
 
 record-survival: env  ## live runs that are disturbed, what is not recorded yet (30 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.survival import record; record()'
+
+record-dds: env  ## DDS's live runs of its length, what is not recorded yet (65 min), kept in data/recorded
+	$(BIN)/python -c 'from slowlink.workflow.documents.dds.recorded import record; record()'
 
 record-crowd: env  ## live runs of up to 100 members, what is not recorded yet (10 min), kept in data/recorded
 	$(BIN)/python -c 'from slowlink.workflow.matrix.crowd import record; record()'

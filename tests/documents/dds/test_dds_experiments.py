@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +19,11 @@ from slowlink.testbed.live.one_process import simulated, trained
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import datasets, models, trainer
 from slowlink.testbed.training.datasets import Dataset
+from slowlink.testbed.training.recipe import Part
 from slowlink.workflow import documents
 from slowlink.workflow.documents.dds import data_parallel as ddp_experiments
 from slowlink.workflow.documents.dds import federated as federated_experiments
+from slowlink.workflow.documents.dds import recorded
 from slowlink.workflow.experiment import Bench
 from slowlink.workflow.scripts.experiment import rows
 from slowlink.workflow.settings import load
@@ -83,10 +87,12 @@ def value(table, metric, **fields):
 def test_data_parallel_runs_are_the_documents():
     recipe = load({"scale": "desk"}, names=False).recipes["dds"]
     bench, ddp = Bench("dds", "ddp", recipe, "desk"), recipe.ddp
-    runs = {label: ddp_experiments._recipe(bench, ddp, label, 1) for label in ddp.methods}
-    assert {run.rounds for run in runs.values()} == {2810} and ddp.judged_steps == 2700
-    seeds = {label: len(ddp.seeds_of(label)) for label in runs}
-    assert seeds == {label: 3 if label in ("baseline", "DGC") else 1 for label in runs}
+    whole = recipe.ddp_recorded.of(ddp)
+    assert whole.methods == ddp.methods
+    runs = {label: ddp_experiments._recipe(bench, whole, label, 1) for label in ddp.methods}
+    assert {run.rounds for run in runs.values()} == {2810}
+    assert recipe.ddp_recorded.judged_steps == 2700
+    assert load({"scale": "paper"}, names=False).recipes["dds"].ddp.steps == 2810
     # What is repeated of DGC goes past an epoch, at whose end its ratio changes.
     checked = {label: ddp.checked(label) for label in runs}
     assert checked["DGC"] == checked["DGC momentum"] == 301 and checked["fp32"] == 20
@@ -189,15 +195,11 @@ def test_live_runs_of_the_modes(recipe, as_live):
         takes = TRAINS[label]
         assert timed["round_time"].to_dict() == {1: 3.0 + takes, 2: 6.0 + takes}
         assert timed["train_time"].to_dict() == {1: takes - 0.5, 2: takes - 0.5}
-        assert timed["round_time_alike"].to_dict() == {1: 3.0 + 2.5, 2: 6.0 + 2.5}
-        assert value(live, "round_time_sd", mode=label) == pytest.approx(3 / math.sqrt(2))
         curve = live[(live["mode"] == label) & (live["metric"] == "test_accuracy")]
         ends = [3.0 + takes, 9.0 + 2 * takes]
         assert curve["round"].tolist() == [1, 2] and curve["time_s"].tolist() == ends
         assert value(table, "live_difference", mode=label, experiment="federated_seeds") == 0
-        # Smoke's rounds are fewer than those of the seeds that are recorded.
-        ends = {value(live, f"{end}_accuracy", mode=label) for end in ("judged", "final")}
-        assert len(ends) == 1
+        assert value(live, "final_accuracy", mode=label) > 0
     of = {(one.levels[0].up.name, one.sends) for one in as_live[:-1]}
     dense = {(codec, "weights") for codec in ("identity", "int8_blocks")}
     assert of == dense | {(codec, "weights_first") for codec in ("sparse_fp32", "sparse_int8")}
@@ -214,6 +216,42 @@ def test_live_runs_of_the_modes(recipe, as_live):
     counted = live[live["metric"].isin(sizes)].groupby("metric")["evidence"]
     computed = dict.fromkeys(sizes[1:], ["computed"])
     assert counted.unique().map(list).to_dict() == computed | {"uplink_bytes": ["measured"]}
+
+
+@pytest.mark.slow
+def test_live_runs_are_recorded_once(recipe, as_live, monkeypatch, tmp_path):
+    """Seeds one by one, whoever is first going round; a cut leaves what was there; read back, a
+    round has all modes' mean time for training (2.5 s) in the place of its own."""
+    monkeypatch.chdir(tmp_path)
+    dense, sparse = "fp32_dense", "int8_sparse"
+    chosen = recipe.federated_recorded.model_copy(
+        update=dict(modes=[dense, sparse], seeds=[4, 7], rounds=2, subset=16)
+    )
+    small = recipe.federated.model_copy(update=dict(model=Part(**MODEL)))
+    bench = Bench("dds", "federated_recorded", recipe, "smoke", lambda message: None)
+    read = partial(federated_experiments.federated_recorded, bench, small, chosen)
+    assert {(row.status, row.reason) for row in read()} == {("failed", recorded.LACKS)}
+    record = partial(federated_experiments.record, bench, small)
+    record(chosen.model_copy(update=dict(seeds=[4])))
+    record(chosen)
+    record(chosen)
+    order = [(one.seed, one.system) for one in as_live]
+    assert order == [(4, dense), (4, sparse), (7, sparse), (7, dense)]
+    table = results.coordinates(results.frame(list(read())))
+    assert set(table["evidence"]) == {"recorded"} and set(table["status"]) == {"ok"}
+    for label, seed in product((dense, sparse), (4, 7)):
+        of = partial(value, table, mode=label, seed=seed)
+        assert [of("communication_time", client=client) for client in (0, 1)] == [1.5, 2.5]
+        assert of("round_time") == 4.5 + TRAINS[label] and of("round_time_alike") == 4.5 + 2.5
+        assert of("round_time_sd") == pytest.approx(3 / math.sqrt(2), rel=1e-4)
+        assert of("train_time") == TRAINS[label] - 0.5
+        assert 0 < of("final_accuracy") < 100
+        ends = {1: 3.0 + TRAINS[label], 2: 9.0 + 2 * TRAINS[label]}
+        assert all(of("test_accuracy", round=n, time_s=end) > 0 for n, end in ends.items())
+    # Other settings are no part of the record.
+    other = chosen.model_copy(update=dict(subset=32))
+    again = federated_experiments.federated_recorded(bench, small, other)
+    assert {row.status for row in again} == {"failed"}
 
 
 def test_a_live_run_is_the_engines_with_fresh_identities(recipe, monkeypatch):
@@ -284,27 +322,22 @@ def test_a_live_run_that_differs_from_one_process_fails(recipe, as_live, monkeyp
         run(recipe, "federated")
 
 
-def test_the_documents_accuracy_is_judged_by_seeds_that_train_as_the_live_run(recipe):
-    """The recorded runs train as the live run does at desk and paper scale, not at smoke's."""
+def test_recorded_seeds_train_as_the_recorded_runs_on_real_processes(recipe):
     desk = load({"scale": "desk"}, names=False).recipes["dds"]
     bench = Bench("dds", "federated_seeds", desk, "desk")
     sections = dict(federated=desk.federated, federated_seeds=desk.federated_seeds)
     runs = list(documents.load("dds").experiments["federated_seeds"].runs(bench, sections).values())
     assert len(runs) == len(desk.federated_seeds.modes) * len(desk.federated_seeds.seeds)
-    live = federated_experiments._recipe(bench, desk.federated, "fp32_dense", 1, test_limit=None)
-    assert runs[0] == live
+    live = federated_experiments._recorded(bench, desk.federated, desk.federated_recorded)
+    assert runs[0] == live[1]["fp32_dense"].model_copy(update=dict(test_limit=None))
     rows = [
         Row(**run.told, case=run.system, metric="test_accuracy", value=90.0 + number, unit="%",
             round=number * run.evaluate_every, evidence="recorded")
         for run in runs for number in range(11)
     ]  # fmt: skip
-    for told, judged in ((desk, desk.federated.live), (recipe, [])):
-        made = list(federated_experiments._summary(results.frame(rows), told))
-        ends = [row for row in made if row.metric == "final_accuracy"]
-        assert len(ends) == len(runs) and {row.value for row in ends} == {100.0}
-        counted = {row.at["mode"] for row in made if row.metric == "judged_accuracy"}
-        assert counted == set(judged)
-        assert {row.experiment for row in made} <= {"federated", "federated_seeds"}
+    made = list(federated_experiments._summary(results.frame(rows), desk))
+    ends = [row for row in made if row.metric == "final_accuracy"]
+    assert len(ends) == len(made) == len(runs) and {row.value for row in ends} == {100.0}
 
 
 @pytest.mark.slow
@@ -353,14 +386,14 @@ def test_data_parallel_methods(recipe, images, monkeypatch):
 
     monkeypatch.setattr(ddp_experiments.over_dds, "measure_all", measure_all)
     small = dict(batch=4, images=16, epochs=2, evaluate_every=2, checked_steps=2)
-    small |= dict(judged_steps=6, seeds=[2, 3], repeated=["DGC"])
+    small |= dict(seed=2)
     dgc = {"name": "dgc", "ratio": 0.1, "warmup": 1, "lower_bound": 0}
     methods = dict(baseline={"codec": {"name": "int8_blocks"}}, DGC={"codec": dgc, "heads": 5})
     small |= dict(methods=methods | {"alone": {"codec": {"name": "identity"}, "alone": True}})
     table = run(recipe, "ddp", ddp=small)
     # No run that counts is the first on its processes. What is checked of DGC is an epoch more.
-    assert [one.steps for one in asked] == [2, 8, 6, 8, 8, 2, 8]
-    assert [one.recipe.seed for one in asked] == [2, 2, 2, 2, 3, 2, 2]
+    assert [one.steps for one in asked] == [2, 8, 6, 8, 2, 8]
+    assert {one.recipe.seed for one in asked} == {2}
     assert all(one.ordered for one in asked)
     assert len(set(found)) == 2
     main = table[table["experiment"] == "ddp"]
@@ -372,13 +405,58 @@ def test_data_parallel_methods(recipe, images, monkeypatch):
     assert value(main, "bytes_counted_as_printed", method="DGC") == 3 * (65 + 5)
     assert value(main, "bytes_per_step", method="alone") == 0
     assert value(main, "received_bytes", method="DGC") == 65 + 1
-    for seed in (2, 3):
-        assert value(main, "max_wait", method="DGC", seed=seed) == 7
-        assert value(main, "mean_wait", method="DGC", seed=seed) == 3.5
-        assert value(main, "final_accuracy", method="DGC", seed=seed) == 90
-        assert value(main, "judged_accuracy", method="DGC", seed=seed) == 85
+    assert value(main, "max_wait", method="DGC") == 7
+    assert value(main, "mean_wait", method="DGC") == 3.5
+    assert value(main, "final_accuracy", method="DGC") == 90
     for label in methods:
         assert value(main, "live_difference", method=label) == 0
+
+
+def test_data_parallel_runs_are_recorded_once(recipe, images, monkeypatch, tmp_path):
+    asked = []
+
+    def measure_all(runs, dataset, keys):
+        asked.extend((one.recipe.seed, one.recipe.system) for one in runs if one.evaluate)
+        return [known_run(one, dataset) for one in runs]
+
+    monkeypatch.setattr(ddp_experiments.over_dds, "measure_all", measure_all)
+    monkeypatch.chdir(tmp_path)
+    methods = ["baseline", "fp32", "centralised"]
+    chosen = ddp_experiments.DataParallelRecorded(
+        methods=methods, seeds=[2, 3], batch=4, images=16, epochs=2, evaluate_every=2,
+        judged_steps=6, test_limit=None,
+    )  # fmt: skip
+    ddp = recipe.ddp.model_copy(update=dict(model=Part(**MODEL)))
+    bench = Bench("dds", "ddp_recorded", recipe, "smoke", lambda message: None)
+    read = partial(ddp_experiments.ddp_recorded, bench, ddp, chosen)
+    assert {(row.status, row.reason) for row in read()} == {("failed", recorded.LACKS)}
+    for seeds in ([2], [2, 3], [2, 3]):
+        ddp_experiments.record(bench, ddp, chosen.model_copy(update=dict(seeds=seeds)))
+    first, second = [(2, one) for one in methods], [(3, one) for one in methods]
+    assert asked == [*first, second[1], second[0], second[2]]
+    table = results.coordinates(results.frame(list(read())))
+    assert set(table["evidence"]) == {"recorded"} and set(table["status"]) == {"ok"}
+    for label, seed in product(methods, (2, 3)):
+        of = partial(value, table, method=label, seed=seed)
+        assert (of("max_wait"), of("mean_wait")) == (7, 3.5)
+        assert (of("judged_accuracy"), of("final_accuracy")) == (85, 90)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
+def test_the_record_stands_for_every_scale(scale):
+    recipe = load({"scale": scale}, names=False).recipes["dds"]
+    for name in ("ddp_recorded", "federated_recorded"):
+        one = documents.load("dds").experiments[name]
+        read = list(
+            one(Bench("dds", name, recipe, scale), *(getattr(recipe, k) for k in one.sections))
+        )
+        assert {(row.status, row.evidence, row.scale) for row in read} == {
+            ("ok", "recorded", scale)
+        }
+        chosen = getattr(recipe, name)
+        ran = {(row.case, row.seed) for row in read if row.metric == "final_accuracy"}
+        labels = chosen.methods if name == "ddp_recorded" else chosen.modes
+        assert ran == set(product(labels, chosen.seeds)) and len(chosen.seeds) >= 5
 
 
 def known_run(live, dataset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -16,10 +16,12 @@ from pydantic import (
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Codec, Dataset, Level, Link, Model, Part, Recipe
-from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, need
+from slowlink.workflow.documents.dds import recorded
+from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum
 from slowlink.workflow.experiment import PLANNING, Section, Seeds, distinct, experiment
 
 if not PLANNING:
+    import math
     import tempfile
     from concurrent.futures import ThreadPoolExecutor
     from functools import partial
@@ -35,10 +37,9 @@ if not PLANNING:
     from slowlink.testbed.live.one_process import same, simulated
     from slowlink.testbed.training import datasets
 
-BASELINE = "baseline"
-"""The method that the others are held against."""
 WARM = 100
 """Steps after which every kernel has been compiled and every buffer has its size."""
+RECORD = recorded.FOLDER.format("ddp_recorded")
 
 
 # Training -----------------------------------------------------------------------------------------
@@ -57,11 +58,8 @@ class Method(Section):
 
 class DataParallel(Section):
     """``images``, the first of the data set, split over ``workers``; ``steps`` of an epoch are as
-    many as one worker alone would take.
-
-    ``repeated``: methods that run with every one of ``seeds``; others have the first alone.
-    ``judged_steps``: after how many the document gives its accuracy. ``checked_steps`` of each
-    method are repeated in one process, and an epoch more where a codec warms up by epochs.
+    many as one worker alone would take. ``checked_steps`` of each method are repeated in one
+    process, and an epoch more where a codec warms up by epochs.
     """
 
     dataset: Dataset
@@ -75,9 +73,7 @@ class DataParallel(Section):
     momentum: Momentum
     test_limit: PositiveInt | None
     methods: dict[str, Method]
-    seeds: Seeds
-    repeated: list[str]
-    judged_steps: PositiveInt
+    seed: int
     checked_steps: PositiveInt
 
     @property
@@ -95,20 +91,43 @@ class DataParallel(Section):
         """How many steps of a method are repeated."""
         return self.checked_steps + bool(self.warmup_steps(label)) * self.steps_per_epoch
 
-    def seeds_of(self, label: str) -> list[int]:
-        """The seeds of a method's runs."""
-        return self.seeds if label in self.repeated else self.seeds[:1]
+    @property
+    def alone(self) -> list[str]:
+        """Methods of one process."""
+        return [label for label, method in self.methods.items() if method.alone]
 
     @model_validator(mode="after")
     def _fits(self) -> DataParallel:
-        need("methods", [BASELINE], self.methods)
-        need("repeated", self.repeated, self.methods)
         if max(self.checked(label) for label in self.methods) > self.steps:
             raise ValueError(f"checked_steps: there are {self.steps} steps")
-        tested = self.judged_steps % self.evaluate_every == 0 or self.judged_steps == self.steps
-        if self.judged_steps > self.steps or not tested:
-            every = f"every {self.evaluate_every}th is tested, and the last"
-            raise ValueError(f"judged_steps: of {self.steps} steps, {every}")
+        return self
+
+
+class DataParallelRecorded(Section):
+    """``methods`` of ``ddp`` with every one of ``seeds``, at the document's length at every scale.
+    ``judged_steps``: after how many it gives its accuracy."""
+
+    methods: list[str]
+    seeds: Seeds
+    batch: PositiveInt
+    images: PositiveInt
+    epochs: PositiveInt
+    evaluate_every: PositiveInt
+    judged_steps: PositiveInt
+    test_limit: PositiveInt | None
+
+    def of(self, ddp: DataParallel) -> DataParallel:
+        """``ddp`` at this length, of these methods."""
+        own = {name: value for name, value in self if name in DataParallel.model_fields}
+        methods = {label: ddp.methods[label] for label in self.methods}
+        return ddp.model_copy(update=own | dict(methods=methods))
+
+    @model_validator(mode="after")
+    def _fits(self) -> DataParallelRecorded:
+        steps = self.epochs * (self.images // self.batch)
+        if self.judged_steps > steps or self.judged_steps % self.evaluate_every:
+            every = f"every {self.evaluate_every}th is tested"
+            raise ValueError(f"judged_steps: of {steps} steps, {every}")
         return self
 
 
@@ -146,61 +165,80 @@ def _recipe(bench: Bench, ddp: DataParallel, label: str, seed: int) -> Recipe:
 def ddp(bench: Bench, ddp: DataParallel) -> Iterator[Row]:
     """Every method on real processes with fresh identities; before it its first steps alone,
     beside one process, so that no run pays for the start of its processes."""
-    dataset = datasets.load_dataset(ddp.dataset, limit=ddp.images, test_limit=ddp.test_limit)
-    alone = [label for label, method in ddp.methods.items() if method.alone]
+    dataset = _dataset(ddp)
     with ThreadPoolExecutor(1) as pool:
-        together = partial(_ddp_live, bench, ddp, dataset)
-        several = together([label for label in ddp.methods if label not in alone])
+        together = partial(_live, bench, ddp, dataset, seed=ddp.seed)
+        several = together([label for label in ddp.methods if label not in ddp.alone])
         # One process, of whose times nobody asks, beside the steps that are repeated here.
-        single = pool.submit(together, alone) if alone else None
-        yield from _ddp_rows(bench, ddp, dataset, several)
-        yield from _ddp_rows(bench, ddp, dataset, single.result() if single else {})
+        single = pool.submit(together, ddp.alone)
+        yield from _rows(bench, ddp, dataset, several)
+        yield from _rows(bench, ddp, dataset, single.result())
 
 
-def _ddp_live(
-    bench: Bench, ddp: DataParallel, dataset: datasets.Dataset, labels: Sequence[str]
-) -> dict[str, tuple[data_parallel.Run, list[data_parallel.Run]]]:
-    """The first steps of every method with the first seed, and all of them with each of its own."""
-    bench.say(f"ddp: {', '.join(labels)}")
+def _dataset(ddp: DataParallel) -> datasets.Dataset:
+    return datasets.load_dataset(ddp.dataset, limit=ddp.images, test_limit=ddp.test_limit)
 
-    def one(label: str, seed: int, steps: int, evaluate: bool) -> data_parallel.LiveRun:
-        recipe = _recipe(bench, ddp, label, seed)
-        return data_parallel.LiveRun(recipe, steps, ordered=True, evaluate=evaluate)
 
+def _live(
+    bench: Bench, ddp: DataParallel, dataset: datasets.Dataset, labels: Sequence[str], seed: int
+) -> dict[str, tuple[data_parallel.Run, data_parallel.Run]]:
+    """The first steps of every method, and all of them."""
+    if not labels:
+        return {}
+    bench.say(f"ddp: {', '.join(labels)}, seed {seed}")
     runs: list[data_parallel.LiveRun] = []
     for label in labels:
-        runs.append(one(label, ddp.seeds[0], ddp.checked(label), False))
-        runs += [one(label, seed, ddp.steps, True) for seed in ddp.seeds_of(label)]
+        one = partial(data_parallel.LiveRun, _recipe(bench, ddp, label, seed), ordered=True)
+        runs += [one(steps=ddp.checked(label)), one(steps=ddp.steps, evaluate=True)]
     with tempfile.TemporaryDirectory() as keys:
         identity.make(Path(keys), [RANK.format(rank) for rank in range(ddp.workers)])
         done = iter(over_dds.measure_all(runs, dataset=dataset, keys=keys))
-    return {label: (next(done), [next(done) for _ in ddp.seeds_of(label)]) for label in labels}
+    return dict(zip(labels, zip(done, done, strict=True), strict=True))
 
 
-def _ddp_rows(
+def _row(bench: Bench, recipe: Recipe, evidence: str) -> Callable[..., Row]:
+    """Rows of a run."""
+    told = dict(case=recipe.system, fusion="", device="", evidence=evidence)
+    return partial(bench.row, **recipe.told | told)
+
+
+def _rows(
     bench: Bench,
     ddp: DataParallel,
     dataset: datasets.Dataset,
-    done: dict[str, tuple[data_parallel.Run, list[data_parallel.Run]]],
+    done: dict[str, tuple[data_parallel.Run, data_parallel.Run]],
 ) -> Iterator[Row]:
     for label, (short, whole) in done.items():
-        for seed, live in zip(ddp.seeds_of(label), whole, strict=True):
-            told = _recipe(bench, ddp, label, seed).told
-            row = partial(
-                bench.row, **told | dict(case=label, fusion="", device="", evidence="measured")
-            )
-            for step, seconds, accuracy in live.tests:
-                yield row("test_accuracy", accuracy, "%", round=step, time_s=seconds)
-                if step == ddp.judged_steps:
-                    yield row("judged_accuracy", accuracy, "%", round=step)
-            yield row("final_accuracy", live.tests[-1][2], "%")
-            yield from _times(row, live)
-            if live is whole[0]:
-                yield from _bytes(row, live, ddp.warmup_steps(label), ddp.methods[label].heads)
-                steps, run = ddp.checked(label), _recipe(bench, ddp, label, seed)
-                repeated = simulated(run, short.groups, steps, dataset)
-                apart = same(short.parameters.values(), repeated, label)
-                yield row("live_difference", apart, "1", round=steps)
+        recipe = _recipe(bench, ddp, label, ddp.seed)
+        row = _row(bench, recipe, "measured")
+        yield from _ran(row, _told(whole))
+        yield from _bytes(row, whole, ddp.warmup_steps(label), ddp.methods[label].heads)
+        steps = ddp.checked(label)
+        repeated = simulated(recipe, short.groups, steps, dataset)
+        apart = same(short.parameters.values(), repeated, label)
+        yield row("live_difference", apart, "1", round=steps)
+
+
+def _told(live: data_parallel.Run) -> dict[str, Any]:
+    """Of each test of a run the step, seconds until then and the accuracy (%); and seconds by
+    metric, over all steps and ranks."""
+    steps = live.wait_s.shape[1]
+    seconds = {}
+    for start, since in {"": 0, "warm_": min(WARM, steps - 1)}.items():
+        seconds[f"{start}max_wait"] = float(live.wait_s[:, since:].max())
+        seconds[f"{start}mean_wait"] = float(live.wait_s[:, since:].mean())
+    for metric in ("step", "compute", "compress"):
+        seconds[f"{metric}_time"] = float(getattr(live, f"{metric}_s").mean())
+    return dict(tests=live.tests, seconds=seconds)
+
+
+def _ran(row: Callable[..., Row], told: dict[str, Any]) -> Iterator[Row]:
+    """How a run learned, and how long it took."""
+    for step, seconds, accuracy in told["tests"]:
+        yield row("test_accuracy", accuracy, "%", round=step, time_s=seconds)
+    yield row("final_accuracy", told["tests"][-1][2], "%")
+    for metric, seconds in told["seconds"].items():
+        yield row(metric, seconds, "s")
 
 
 def _bytes(
@@ -225,14 +263,40 @@ def _bytes(
         yield row(f"received_bytes{end}", received[:, since:].mean(), "B", seed=-1)
 
 
-def _times(row: Callable[..., Row], live: data_parallel.Run) -> Iterator[Row]:
-    """How long a run took, over all steps and ranks."""
-    steps = live.wait_s.shape[1]
-    for start, since in {"": 0, "warm_": min(WARM, steps - 1)}.items():
-        yield row(f"{start}max_wait", live.wait_s[:, since:].max(), "s")
-        yield row(f"{start}mean_wait", live.wait_s[:, since:].mean(), "s")
-    for metric in ("step", "compute", "compress"):
-        yield row(f"{metric}_time", getattr(live, f"{metric}_s").mean(), "s")
+# The record ---------------------------------------------------------------------------------------
+
+
+@experiment(files=(f"{RECORD}/*.json",), minutes=2)
+def ddp_recorded(
+    bench: Bench, ddp: DataParallel, ddp_recorded: DataParallelRecorded
+) -> Iterator[Row]:
+    """Every method with every seed, as they were recorded."""
+    whole = ddp_recorded.of(ddp)
+    for label in whole.methods:
+        for seed in ddp_recorded.seeds:
+            recipe = _recipe(bench, whole, label, seed)
+            row = _row(bench, recipe, "recorded")
+            told = recorded.run_of(recipe)
+            if told is None:
+                failed = dict(status="failed", reason=recorded.LACKS)
+                yield row("judged_accuracy", math.nan, "%", **failed)
+                continue
+            yield from _ran(row, told)
+            accuracies = {step: accuracy for step, _, accuracy in told["tests"]}
+            yield row("judged_accuracy", accuracies[ddp_recorded.judged_steps], "%")
+
+
+def record(bench: Bench, ddp: DataParallel, ddp_recorded: DataParallelRecorded) -> None:
+    """Run and keep what is not recorded yet, all methods of a seed on the same processes."""
+    whole = ddp_recorded.of(ddp)
+    dataset = _dataset(whole)
+    for number, seed in enumerate(ddp_recorded.seeds):
+        recipes = {label: _recipe(bench, whole, label, seed) for label in whole.methods}
+        todo = [label for label, one in recipes.items() if recorded.run_of(one) is None]
+        several = recorded.turned([one for one in todo if one not in whole.alone], number)
+        for labels in several, [one for one in todo if one in whole.alone]:
+            for label, (_, live) in _live(bench, whole, dataset, labels, seed).items():
+                recorded.add(recipes[label], _told(live))
 
 
 # The transport -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from slowlink.testbed.training.recipe import (
     Recipe,
     Spoiled,
 )
+from slowlink.workflow.documents.dds import recorded
 from slowlink.workflow.documents.dds.settings import MIB, Bench, Momentum, need
 from slowlink.workflow.experiment import PLANNING, Section, Seeds, experiment, training
 
@@ -57,6 +58,7 @@ HEAD = 200
 """Bytes of a message beside its payload: what it is, as JSON, to a few."""
 NOBODY = "none"
 """The attack of nobody."""
+RECORD = recorded.FOLDER.format("federated_recorded")
 
 # What is trained ----------------------------------------------------------------------------------
 
@@ -117,10 +119,11 @@ class FederatedSeeds(Section):
     rounds: PositiveInt
     subset: PositiveInt
 
-    def repeats(self, live: Federated, label: str) -> bool:
-        """Whether the live run of a mode is repeated as it is, with other seeds."""
-        alike = (live.rounds, live.subset, live.test_limit) == (self.rounds, self.subset, None)
-        return alike and label in live.live and label in self.modes
+
+class FederatedRecorded(FederatedSeeds):
+    """The same on real processes, one run at a time."""
+
+    round_test_limit: PositiveInt
 
 
 class Split(Part):
@@ -137,6 +140,7 @@ class NonIid(Section):
     modes: list[str]
     splits: dict[str, Split]
     seeds: Seeds
+    rounds: PositiveInt
     model: Model | None
     test_limit: PositiveInt | None
 
@@ -344,14 +348,12 @@ class Live:
 
 
 @experiment(alone=True, memory_mb=6000, makes=("federated_seeds",))
-def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeeds) -> Iterator[Row]:
+def federated(bench: Bench, federated: Federated) -> Iterator[Row]:
     """Modes on real processes; and a few short rounds of each, of variants, and of error feedback,
     beside the same in one process.
 
     A run has one seed and measures each of its rounds: what was timed has a row a round, whose
-    number stands in the place of the seed. Modes run one after the other, in minutes in which the
-    machine may become slower, and train alike: a round's ``round_time_alike`` has all modes' mean
-    time of training in the place of its own.
+    number stands in the place of the seed.
     """
     of_seed = partial(_recipe, bench, federated, seed=federated.seed)
     limited = dict(test_limit=federated.round_test_limit)
@@ -377,8 +379,6 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
         checked = (whole if alike else {}) | short
         repeated = {label: trained(recipe) for label, recipe in checked.items()}
         done, again = beside.result()
-    slowest = {label: list(map(max, zip(*its.train_s, strict=True))) for label, its in done.items()}
-    training_s = mean(one for each in slowest.values() for one in each)
     for label, its in done.items():
         recipe = whole[label]
         row = _row(bench, recipe, evidence="measured")
@@ -389,16 +389,10 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
                 yield own("communication_time", one, "s", seed=number)
         for number, one in enumerate(its.round_s, start=1):
             yield row("round_time", one, "s", seed=number)
-        for number, (one, own) in enumerate(zip(its.round_s, slowest[label], strict=True), start=1):
-            yield row("round_time_alike", one - own + training_s, "s", seed=number)
         for number, one in enumerate(zip(*its.train_s, strict=True), start=1):
             yield row("train_time", mean(one), "s", seed=number)
-        yield row("round_time_sd", stdev(its.round_s), "s", seed=-1)
-        tested = recipe.model_copy(update=dict(test_limit=federated.test_limit))
-        final = evaluated(tested, its.weights)
+        final = _tested(recipe, its, federated.test_limit)
         yield from _ends(row, _curve(its.rows), list(accumulate(its.round_s)), final)
-        if not federated_seeds.repeats(federated, label):
-            yield row("judged_accuracy", final, "%")
     for label, its in again.items():
         row = _row(bench, checked[label], evidence="measured")
         if label in federated.variants:
@@ -406,6 +400,11 @@ def federated(bench: Bench, federated: Federated, federated_seeds: FederatedSeed
         apart = same(its.weights, repeated[label], label)
         fields = dict(experiment="federated_seeds", round=federated.checked_rounds)
         yield row("live_difference", apart, "1", **fields)
+
+
+def _tested(recipe: Recipe, live: Live, limit: int | None) -> float:
+    """Accuracy (%) of a run's model on so many images."""
+    return evaluated(recipe.model_copy(update=dict(test_limit=limit)), live.weights)
 
 
 def _feeds_back(mode: Mode) -> bool:
@@ -444,23 +443,80 @@ def _live(bench: Bench, timeout_s: float, recipe: Recipe) -> Live:
     )
 
 
+# The record of real processes ---------------------------------------------------------------------
+
+
+def _recorded(
+    bench: Bench, federated: Federated, chosen: FederatedRecorded
+) -> dict[int, dict[str, Recipe]]:
+    """By seed, the run of each mode."""
+    length = dict(rounds=chosen.rounds, subset=chosen.subset, test_limit=chosen.round_test_limit)
+    one = partial(_recipe, bench, federated, **length)
+    return {seed: {label: one(label, seed) for label in chosen.modes} for seed in chosen.seeds}
+
+
+@experiment(files=(f"{RECORD}/*.json",), minutes=2)
+def federated_recorded(
+    bench: Bench, federated: Federated, federated_recorded: FederatedRecorded
+) -> Iterator[Row]:
+    """Runs as they were recorded, whose times are means over their rounds.
+
+    Modes of a seed ran one after the other, in minutes in which the machine may become slower, and
+    train alike: ``round_time_alike`` has the mean time of training of all these runs in the place
+    of a run's own.
+    """
+    for recipes in _recorded(bench, federated, federated_recorded).values():
+        told = {label: recorded.run_of(recipe) for label, recipe in recipes.items()}
+        there = {label: run for label, run in told.items() if run}
+        slowest = {
+            label: mean(map(max, zip(*run["train_s"], strict=True))) for label, run in there.items()
+        }
+        for label, recipe in recipes.items():
+            row = _row(bench, recipe, evidence="recorded")
+            if (run := there.get(label)) is None:
+                failed = dict(status="failed", reason=recorded.LACKS)
+                yield row("round_time", math.nan, "s", **failed)
+                continue
+            for client, seconds in enumerate(run["upload_s"]):
+                at = recipe.at | dict(client=client)
+                own = _row(bench, recipe, evidence="recorded", at=at)
+                yield own("communication_time", mean(seconds), "s")
+            round_s = mean(run["round_s"])
+            yield row("round_time", round_s, "s")
+            alike = round_s - slowest[label] + mean(slowest.values())
+            yield row("round_time_alike", alike, "s")
+            yield row("round_time_sd", stdev(run["round_s"]), "s")
+            yield row("train_time", mean(map(mean, run["train_s"])), "s")
+            yield from _ends(row, run["accuracies"], list(accumulate(run["round_s"])), run["final"])
+
+
+def record(bench: Bench, federated: Federated, federated_recorded: FederatedRecorded) -> None:
+    """Run and keep what is not recorded yet, one run at a time, all modes with a seed before the
+    next."""
+    torch.set_num_threads(bench.settings.threads)
+    runs = _recorded(bench, federated, federated_recorded)
+    for number, recipes in enumerate(runs.values()):
+        for label in recorded.turned(list(recipes), number):
+            recipe = recipes[label]
+            if recorded.run_of(recipe) is None:
+                live = _live(bench, federated.timeout_s, recipe)
+                told = dict(round_s=live.round_s, train_s=live.train_s, upload_s=live.upload_s)
+                told |= dict(accuracies=_curve(live.rows), final=_tested(recipe, live, None))
+                recorded.add(recipe, told)
+
+
 # In one process -----------------------------------------------------------------------------------
 
 
 def _summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
-    """How every run ended; what trains as the live runs is what these are judged by."""
-    federated, seeds = recipe.federated, recipe.federated_seeds
+    """How every run ended."""
     by_run = curves[curves["metric"] == "test_accuracy"].groupby(["case", "seed"], sort=False)
     for _, run in by_run:
         last = row_of(run.iloc[-1].to_dict())
-        made = last.model_copy(update=dict(metric="final_accuracy", round=-1, time_s=math.nan))
-        yield made
-        if made.status == "ok" and seeds.repeats(federated, made.at["mode"]):
-            judged = dict(experiment="federated", metric="judged_accuracy")
-            yield made.model_copy(update=judged)
+        yield last.model_copy(update=dict(metric="final_accuracy", round=-1, time_s=math.nan))
 
 
-@training(summarise=_summary, recorded=True, makes=("federated",))
+@training(summarise=_summary, recorded=True)
 def federated_seeds(
     bench: Bench, federated: Federated, federated_seeds: FederatedSeeds
 ) -> Iterator[Recipe]:
@@ -474,7 +530,8 @@ def federated_seeds(
 @experiment(minutes=30, parts=lambda recipe: map(str, recipe.non_iid.seeds))
 def non_iid(bench: Bench, part: str, federated: Federated, non_iid: NonIid) -> Iterator[Row]:
     """Modes in one process, on clients that have different labels."""
-    changed = dict(test_limit=non_iid.test_limit, model=non_iid.model or federated.model)
+    changed = dict(rounds=non_iid.rounds, test_limit=non_iid.test_limit)
+    changed |= dict(model=non_iid.model or federated.model)
     for label in non_iid.modes:
         for name, split in non_iid.splits.items():
             bench.say(f"non_iid: {label} {name} seed {part}")

@@ -22,7 +22,7 @@ from slowlink.reports.charts import (
     Style,
     table,
 )
-from slowlink.workflow.documents.dds import data_parallel, federated
+from slowlink.workflow.documents.dds import data_parallel, federated, recorded
 from slowlink.workflow.experiment import PLANNING
 
 if not PLANNING or TYPE_CHECKING:
@@ -89,8 +89,11 @@ _LIVE = (
 _LIVE_RUN = _LIVE + "One run a row. "
 _SEEDS = "each seed small, their mean large with its 95 % interval if there are three. "
 _DOTS = "A small dot is one run, a large one the mean with its 95 % interval if there are three. "
-_RANKS = _LIVE + _DOTS
-_ROUNDS = "A small dot is one round, a large one their mean with its 95 % interval. "
+_RECORDED = (
+    f"Recorded (“{recorded.COMMAND}”): real processes of one machine over Cyclone DDS, encrypted, "
+    "each member with an identity of its own; absolute times are that machine's. " + _DOTS
+)
+_HERE = "Triangles are the shorter run of this report. "
 
 
 def _rows(metric: str | list[str], experiment: str) -> Rows:
@@ -117,13 +120,13 @@ def _of_modes(column: str, **at: float) -> dict[str, dict[str, Any]]:
 
 def _live(experiment: str, metric: str, label: str, *also: Layer, **options: Any) -> Dots:
     """What was measured on real processes, by mode or method."""
-    by = "mode" if experiment == "federated" else "method"
+    by = "mode" if "federated" in experiment else "method"
     rows = _rows(metric, experiment)
     return Dots(rows=rows, y=by, colour=by, label=label, also=also, **options)
 
 
 def _learning(experiment: str, by: str, end: Rows, *also: Layer, **options: Any) -> list[Chart]:
-    """Accuracy of the runs on real processes as they go on, and over seeds at the ``end``."""
+    """Accuracy of recorded runs on real processes as they go on, and over seeds at the ``end``."""
     rows = Rows("test_accuracy", experiment=experiment)
     at_end = dict(y=by, colour=by, label="test accuracy", seeds=True, also=also)
     return [
@@ -164,7 +167,7 @@ def _estimate(values: pd.Series) -> Estimate:
 
 ddp_figure1 = Figure(
     title="Data parallel, Figure 1: bytes a step",
-    shows=_RANKS + "Counted as the document counts: what a worker sends, and what both deliver "
+    shows=_LIVE_RUN + "Counted as the document counts: what a worker sends, and what both deliver "
     "to it, its own included, all with the heads of its messages, which is computed. Squares: the "
     "payloads that it sends, once. After the warm-up. "
     "The baseline that is plotted sends eight bits a value, so fp32 stands beside it.",
@@ -185,18 +188,18 @@ ddp_figure1 = Figure(
 
 ddp_figure2 = Figure(
     title="Data parallel, Figure 2: accuracy",
-    shows=_RANKS
+    shows=_RECORDED
     + "MNIST; at the end, after 2,700 steps as there. Lines are means over runs. The two workers "
     "train on disjoint halves of 36,000 images; in the document's code both draw from all of them. "
     "DGC is the plotted one, whose memory has no momentum; DGC momentum corrects the momentum, as "
     "the text describes. Centralised is one process with the batches of both workers.",
     says=_RECOVERED + "Baseline 98.07 %, DGC 98.11 %, at step 2699 counted from 0.",
-    of=[data_parallel.ddp],
+    of=[data_parallel.ddp_recorded],
     style=STYLE,
     chart=_learning(
-        "ddp",
+        "ddp_recorded",
         "method",
-        Rows("judged_accuracy", experiment="ddp"),
+        Rows("judged_accuracy", experiment="ddp_recorded"),
         _of_figure(2),
         title="at the end",
     ),
@@ -204,28 +207,31 @@ ddp_figure2 = Figure(
 
 
 def _waits(metric: str, label: str, number: int) -> Dots:
-    later = Layer(_rows(f"warm_{metric}", "ddp"), "s", "ours without the first 100 steps")
-    printed = _of_figure(number)
-    return _live("ddp", metric, label, later, printed, unit="ms", log="x", seeds=True)
+    also = [
+        Layer(_rows(f"warm_{metric}", "ddp_recorded"), "s", "ours without the first 100 steps"),
+        Layer(_rows(metric, "ddp"), "^", "in this report's run"),
+        _of_figure(number),
+    ]
+    return _live("ddp_recorded", metric, label, *also, unit="ms", log="x", seeds=True)
 
 
 ddp_figure3 = Figure(
     title="Data parallel, Figure 3: the longest wait",
-    shows=_RANKS + "The longest wait for other workers' gradients in any step; squares without "
+    shows=_RECORDED + "The longest wait for other workers' gradients in any step; squares without "
     "the first 100 steps. Before each run its processes take some steps that do not count. The "
-    "longest wait is one event of a run, whose cause is not recorded.",
+    "longest wait is one event of a run, whose cause is not recorded. " + _HERE,
     says=_RECOVERED + "Baseline 3025 ms, DGC 414 ms, of 2,810 steps.",
-    of=[data_parallel.ddp],
+    of=[data_parallel.ddp_recorded, data_parallel.ddp],
     style=STYLE,
     chart=_waits("max_wait", "longest wait", 3),
 )
 
 ddp_figure4 = Figure(
     title="Data parallel, Figure 4: the mean wait",
-    shows=_RANKS + "Waiting for other workers' gradients, the mean over steps and workers; "
-    "squares without the first 100 steps.",
+    shows=_RECORDED + "Waiting for other workers' gradients, the mean over steps and workers; "
+    "squares without the first 100 steps. " + _HERE,
     says=_RECOVERED + "Baseline 25.5 ms, DGC 20.8 ms: the bandwidth is not used up.",
-    of=[data_parallel.ddp],
+    of=[data_parallel.ddp_recorded, data_parallel.ddp],
     style=STYLE,
     chart=_waits("mean_wait", "mean wait", 4),
 )
@@ -245,13 +251,15 @@ def _made_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 profile = Figure(
     title="What a data-parallel step is made of",
-    shows=_RANKS + "Left, means over steps and workers; waiting is only what is left after "
+    shows=_RECORDED + "Left, means over steps and workers; waiting is only what is left after "
     "computing. Right, mean and longest waits.",
-    of=[data_parallel.ddp],
+    of=[data_parallel.ddp_recorded],
     style=STYLE,
     chart=[
         Bars(
-            rows=Rows([*_DOING.values(), "other_time"], experiment="ddp", prepare=_made_of),
+            rows=Rows(
+                [*_DOING.values(), "other_time"], experiment="ddp_recorded", prepare=_made_of
+            ),
             y="method",
             colour="metric",
             stacked=True,
@@ -260,7 +268,7 @@ profile = Figure(
             unit="ms",
         ),
         Dots(
-            rows=_rows(["mean_wait", "max_wait", "warm_max_wait"], "ddp"),
+            rows=_rows(["mean_wait", "max_wait", "warm_max_wait"], "ddp_recorded"),
             y="method",
             colour="metric",
             dodge=False,
@@ -276,11 +284,12 @@ profile = Figure(
 
 @table(
     title="Data parallel in numbers",
-    shows=_LIVE + "Accuracies are after 2,700 steps. Apart: the largest difference of a parameter "
+    shows=_LIVE + "Accuracies, after 2,700 steps, and times are of recorded runs of ten epochs. "
+    "Apart: the largest difference of a parameter "
     "when the first steps are repeated in one process, past the first epoch where DGC warms up; "
     "anything but 0 stops the run. Columns "
     '"there" are recovered from the document\'s repository.',
-    of=[data_parallel.ddp],
+    of=[data_parallel.ddp_recorded, data_parallel.ddp],
 )
 def ddp_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """The data-parallel methods on real processes."""
@@ -288,15 +297,15 @@ def ddp_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         "one way, B": ("ddp", "bytes_per_step", 1),
         "received in frames, B": ("ddp", "received_bytes", 1),
         "counted as there, MiB": ("ddp", "bytes_counted_as_printed", MIB, "F01"),
-        "accuracy, %": ("ddp", "judged_accuracy", 1, "F02"),
+        "accuracy, %": ("ddp_recorded", "judged_accuracy", 1, "F02"),
         "apart from one process": ("ddp", "live_difference", 1),
-        "longest wait, ms": ("ddp", "max_wait", MS, "F03"),
-        "the same after 100 steps, ms": ("ddp", "warm_max_wait", MS),
-        "mean wait, ms": ("ddp", "mean_wait", MS, "F04"),
-        "mean after 100 steps, ms": ("ddp", "warm_mean_wait", MS),
-        "step, ms": ("ddp", "step_time", MS),
-        "computing, ms": ("ddp", "compute_time", MS),
-        "compressing, ms": ("ddp", "compress_time", MS),
+        "longest wait, ms": ("ddp_recorded", "max_wait", MS, "F03"),
+        "the same after 100 steps, ms": ("ddp_recorded", "warm_max_wait", MS),
+        "mean wait, ms": ("ddp_recorded", "mean_wait", MS, "F04"),
+        "mean after 100 steps, ms": ("ddp_recorded", "warm_mean_wait", MS),
+        "step, ms": ("ddp_recorded", "step_time", MS),
+        "computing, ms": ("ddp_recorded", "compute_time", MS),
+        "compressing, ms": ("ddp_recorded", "compress_time", MS),
     }
     return _numbers(rows, verdicts, "method", columns).rename_axis("method").reset_index()
 
@@ -399,16 +408,17 @@ def federated_bytes_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.Data
 
 fl_figure2 = Figure(
     title="Federated, Figure 2: communication time",
-    shows=_LIVE_RUN + _ROUNDS + "From a client's beginning to send its update until the server has "
-    "all of it, by one clock.",
+    shows=_RECORDED + "From a client's beginning to send its update until the server has "
+    "all of it, by one clock; the mean over ten rounds. " + _HERE,
     says=_RECOVERED + "Two machines, whose clocks its code subtracts; Client0 takes some 420 ms "
     "whatever it sends.",
-    of=[federated.federated],
+    of=[federated.federated_recorded, federated.federated],
     style=STYLE,
     chart=_live(
-        "federated",
+        "federated_recorded",
         "communication_time",
         "communication",
+        Layer(_rows("communication_time", "federated"), "^", "in this report's run"),
         _printed(_of_modes("c0", client=0.0) | _of_modes("c1", client=1.0)),
         panels="client",
         unit="ms",
@@ -419,18 +429,20 @@ fl_figure2 = Figure(
 
 fl_figure3 = Figure(
     title="Federated, Figure 3: round time",
-    shows=_LIVE_RUN + _ROUNDS + "From the command to train until the server has the next model; "
-    "squares are the training in it, which is the same work in all modes: verdicts compare rounds "
-    "with all modes' mean of it in the place of their own.",
+    shows=_RECORDED
+    + "From the command to train until the server has the next model, the mean over "
+    "ten rounds; squares are the training in it, which is the same work in all modes: verdicts "
+    "compare rounds with all modes' mean of it in the place of their own. " + _HERE,
     says=_RECOVERED + "10.5, 10.0, 9.4 and 9.6 s. By the logs rounds vary by 0.5 to 0.8 s "
     "(standard deviation), more than most of these differ.",
-    of=[federated.federated],
+    of=[federated.federated_recorded, federated.federated],
     style=STYLE,
     chart=_live(
-        "federated",
+        "federated_recorded",
         "round_time",
         "a round",
-        Layer(_rows("train_time", "federated"), "s", "of which a client trains"),
+        Layer(_rows("train_time", "federated_recorded"), "s", "of which a client trains"),
+        Layer(_rows("round_time", "federated"), "^", "in this report's run"),
         _printed(_of_modes("rt")),
         limits=(0, None),
         seeds=True,
@@ -439,24 +451,23 @@ fl_figure3 = Figure(
 
 fl_figure4 = Figure(
     title="Federated, Figure 4: accuracy",
-    shows="MNIST. Lines and squares are the run on real processes, lines tested on fewer images "
-    "at desk; dots are recorded runs of the "
-    "trainer, "
+    shows="MNIST. Lines and squares are recorded runs on real processes, lines the mean over five, "
+    "tested on 500 images; dots are recorded runs of the trainer, "
     + _SEEDS
     + "Its first rounds equal those of the real processes to the bit, with feedback and without, "
-    "which each run checks. When a round ends is up to the policy (fedavg). EF feeds back what was "
-    "not sent, which the document does not; from model is the same without it. Both send in round "
-    "1 what changed from the model, where the document's sparse modes send a tenth of the weights "
-    "themselves.",
+    "which each run of the report checks. When a round ends is up to the policy (fedavg). EF feeds "
+    "back what was not sent, which the document does not; from model is the same without it. Both "
+    "send in round 1 what changed from the model, where the document's sparse modes send a tenth "
+    "of the weights themselves.",
     says=_RECOVERED + "98.31, 98.21, 98.12 and 98.17 % after ten rounds. The log has the 98.12 % "
     "of fp32_sparse after nine, and 98.05 % after ten.",
-    of=[federated.federated_seeds, federated.federated],
+    of=[federated.federated_seeds, federated.federated_recorded],
     style=STYLE,
     chart=_learning(
-        "federated",
+        "federated_recorded",
         "mode",
         Rows("final_accuracy", experiment="federated_seeds"),
-        Layer(Rows("final_accuracy", experiment="federated"), "s", "on real processes"),
+        Layer(Rows("final_accuracy", experiment="federated_recorded"), "s", "on real processes"),
         _printed(_of_modes("acc")),
         title=lambda rows: f"at the end; seeds: {', '.join(sorted(set(rows['model'])))}",
         name="seeds, recorded",
@@ -466,12 +477,13 @@ fl_figure4 = Figure(
 
 @table(
     title="Federated in numbers",
-    shows=_LIVE_RUN
-    + "Accuracies over seeds are of recorded runs of the trainer, of the model that is named. More "
+    shows=_LIVE
+    + "Payloads are of this report's run; times, of ten rounds, and accuracies on real processes "
+    "are of recorded ones; accuracies of a named model are of recorded runs of the trainer. More "
     "by feedback: EF less from model, seed by seed. Apart: the largest difference of a parameter "
     "when a few rounds on real processes are repeated by the trainer, in one process; anything but "
     '0 stops the run. Columns "there" are recovered from the document\'s repository.',
-    of=[federated.federated, federated.federated_seeds],
+    of=[federated.federated_recorded, federated.federated, federated.federated_seeds],
 )
 def federated_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """The modes on real processes, and their accuracy over seeds."""
@@ -480,17 +492,17 @@ def federated_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     final = rows[(rows["experiment"] == "federated_seeds") & (rows["metric"] == "final_accuracy")]
     columns = {
         "payload, B": ("federated", "uplink_bytes", 1, "bytes"),
-        "client0, ms": ("federated", "client0", MS, "c0"),
-        "client1, ms": ("federated", "client1", MS, "c1"),
-        "round, ms": ("federated", "round_time", MS, "rt"),
-        "training, ms": ("federated", "train_time", MS),
+        "client0, ms": ("federated_recorded", "client0", MS, "c0"),
+        "client1, ms": ("federated_recorded", "client1", MS, "c1"),
+        "round, ms": ("federated_recorded", "round_time", MS, "rt"),
+        "training, ms": ("federated_recorded", "train_time", MS),
         f"accuracy of {', '.join(sorted(set(final['model'])))}, %": (
             "federated_seeds",
             "final_accuracy",
             1,
             "acc",
         ),
-        "of the live run, %": ("federated", "final_accuracy", 1),
+        "on real processes, %": ("federated_recorded", "final_accuracy", 1),
     }
     made = _numbers(rows, verdicts, "mode", columns)
     more = {

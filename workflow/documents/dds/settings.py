@@ -25,9 +25,11 @@ class Settings(declarations.Settings):
     threads: PositiveInt
 
     def check(self, check: Check) -> None:
-        for name in ("federated_seeds", "non_iid"):
+        for name in ("federated_seeds", "federated_recorded", "non_iid"):
             for label in getattr(self, name).modes:
                 check.need(f"{name}.modes", label, self.federated.modes)
+        for label in self.ddp_recorded.methods:
+            check.need("ddp_recorded.methods", label, self.ddp.methods)
 
 
 Bench = declarations.Bench[Settings]
