@@ -178,7 +178,12 @@ def _split(free, ends, gradients, prices):
             high = middle
         else:
             low = middle + 1
-    return best, np.sort(np.append(ends, end)), begin, stop
+    at = 0
+    while at < len(ends) and ends[at] < end:
+        at += 1
+    made = np.empty(len(ends) + 1, np.int64)
+    made[:at], made[at], made[at + 1 :] = ends[:at], end, ends[at:]
+    return best, made, begin, stop
 
 
 @_kernel

@@ -81,6 +81,18 @@ def test_generators_depend_on_seed_key_and_step():
     assert draw(0, "w", 0) == draw(0, "w", 0)
 
 
+@pytest.mark.parametrize("kinds", [1, 3, 1000])
+@pytest.mark.parametrize("order", [np.array, np.sort, lambda values: np.sort(values)[::-1]])
+def test_selection_finds_what_sorting_does(kinds, order):
+    random = np.random.default_rng(kinds)
+    for n in (1, 2, 3, 4, 7, 64, 301):
+        values = order(random.integers(0, kinds, n, dtype=np.int32))
+        for place in range(n):
+            taken = values.copy()
+            assert sampling._kth(taken, place) == np.sort(values)[place]
+            assert (np.sort(taken) == np.sort(values)).all()
+
+
 @pytest.mark.parametrize("n", [0, 1, 1_000, 2**18, 2**18 + 1, 2**19 + 9])
 def test_indices_at_least_equals_a_plain_search(n):
     values, threshold = normal(n), torch.tensor(2.0)

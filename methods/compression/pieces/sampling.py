@@ -208,6 +208,34 @@ def _magnitudes(bits: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(nogil=True, cache=True)
+def _kth(values: np.ndarray, place: int) -> np.int32:
+    """What would stand at ``place`` if ``values`` ascended; reorders them.
+
+    Hoare's selection; numpy's would take seconds to compile.
+    """
+    low, high = 0, values.size - 1
+    while low < high:
+        first, middle, last = values[low], values[(low + high) // 2], values[high]
+        pivot = max(min(first, middle), min(max(first, middle), last))
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i, j = i + 1, j - 1
+        if j < place < i:
+            break
+        if place <= j:
+            high = j
+        else:
+            low = i
+    return values[place]
+
+
+@numba.njit(nogil=True, cache=True)
 def _largest(magnitudes: np.ndarray, indices: np.ndarray, least: np.int32, k: int) -> np.ndarray:
     """The k ``indices`` of the largest magnitudes, of which ``least`` is the smallest."""
     ties = k
@@ -241,7 +269,7 @@ def about_k(
     """
     sample = _magnitudes(bits, at)
     bound = np.empty(1, np.int32)
-    bound[0] = np.partition(sample, len(at) - rank)[len(at) - rank]
+    bound[0] = _kth(sample, len(at) - rank)
     threshold = bound.view(np.float32)
     kept = _at_least(bits, bound[0], 0)
     for _ in range(adaptations):
@@ -250,7 +278,7 @@ def about_k(
         elif len(kept) > upper * k:
             if resample:
                 magnitudes = _magnitudes(bits, kept)
-                least = np.partition(magnitudes, len(kept) - k)[len(kept) - k]
+                least = _kth(magnitudes.copy(), len(kept) - k)
                 return _largest(magnitudes, kept, least, k)
             threshold[0] *= np.float32(upper)
         else:
@@ -267,15 +295,29 @@ def largest_near(bits: np.ndarray, k: int, stride: int) -> np.ndarray:
     expected = k * len(sample) / max(bits.size, 1)
     rank, bound = int(expected + 4 * expected**0.5 + 4), np.int32(1)
     if rank <= len(sample):
-        bound = max(bound, np.partition(sample, len(sample) - rank)[len(sample) - rank])
+        bound = max(bound, _kth(sample, len(sample) - rank))
     found = _at_least(bits, bound, 0)
     if len(found) < k and bound > 1:
         found = _at_least(bits, np.int32(1), 0)
-    if len(found) < k:  # zeros are taken too, the first
-        zeros = np.flatnonzero(bits[:k] & vectors.MAGNITUDE == 0)
-        found = np.sort(np.concatenate((found, zeros[: k - len(found)])))
+    if len(found) < k:
+        found = _with_zeros(bits, found, k)
     elif len(found) > k > 0:
         magnitudes = _magnitudes(bits, found)
-        least = np.partition(magnitudes, len(found) - k)[len(found) - k]
+        least = _kth(magnitudes.copy(), len(found) - k)
         found = _largest(magnitudes, found, least, k)
     return found[:k]
+
+
+@numba.njit(nogil=True, cache=True)
+def _with_zeros(bits: np.ndarray, found: np.ndarray, k: int) -> np.ndarray:
+    """``found``, which ascend and are all that is not 0, and the first zeros: k together."""
+    every, at, zeros = np.empty(k, np.int64), 0, k - len(found)
+    for i in range(bits.size):
+        if at == k:
+            break
+        zero = bits[i] & vectors.MAGNITUDE == 0
+        if not zero or zeros > 0:
+            every[at] = i
+            at += 1
+            zeros -= np.int64(zero)
+    return every
