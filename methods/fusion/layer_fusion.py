@@ -178,11 +178,14 @@ def _split(free, ends, gradients, prices):
             high = middle
         else:
             low = middle + 1
-    at = 0
-    while at < len(ends) and ends[at] < end:
-        at += 1
-    made = np.empty(len(ends) + 1, np.int64)
-    made[:at], made[at], made[at + 1 :] = ends[:at], end, ends[at:]
+    # Where a kernel copies one slice into another, half of its compilation is for an error's words.
+    made, passed = np.empty(len(ends) + 1, np.int64), 0
+    for i in range(len(made)):
+        if i == passed and (i == len(ends) or end < ends[i]):
+            made[i] = end
+        else:
+            made[i] = ends[passed]
+            passed += 1
     return best, made, begin, stop
 
 

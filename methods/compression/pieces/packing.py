@@ -600,13 +600,13 @@ def _add_pairs(values: np.ndarray, indices: np.ndarray, more: np.ndarray, at: np
             total[size], union[size] = values[i] + more[j], at[j]
             i, j = i + 1, j + 1
         size += 1
-    left = len(values) - i + len(more) - j  # of one of them only
-    total[size : size + len(values) - i], union[size : size + len(values) - i] = (
-        values[i:],
-        indices[i:],
-    )
-    total[size : size + len(more) - j], union[size : size + len(more) - j] = more[j:], at[j:]
-    return total[: size + left], union[: size + left]
+    for left in range(i, len(values)):
+        total[size], union[size] = values[left], indices[left]
+        size += 1
+    for left in range(j, len(more)):
+        total[size], union[size] = more[left], at[left]
+        size += 1
+    return total[:size], union[:size]
 
 
 def _wire(dtype: str) -> np.dtype:
