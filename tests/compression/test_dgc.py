@@ -36,6 +36,10 @@ def test_momentum_correction_by_hand():
     assert codec.state["w"]["accumulated"].tolist() == [0, 0, 0.5, 0]
 
 
+def test_of_nothing_nothing_is_sent():
+    assert step(load("dgc"), []) == []
+
+
 def test_without_masking_the_velocity_stays():
     codec = half(masking=False)
     assert step(codec, [4.0, 1.0, -3.0, 2.0]) == [4, 0, -3, 0]

@@ -267,6 +267,8 @@ def about_k(
     The threshold is the ``rank``-th largest of those ``at`` some places; ``lower`` and what follows
     are the codec ``dgc``'s.
     """
+    if not at.size:  # of an empty tensor
+        return np.empty(0, np.int64)
     sample = _magnitudes(bits, at)
     bound = np.empty(1, np.int32)
     bound[0] = _kth(sample, len(at) - rank)
