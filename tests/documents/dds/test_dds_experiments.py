@@ -15,7 +15,7 @@ from slowlink.methods.synchronization import Sync
 from slowlink.testbed import results
 from slowlink.testbed.live import data_parallel
 from slowlink.testbed.live.identity import Keys
-from slowlink.testbed.live.one_process import simulated, trained
+from slowlink.testbed.live.one_process import evaluated, simulated, trained
 from slowlink.testbed.results import Row
 from slowlink.testbed.training import datasets, models, trainer
 from slowlink.testbed.training.datasets import Dataset
@@ -239,15 +239,20 @@ def test_live_runs_are_recorded_once(recipe, as_live, monkeypatch, tmp_path):
     assert order == [(4, dense), (4, sparse), (7, sparse), (7, dense)]
     table = results.coordinates(results.frame(list(read())))
     assert set(table["evidence"]) == {"recorded"} and set(table["status"]) == {"ok"}
-    for label, seed in product((dense, sparse), (4, 7)):
-        of = partial(value, table, mode=label, seed=seed)
+    for one in as_live:
+        label = one.system
+        of = partial(value, table, mode=label, seed=one.seed)
         assert [of("communication_time", client=client) for client in (0, 1)] == [1.5, 2.5]
         assert of("round_time") == 4.5 + TRAINS[label] and of("round_time_alike") == 4.5 + 2.5
         assert of("round_time_sd") == pytest.approx(3 / math.sqrt(2), rel=1e-4)
         assert of("train_time") == TRAINS[label] - 0.5
-        assert 0 < of("final_accuracy") < 100
-        ends = {1: 3.0 + TRAINS[label], 2: 9.0 + 2 * TRAINS[label]}
-        assert all(of("test_accuracy", round=n, time_s=end) > 0 for n, end in ends.items())
+        curve = federated_experiments._curve(list(trainer.train(one)))
+        ends = [3.0 + TRAINS[label], 9.0 + 2 * TRAINS[label]]
+        for number, (accuracy, end) in enumerate(zip(curve, ends, strict=True), start=1):
+            found = of("test_accuracy", round=number, time_s=end)
+            assert found == pytest.approx(accuracy, rel=1e-4)
+        whole = evaluated(one.model_copy(update=dict(test_limit=None)), trained(one))
+        assert of("final_accuracy") == pytest.approx(whole, rel=1e-4)
     # Other settings are no part of the record.
     other = chosen.model_copy(update=dict(subset=32))
     again = federated_experiments.federated_recorded(bench, small, other)
