@@ -1,5 +1,6 @@
 """The command ``slowlink``: what it prints, what it writes, and how it says what is wrong."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -218,7 +219,7 @@ def test_what_is_measured_is_what_advice_reads(folder, capsys):
     )
     first, *rest = advised.splitlines()
     # The answer comes first; torch DDP is a ring, in buckets, which may win on a busy machine.
-    assert first.startswith(("ring ", "power_sgd ", "torch DDP ")) and "is first: " in first
+    assert re.match("(ring|power_sgd|torch DDP)[ ,].*is first: ", first)  # or tied with another
     assert any(one.startswith("my_own:build, 16 samples a round, 4 workers (mine)") for one in rest)
     assert "within" in advised and "worth it" in advised
 
