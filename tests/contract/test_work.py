@@ -10,8 +10,10 @@ GPUs have. A processor's shorter way with small tensors is faster and no device 
 it is closed while the clock runs.
 """
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple
 from functools import partial
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -63,11 +65,20 @@ def cases():
             yield name, fitting | parameters
 
 
+def clocked(case):
+    """What coding takes in this process, which does nothing else."""
+    threads.ONE_CALL, packing.SMALL = -1, 0
+    name, parameters = case
+    return measuring.done(partial(load, name, **parameters), repeats=10)
+
+
 def measure(which, known):
     """Add what those ``which`` take now to what is ``known`` of them, in the middle of which each
-    is judged: memory that happens to be there, or not, moves one measurement either way."""
-    for name, parameters in which:
-        spent = measuring.done(partial(load, name, **parameters), repeats=10)
+    is judged. A new process clocks them: where the memory of one happens to lie moves all that is
+    measured in it the same way."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        times = list(alone.map(clocked, which))
+    for (name, parameters), spent in zip(which, times, strict=True):
         works = device.work(load(name, **parameters))
         for way, work, one in zip(("encode", "decode"), works, spent, strict=True):
             known.setdefault((name, str(parameters), way), (work, []))[1].append(one)
@@ -117,13 +128,10 @@ def _beyond(known, ratios):
 def timed():
     """By case and way: what is declared, and what it takes here."""
     every, known = list(cases()), {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "ONE_CALL", -1)
-        patch.setattr(packing, "SMALL", 0)
-        measure(every, known)
-        for _ in range(AGAIN):
-            off = {key[:2] for found in (off_passes, off_kernels) for key in found(middle(known))}
-            measure([case for case in every if (case[0], str(case[1])) in off], known)
+    measure(every, known)
+    for _ in range(AGAIN):
+        off = {key[:2] for found in (off_passes, off_kernels) for key in found(middle(known))}
+        measure([case for case in every if (case[0], str(case[1])) in off], known)
     return middle(known)
 
 
