@@ -50,11 +50,9 @@ class Rates(Section):
 
 
 class Recorded(Section):
-    """What is recorded of a workload, since desk scale leaves it out: numbers of workers, and
-    readings of LPSP that have options changed."""
+    """Whether a workload is read as it was recorded, and not trained."""
 
-    workers: list[PositiveInt]
-    ablated_readings: list[str]
+    used: bool
 
 
 def _mnist_12_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
@@ -128,22 +126,19 @@ def mnist_12(bench: Bench, mnist_12: Workload) -> Iterator[Recipe]:
 
 
 @training(summarise=_cifar10_summary)
-def cifar10(bench: Bench, cifar10: Workload) -> Iterator[Recipe]:
-    """Table 4, Figures 5, 6 and 7."""
-    yield from _all(bench, cifar10)
+def cifar10(bench: Bench, cifar10: Workload, cifar10_recorded: Recorded) -> Iterator[Recipe]:
+    """Table 4, Figures 5, 6 and 7, where they are trained."""
+    if not cifar10_recorded.used:
+        yield from _all(bench, cifar10)
 
 
 @training(summarise=_cifar10_summary, recorded=True, makes=("cifar10",))
 def cifar10_recorded(
     bench: Bench, cifar10: Workload, cifar10_recorded: Recorded
 ) -> Iterator[Recipe]:
-    """LPSP with other options, in all readings; all methods on other numbers of workers."""
-    bench = replace(bench, experiment="cifar10")
-    sizes = cifar10_recorded.workers
-    others = dict(workers=sizes, readings_on=sizes, ablated_readings=[])
-    yield from _all(bench, cifar10.model_copy(update=others))
-    for reading in cifar10_recorded.ablated_readings:
-        yield from _ablated(bench, cifar10, reading)
+    """Table 4, Figures 5, 6 and 7, where they are recorded."""
+    if cifar10_recorded.used:
+        yield from _all(replace(bench, experiment="cifar10"), cifar10)
 
 
 @training(summarise=_mnist_12_summary, recorded=True)
@@ -172,16 +167,9 @@ def _all(bench: Bench, workload: Workload) -> Iterator[Recipe]:
     for reading, workers in itertools.product(workload.readings, workload.readings_on):
         read = {LPSP: settings.readings[reading]}
         yield from _runs(bench, workload, read, workers, average, reading)
-    for reading in workload.ablated_readings:
-        yield from _ablated(bench, workload, reading)
-
-
-def _ablated(bench: Bench, workload: Workload, reading: str) -> Iterator[Recipe]:
-    settings = bench.settings
-    for group in workload.ablations:
+    for reading, group in itertools.product(workload.ablated_readings, workload.ablations):
         changed = settings.lpsp(settings.ablations[group], reading)
-        workers, average = workload.ablated_workers, settings.averaged_over
-        yield from _runs(bench, workload, changed, workers, average, reading)
+        yield from _runs(bench, workload, changed, workload.ablated_workers, average, reading)
 
 
 def _controlled(bench: Bench, workload: Workload, control: Control) -> Iterator[Recipe]:
