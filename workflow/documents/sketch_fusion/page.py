@@ -582,7 +582,8 @@ def _over_time(experiment: str) -> list[Lines]:
 figure6 = Figure(
     title="Figure 6: accuracy over time",
     shows="Trained for real, with time simulated for 16 V100 at 20 Gbit/s. Below paper scale a "
-    "stand-in for a glance, with one seed at desk scale: verdicts rest on the recorded training. "
+    "stand-in for a glance, at desk scale one seed for a few rounds: verdicts rest on the recorded "
+    "training. "
     "Bands are 95 % intervals of several seeds. The clock is that of layers as many as the trained "
     "model's and as large as ResNet-20's. Right, Sketch-Fusion with errors fed back, without "
     "(Algorithm 1 as printed), and with HEAVYMIX choosing what is sent. ImageNet is not to be had.",
