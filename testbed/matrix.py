@@ -380,6 +380,7 @@ def _play(
     if policy.asynchronous:
         speeds = Jitter(speeds, JITTER)
     sent = system.whole_model(layers)
+    coded_by: dict[tuple, tuple[float, float]] = {}
 
     def nodes(members: Sequence[int]) -> list[int]:
         return [int(topology.workers[member]) for member in members]
@@ -395,10 +396,16 @@ def _play(
     @cache
     def coding(members: tuple[int, ...], phase: Phase) -> tuple[float, float]:
         """Seconds of everyone who codes, and of a worker alone."""
-        push, pull = system.model(system.exchange.groups(topology, nodes(members)))
-        steps = push if phase == "push" else pull
-        own = [step for step in steps if step.place == "worker"]
-        return coding_s(device, steps, layers.sizes), coding_s(device, own, layers.sizes)
+        groups = system.exchange.groups(topology, nodes(members))
+        # Only how many there are in each group counts.
+        alike = phase, tuple(tuple(map(len, level)) for level in groups)
+        if alike not in coded_by:
+            push, pull = system.model(groups)
+            steps = push if phase == "push" else pull
+            own = [step for step in steps if step.place == "worker"]
+            both = (coding_s(device, one, layers.sizes) for one in (steps, own))
+            coded_by[alike] = tuple(both)
+        return coded_by[alike]
 
     def delay_s(sync: Sync, phase: Phase) -> float:
         members = sync.bringing if phase == "push" else sync.members

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import weakref
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ TIMELINE = np.dtype(
 
 REMEMBERED = 256
 """Plans of which networks of one topology keep what they computed."""
+NETWORKS = 8
+"""Topologies, but for their rates, of which it is kept."""
 
 
 def tcp_efficiency(mtu: int = 1500, framing: str = "shaper") -> float:
@@ -312,13 +315,14 @@ class Network:
             digest.update(getattr(plan, name).tobytes())
         for array in (plan.dep_ptr, plan.dep_idx, plan.contributors, plan.receivers):
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
-        key = digest.digest(), alone
+        # Which transfers are of one kind depends on rates, too.
+        key = digest.digest(), alone and self.topology.link_rate.tobytes()
         if key not in self._plans:
-            _forget(self._plans)
+            _forget(self._plans, REMEMBERED)
             self._plans[key] = _compile(
                 plan, self.topology, self.paths, self.sum_rate < math.inf, alone
             )
-        _forget(self._seen)
+        _forget(self._seen, REMEMBERED)
         self._seen[id(plan), alone] = plan, self._plans[key]
         return self._plans[key]
 
@@ -408,25 +412,36 @@ class _Pool:
 
 Columns = TypeVar("Columns", Flows, engine.Course)
 
-_Known = tuple[dict[bytes, SimpleNamespace], dict[int, tuple[Plan, SimpleNamespace]]]
+_Plans = dict[Hashable, SimpleNamespace]
+_Known = tuple[_Plans, dict[Hashable, tuple[Plan, SimpleNamespace]]]
 _known_of: dict[int, dict[Hashable, _Known]] = {}
+_plans_of: dict[Hashable, _Plans] = {}
 
 
 def _known(topology: Topology, options: Hashable) -> _Known:
-    """What was computed of plans, by digest and by id, for a topology and options of its networks.
+    """What was computed of plans, by content and by id, for a topology and options of its networks.
 
-    Policies are played anew on the same links many times. It goes when the topology goes. The id is
-    the plan's, which no other plan gets while this one is held.
+    Policies are played anew on the same links many times, and on links of other rates, which what
+    is known by content does not depend on. What is known by id goes when the topology goes. The id
+    is the plan's, which no other plan gets while this one is held.
     """
     if id(topology) not in _known_of:
         _known_of[id(topology)] = {}
         weakref.finalize(topology, _known_of.pop, id(topology))
-    return _known_of[id(topology)].setdefault(options, ({}, {}))
+    of_these = _known_of[id(topology)]
+    if options not in of_these:
+        alike = topology.link_src, topology.link_dst, topology.link_latency, topology.workers
+        alike += topology.servers, np.isfinite(topology.link_rate)
+        digest = hashlib.blake2b(pickle.dumps((topology.n_nodes, *alike)), digest_size=16).digest()
+        if (digest, options) not in _plans_of:
+            _forget(_plans_of, NETWORKS)
+        of_these[options] = _plans_of.setdefault((digest, options), {}), {}
+    return of_these[options]
 
 
-def _forget(kept: dict) -> None:
+def _forget(kept: dict, most: int) -> None:
     """Make room in ``kept`` for one more."""
-    if len(kept) >= REMEMBERED:
+    if len(kept) >= most:
         kept.pop(next(iter(kept)))
 
 

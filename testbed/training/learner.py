@@ -257,6 +257,16 @@ class Learner:
         up = [load_codec(level.up) for level in levels]
         return passes(up, [load_codec(one.down or default_down(one)) for one in levels[:-1]])
 
+    @cached_property
+    def _coded(self) -> Sequence[Sequence[int]]:
+        """Tensors that are coded together: groups, or all of them where values are coded one by
+        one, which gives the same values and bytes in fewer calls."""
+        levels = self.recipe.levels
+        parts = [part for one in levels for part in (one.up, one.down or default_down(one))]
+        if all(load_codec(part).elementwise for part in parts):
+            return [[index for group in self.groups for index in group]]
+        return self.groups
+
     def _deal(self, name: str) -> list[torch.Tensor]:
         """Every worker's share of the samples, as drawn for this purpose."""
         how, labels = self.recipe.split, self.data.train_y.cpu()
@@ -426,13 +436,13 @@ class Learner:
             self._add_pulls(above, traffic, self._dense_bytes)
             return out, traffic
         out: list[torch.Tensor | None] = [None] * len(self.sizes)
-        for number, group in enumerate(self.groups):
+        for number, group in enumerate(self._coded):
             tensors = {}
             for node, own in held.items():
                 one = fused(own, group)
                 tensors[node] = one if above else one * brought[node][1]
             total = self._aggregate_group(levels, above, tensors, number, traffic, returns)
-            self._add_pulls(above, traffic, 4.0 * sizes[number])
+            self._add_pulls(above, traffic, 4.0 * sum(self.sizes[i] for i in group))
             for index, piece in unfused(total, group, self.shapes).items():
                 out[index] = piece
         return out, traffic

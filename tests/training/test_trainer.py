@@ -438,6 +438,14 @@ def test_mixed_moves_the_bytes_of_bsp_at_equal_work():
     assert sent[0] == pytest.approx(sent[1])
 
 
+@pytest.mark.parametrize("inner", ["identity", "fp16"])
+def test_halves_are_the_same_coded_together_or_by_group(monkeypatch, inner):
+    levels = tuple(Level(up=Part(name=name)) for name in (inner, "fp16"))
+    together = run(levels=levels, fusion=Part(name="layer_wise"))
+    monkeypatch.setattr(learner.Learner, "_coded", property(lambda one: one.groups))
+    assert together.equals(run(levels=levels, fusion=Part(name="layer_wise")))
+
+
 def test_the_server_keeps_what_rounding_on_the_way_down_would_lose():
     # Steps far below half a unit of float16 must still add up at the server.
     down = Level(up=Part(name="identity"), down=Part(name="fp16"))

@@ -456,13 +456,13 @@ def times_to_target(
     made = {}
     for (_, network, speeds, _, bandwidth), row in times.iterrows():
         where = (network, speeds) if workers == there else ("", "")
-        holds = holding(results, *where, bandwidth, model)
+        holds = holding(trained, *where, bandwidth, model)
         made[network, speeds, bandwidth] = {}
         for label in times:
             if label in holds and label in rounds and math.isfinite(row[label]):
                 needed = rounds[label]
                 if label in clock:
-                    needed = rounds_at(results, label, bandwidth, model)
+                    needed = rounds_at(trained, label, bandwidth, model)
                 made[network, speeds, bandwidth][label] = duration(needed.by_seed * row[label])
     return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -140,7 +141,9 @@ def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]
     machine, found = device.profile(settings.device), settings.found()
     sizes = layers(Part(name=model))
     times, known = metric(rows, "round_time"), qualified(rows)
-    doubtful = holds_not(rows, model) if model in trained_models(rows) else set()
+    trained = model in trained_models(rows)
+    doubtful = holds_not(rows, model) if trained else set()
+    to_target = cache(lambda workers: times_to_target(rows, workers, model))
     for speeds, cluster in clusters(settings):
         place = cluster.kind, speeds, cluster.bandwidth
         key = (model, cluster.kind, speeds, cluster.workers, cluster.bandwidth)
@@ -148,8 +151,8 @@ def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]
             continue
         round_s = times.loc[key].dropna().sort_values(kind="stable").to_dict()
         compared = {ROUND: {k: Estimate.of(s) for k, s in round_s.items() if k in known}}
-        if model in trained_models(rows):
-            known_there = times_to_target(rows, cluster.workers, model).get(place, {})
+        if trained:
+            known_there = to_target(cluster.workers).get(place, {})
             compared[TARGET] = {k: s for k, s in known_there.items() if k not in doubtful}
         bench.say(f"{model}, {cluster.workers} workers, {cluster.kind}: prices off by a factor")
         leaders = {by: first(seconds)[:1] for by, seconds in compared.items()}

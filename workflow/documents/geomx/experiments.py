@@ -349,6 +349,7 @@ class Training(Section):
     lower_bound: PositiveInt | None
     optimizer: Optimizer
     rounds: PositiveInt
+    rounds_beside: PositiveInt
     evaluate_every: PositiveInt
     below_dense: PositiveFloat
 
@@ -367,13 +368,14 @@ def figure4(bench: Bench, training: Training, figure4: Cases) -> Iterator[Recipe
 @training(summarise=at_target)
 def figure6(bench: Bench, training: Training, table2: Table) -> Iterator[Recipe]:
     """The settings of Table 2."""
-    return _runs(bench, training, table2)
+    return _runs(bench, training, table2, rounds=training.rounds_beside)
 
 
 @training(summarise=at_target)
 def mixed(bench: Bench, training: Training, mixed: Cases) -> Iterator[Recipe]:
     """Full and mixed synchronization, whose optimizer is at the global server."""
-    return _runs(bench, training, mixed, optimizer_at="server")
+    rounds = training.rounds_beside
+    return _runs(bench, training, mixed, rounds=rounds, optimizer_at="server")
 
 
 class Controlled(Section):
@@ -510,10 +512,9 @@ def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iter
                 stands_for=training.stands_for,
                 lr=training.optimizer.lr,
                 momentum=training.optimizer.momentum,
-                rounds=training.rounds,
                 evaluate_every=training.evaluate_every,
                 seed=seed,
-                **fields,
+                **dict(rounds=training.rounds) | fields,
             )
             told = f"{run.system} uneven" if slowness else run.system
             yield run.model_copy(update=dict(system=told))
