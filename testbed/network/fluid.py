@@ -136,7 +136,8 @@ class Alone:
         self._slots, self._slot = plan.slots, plan.slot[shown]
         self._share, self._chunks = transfer_bytes(plan, 1.0)[shown], plan.chunks
         self._efficiency = network.efficiency
-        self._state, self._memory = engine.packed(engine.narrowed(network._state))
+        engine.narrow(network._state)
+        self._state, self._memory = engine.packed(network._state)
         self._begin, n = self._memory.copy(), len(shown)
         rows, flows = self._state.transfers[:n], self._state.flows[:n]
         self._nbytes, self._nothing, self._end_s = rows["nbytes"], flows["nothing"], rows["end_s"]
@@ -344,9 +345,9 @@ class Network:
         blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
         if any(getattr(self._state, name) is not pool.array for name, pool in self._pools.items()):
             arrays = {name: pool.array for name, pool in self._pools.items()}
-            self._state = engine.grown(self._state, arrays)
+            engine.grow(self._state, arrays)
         self._room += static.crossings
-        self._state = engine.with_room(self._state, self._room)
+        engine.make_room(self._state, self._room)
         instance, _ = blocks["instances"]
         self._blocks[instance], self._live[instance] = blocks, result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -10,7 +11,7 @@ from fluid_reference import Job, run
 
 from slowlink.methods.exchange import COPY, PlanBuilder, load
 from slowlink.testbed.network import Faults, Network, leaf_spine, random_pauses, route, routes, star
-from slowlink.testbed.network._engine import ACTIVE
+from slowlink.testbed.network._engine import ACTIVE, empty_state
 from slowlink.testbed.network.routing import Paths
 
 PLANS = ["ring", "rat", "parameter_server", "halving_doubling", "blue_connect"]
@@ -172,3 +173,23 @@ def test_shares_are_max_min_fair_at_any_moment(name, seed):
     assert seen > 30
     assert result.completion_s == whole.completion_s  # to the bit: looking changes nothing
     assert again.link_bytes == pytest.approx(result.link_bytes)
+
+
+def test_a_network_and_its_copy_go_on_apart():
+    topology = star(4, rate=1e9)
+    network, plan = Network(topology), planned("ring", topology)
+    network.start(plan, 1e6)
+    twin = copy.deepcopy(network)
+    twin.start(plan, 1e6)
+    (alone,) = network.advance()
+    shared = twin.advance() + twin.advance()
+    assert min(one.completion_s for one in shared) > alone.completion_s == network.now
+
+
+def test_the_engine_takes_no_array_of_another_kind():
+    state = empty_state(nodes=2, links=1, events=0, changes=0)
+    for wrong in (state.finish.astype(np.float32), np.zeros(4)[::2]):
+        with pytest.raises(TypeError, match="finish must be a contiguous array of float64"):
+            state.put(finish=wrong)
+    with pytest.raises(AttributeError, match="set by put"):
+        state.finish = np.zeros(2)
