@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slowlink.methods.compression import Frame, Payload, aggregate, load, names
+from slowlink.methods.compression import Frame, Payload, Work, aggregate, load, names
+from slowlink.testbed.training import device
 
 VARIANTS = [
     ("bisparse", {"ratio": 0.1, "lower_bound": 0}),
@@ -354,3 +355,13 @@ def test_tensors_of_elementwise_codecs_may_be_coded_as_one(name):
     assert codec.decompress(joined).equal(torch.cat([codec.decompress(one) for one in apart]))
     third = codec.compress(torch.cat(parts), "all", 1 / 3)
     assert third.body == codec.compress(torch.cat(parts) * (1 / 3), "all").body
+
+
+@pytest.mark.parametrize("name", names())
+def test_only_what_sends_values_as_they_are_does_no_work(name):
+    codec = load(name)
+    encoding, decoding = device.work(codec)
+    assert isinstance(encoding, Work) and isinstance(decoding, Work)
+    assert bool(encoding) == bool(decoding)
+    if not encoding:
+        assert codec.payload_bytes((1000,)) == (4000,)

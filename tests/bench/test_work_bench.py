@@ -154,13 +154,3 @@ def test_whoever_declares_a_quarter_or_four_times_its_work_is_off(timed, factor)
         }  # fmt: skip
         assert name in {key[0] for key in off_passes(false)}
         assert name in {key[0] for key in off_kernels(false)}
-
-
-@pytest.mark.parametrize("name", names())
-def test_only_what_sends_values_as_they_are_does_no_work(name):
-    codec = load(name)
-    encoding, decoding = device.work(codec)
-    assert isinstance(encoding, Work) and isinstance(decoding, Work)
-    assert bool(encoding) == bool(decoding)
-    if not encoding:
-        assert codec.payload_bytes((1000,)) == (4000,)
