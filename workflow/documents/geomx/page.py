@@ -208,7 +208,7 @@ figure4 = Figure(
 figure6 = Figure(
     title="Figure 6: compression and bandwidth",
     shows="Left, test accuracy over simulated time (mean of five evaluations), below paper scale of"
-    " a small network. Right, time to the target accuracy relative to GeoMX at 1 Gbit/s: dots are "
+    " a small network that trains briefly. Right, time to the target accuracy relative to GeoMX at 1 Gbit/s: dots are "
     "of the nearest network to the document's (below paper scale the recorded residual one), "
     "crosses of that on the left; diamonds are the printed convergence times in the same "
     "proportion.",
