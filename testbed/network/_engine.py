@@ -199,8 +199,8 @@ NUMBERS = {name: number for number, name in enumerate(ARRAYS)}
 
 class State:
     """The :data:`ARRAYS` as attributes, and where they lie, by which compiled code finds them. So
-    functions pass one pointer on, where seven numbers an array take half of the time that is
-    simulated in, and a quarter of that to compile.
+    functions pass one pointer on, where seven numbers an array take up to half of the time that
+    is simulated in, and a quarter of that to compile.
 
     ``arrays``: all of them, in their order.
     """

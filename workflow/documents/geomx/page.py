@@ -208,10 +208,10 @@ figure4 = Figure(
 figure6 = Figure(
     title="Figure 6: compression and bandwidth",
     shows="Left, test accuracy over simulated time (mean of five evaluations), below paper scale of"
-    " a small network that trains briefly. Right, time to the target accuracy relative to GeoMX at 1 Gbit/s: dots are "
-    "of the nearest network to the document's (below paper scale the recorded residual one), "
-    "crosses of that on the left; diamonds are the printed convergence times in the same "
-    "proportion.",
+    " a small network that trains briefly. Right, time to the target accuracy relative to GeoMX at "
+    "1 Gbit/s: dots are of the nearest network to the document's (below paper scale the recorded "
+    "residual one), crosses of that on the left; diamonds are the printed convergence times in "
+    "the same proportion.",
     says="Sparsification and half precision each shorten training, sparsification more; both "
     "together take another 40 % off.",
     of=[experiments.figure6, experiments.convergence],
