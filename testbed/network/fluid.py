@@ -43,8 +43,10 @@ TIMELINE = np.dtype(
 
 REMEMBERED = 256
 """Plans of which networks of one topology keep what they computed."""
-NETWORKS = 8
-"""Topologies, but for their rates, of which it is kept."""
+NETWORKS = 4
+"""Topologies, but for their rates, of which plans with few transfers are kept …"""
+FEW = 1024
+"""… so many at most: what is kept of each takes about 200 bytes."""
 
 
 def tcp_efficiency(mtu: int = 1500, framing: str = "shaper") -> float:
@@ -204,7 +206,7 @@ class Network:
         # Where sums take time, what a node adds up also crosses a link that it alone has.
         links = topology.n_links + (topology.n_nodes if sum_rate < math.inf else 0)
         self._live: dict[int, Result] = {}
-        self._plans, self._seen = _known(topology, (paths, sum_rate < math.inf))
+        self._small, self._large, self._seen = _known(topology, (paths, sum_rate < math.inf))
         self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
         self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
         # How many flows each link may have to list.
@@ -318,14 +320,13 @@ class Network:
             digest.update(len(array).to_bytes(8, "little") + array.tobytes())
         # Which transfers are of one kind depends on rates, too.
         key = digest.digest(), alone and self.topology.link_rate.tobytes()
-        if key not in self._plans:
-            _forget(self._plans, REMEMBERED)
-            self._plans[key] = _compile(
-                plan, self.topology, self.paths, self.sum_rate < math.inf, alone
-            )
+        plans = self._small if len(plan) <= FEW else self._large
+        if key not in plans:
+            _forget(plans, REMEMBERED)
+            plans[key] = _compile(plan, self.topology, self.paths, self.sum_rate < math.inf, alone)
         _forget(self._seen, REMEMBERED)
-        self._seen[id(plan), alone] = plan, self._plans[key]
-        return self._plans[key]
+        self._seen[id(plan), alone] = plan, plans[key]
+        return plans[key]
 
     def _launch(self, result: Result, ready: Mapping[int, float]) -> None:
         plan, static = result.plan, result._static
@@ -414,17 +415,18 @@ class _Pool:
 Columns = TypeVar("Columns", Flows, engine.Course)
 
 _Plans = dict[Hashable, SimpleNamespace]
-_Known = tuple[_Plans, dict[Hashable, tuple[Plan, SimpleNamespace]]]
+_Known = tuple[_Plans, _Plans, dict[Hashable, tuple[Plan, SimpleNamespace]]]
 _known_of: dict[int, dict[Hashable, _Known]] = {}
-_plans_of: dict[Hashable, _Plans] = {}
+_small_plans: dict[Hashable, _Plans] = {}
 
 
 def _known(topology: Topology, options: Hashable) -> _Known:
-    """What was computed of plans, by content and by id, for a topology and options of its networks.
+    """What was computed of plans, of small and of large ones by content and of all by id, for a
+    topology and options of its networks.
 
     Policies are played anew on the same links many times, and on links of other rates, which what
-    is known by content does not depend on. What is known by id goes when the topology goes. The id
-    is the plan's, which no other plan gets while this one is held.
+    is known by content does not depend on: that of small plans stays for these, all else goes when
+    the topology goes. The id is the plan's, which no other plan gets while this one is held.
     """
     if id(topology) not in _known_of:
         _known_of[id(topology)] = {}
@@ -434,9 +436,9 @@ def _known(topology: Topology, options: Hashable) -> _Known:
         alike = topology.link_src, topology.link_dst, topology.link_latency, topology.workers
         alike += topology.servers, np.isfinite(topology.link_rate)
         digest = hashlib.blake2b(pickle.dumps((topology.n_nodes, *alike)), digest_size=16).digest()
-        if (digest, options) not in _plans_of:
-            _forget(_plans_of, NETWORKS)
-        of_these[options] = _plans_of.setdefault((digest, options), {}), {}
+        if (digest, options) not in _small_plans:
+            _forget(_small_plans, NETWORKS)
+        of_these[options] = _small_plans.setdefault((digest, options), {}), {}, {}
     return of_these[options]
 
 
