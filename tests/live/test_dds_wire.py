@@ -2,6 +2,8 @@
 named, and strangers get nowhere."""
 
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -186,3 +188,32 @@ def test_closing_waits_until_all_has_arrived_but_not_for_ever(wires):
     begun = time.monotonic()
     alone.close(0.5)
     assert 0.4 < time.monotonic() - begun < 5
+
+
+def first_topics(number):
+    """How many topics threads of a new process make, each beginning a little later, where writing
+    the description of a type, as the first one does, takes a while."""
+    from cyclonedds.idl._main import IDL
+    from cyclonedds.topic import Topic
+
+    from slowlink.testbed.live.dds.domain import DomainConfig, connect
+    from slowlink.testbed.live.dds.segments import Segment
+
+    participant, serialize = connect(dds_domains.fresh(), DomainConfig()), IDL.serialize
+
+    def slowly(*given, **named):
+        time.sleep(0.3)
+        return serialize(*given, **named)
+
+    def one(after):
+        time.sleep(0.25 * after)
+        return Topic(participant, f"topic{after}", Segment)
+
+    IDL.serialize = slowly
+    with ThreadPoolExecutor(number) as pool:
+        return len(list(pool.map(one, range(number))))
+
+
+def test_threads_make_their_first_topics_at_once():
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        assert alone.submit(first_topics, 5).result() == 5

@@ -109,6 +109,11 @@ class Segment(IdlStruct, typename="slowlink.Segment"):
         return segment
 
 
+# Cyclone's Python layer describes a type when its first topic is made. A thread that makes another
+# one meanwhile finds half of that, and fails: so it is done here, once and before all threads.
+Segment.__idl__.fill_type_data()
+
+
 def _encode(segment: Segment) -> bytes:
     label = segment.label.encode() + b"\0"
     tags = segment.tags
