@@ -10,7 +10,17 @@ import pytest
 from fluid_reference import Job, run
 
 from slowlink.methods.exchange import COPY, PlanBuilder, load
-from slowlink.testbed.network import Faults, Network, leaf_spine, random_pauses, route, routes, star
+from slowlink.testbed.network import (
+    Faults,
+    Network,
+    fluid,
+    leaf_spine,
+    random_pauses,
+    route,
+    routes,
+    simulate,
+    star,
+)
 from slowlink.testbed.network._engine import ACTIVE, empty_state
 from slowlink.testbed.network.routing import Paths
 
@@ -193,3 +203,31 @@ def test_the_engine_takes_no_array_of_another_kind():
             state.put(finish=wrong)
     with pytest.raises(AttributeError, match="set by put"):
         state.finish = np.zeros(2)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_kept_of_a_plan_on_other_links_changes_nothing(name, alike):
+    rng = np.random.default_rng(5)
+    known = star(8, 64.0) if alike else uneven(rng, racks=3, per_rack=3)
+    factor = rng.integers(2, 9, known.n_links)
+    later = rng.integers(0, 4, known.n_links) / 64
+    plan = planned(name, known)
+
+    def times(**changes):
+        """Played beside another plan and alone, on links of which nothing is known by their id."""
+        topology = dataclasses.replace(known, **changes)
+        network = Network(topology)
+        for at in (0.0, 1.0):
+            network.start(plan, 64.0, at=at)
+        beside = [one.completion_s for _ in range(2) for one in network.advance()]
+        return [*beside, simulate(plan, topology, 64.0).completion_s]
+
+    fluid._small_plans.clear()
+    every = [{}, dict(link_rate=known.link_rate * factor), dict(link_latency=later)]
+    kept = [times(**changes) for changes in every]
+    assert len(fluid._small_plans) == 2  # other latencies are other networks
+    for changes, told in zip(every, kept, strict=True):
+        fluid._small_plans.clear()
+        assert times(**changes) == told
+    assert kept[0] != kept[1] != kept[2]
