@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import zmq
 
@@ -17,7 +18,14 @@ from slowlink.testbed.network.fluid import tcp_efficiency
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen", "5000", "--once"]
+LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen", "5000"]
+MEASURE = """
+import sys
+from slowlink.testbed.live.links import measure
+for _ in range(3):
+    path = measure(sys.argv[1], 5000, repeats=3, seconds=float(sys.argv[2]))
+    print(*path.up.values, *path.down.values, *path.rtt.values)
+"""
 
 
 @contextlib.contextmanager
@@ -47,22 +55,20 @@ def test_what_was_shaped_is_measured(shaped, up, down, seconds):
         command = links.command(1, LISTEN)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
             assert "listening on port 5000" in listener.stdout.readline()
-            code = (
-                "import sys; from slowlink.testbed.live.links import measure; "
-                f"path = measure(sys.argv[1], 5000, 5, {seconds}); "
-                "print(*path.up.values, *path.down.values, *path.rtt.values)"
-            )
-            asked = [sys.executable, "-c", code, links.address(1)]
+            asked = [sys.executable, "-c", MEASURE, links.address(1), str(seconds)]
             done = subprocess.run(links.command(0, asked), capture_output=True, text=True)
+            listener.terminate()
             assert done.returncode == 0, done.stderr
-    values = list(map(float, done.stdout.split()))
-    (up_low, up_got, up_high), (down_low, down_got, down_high) = values[:3], values[3:6]
-    # The kernel's rate counts headers, what is measured is payload; 4 % of either side are for the
-    # shaper's bursts and a busy processor.
+    measured = np.array([line.split() for line in done.stdout.splitlines()], float)
+    quartiles = measured.reshape(3, 3, 3)  # measurement; up, down, round trip; low to high
+    assert np.all(np.diff(quartiles) >= 0)
+    # A host that gives its processor to others slows a gigabit link down, and nothing passes the
+    # shaper faster than it lets: of three measurements the fastest is the link's. The kernel's rate
+    # counts headers, what is measured is payload; 4 % of either side are for the shaper's bursts.
+    up_got, down_got, _ = quartiles[:, :, 1].max(axis=0)
     assert up_got == pytest.approx(up * tcp_efficiency(), rel=0.04)
     assert down_got == pytest.approx(down * tcp_efficiency(), rel=0.04)
-    assert up_low <= up_got <= up_high and down_low <= down_got <= down_high
-    assert 0 < values[7] < 0.05
+    assert np.all((quartiles[:, 2, 1] > 0) & (quartiles[:, 2, 1] < 0.05))
 
 
 def test_messages_of_several_sizes_are_timed_each_way():
