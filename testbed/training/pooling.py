@@ -65,18 +65,36 @@ def _innermost(x: Tensor) -> np.ndarray:
 
 @numba.njit(nogil=True, cache=True)
 def _pool(x: np.ndarray, values: np.ndarray, places: np.ndarray) -> None:
-    # Written out and without branches, so that the compiler takes many channels at once.
+    # Without branches and over long rows, so that the compiler takes many values at once.
     height, width, channels = values.shape[1:]
+    corners = np.empty((4, width * channels), np.float32)
     for n in range(values.shape[0]):
         for i in range(height):
-            for j in range(width):
-                for c in range(channels):
-                    top, place = x[n, 2 * i, 2 * j, c], np.uint8(0)
-                    top, place = _larger(top, place, x[n, 2 * i, 2 * j + 1, c], np.uint8(1))
-                    top, place = _larger(top, place, x[n, 2 * i + 1, 2 * j, c], np.uint8(2))
-                    top, place = _larger(top, place, x[n, 2 * i + 1, 2 * j + 1, c], np.uint8(3))
-                    values[n, i, j, c] = top
-                    places[n, i, j, c] = place
+            if channels % 8:  # of few channels, all of a row's windows are laid side by side
+                for corner in range(4):
+                    row = x[n, 2 * i + corner // 2].ravel()
+                    for j in range(width):
+                        begin = (2 * j + corner % 2) * channels
+                        for c in range(channels):
+                            corners[corner, j * channels + c] = row[begin + c]
+                _choose(corners, values[n, i].ravel(), places[n, i].ravel())
+            else:
+                for j in range(width):
+                    top, below = x[n, 2 * i, 2 * j :], x[n, 2 * i + 1, 2 * j :]
+                    four = top[0], top[1], below[0], below[1]
+                    _choose(four, values[n, i, j], places[n, i, j])
+
+
+@numba.njit(inline="always")
+def _choose(corners, values, places):
+    """The largest of four by four, and which of the four it is."""
+    for k in range(values.size):
+        top, place = corners[0][k], np.uint8(0)
+        top, place = _larger(top, place, corners[1][k], np.uint8(1))
+        top, place = _larger(top, place, corners[2][k], np.uint8(2))
+        top, place = _larger(top, place, corners[3][k], np.uint8(3))
+        values[k] = top
+        places[k] = place
 
 
 @numba.njit(inline="always")
@@ -90,12 +108,18 @@ def _larger(top, place, value, there):
 def _spread(gradient: np.ndarray, places: np.ndarray, found: np.ndarray) -> None:
     zero = np.float32(0)
     height, width, channels = gradient.shape[1:]
+    wide = 2 * width * channels
+    values, rows = np.empty(wide, np.float32), np.empty(wide, np.uint8)
     for n in range(gradient.shape[0]):
         for i in range(height):
             for j in range(width):
                 for c in range(channels):
                     value, place = gradient[n, i, j, c], places[n, i, j, c]
-                    found[n, 2 * i, 2 * j, c] = value if place == 0 else zero
-                    found[n, 2 * i, 2 * j + 1, c] = value if place == 1 else zero
-                    found[n, 2 * i + 1, 2 * j, c] = value if place == 2 else zero
-                    found[n, 2 * i + 1, 2 * j + 1, c] = value if place == 3 else zero
+                    left, right = 2 * j * channels + c, (2 * j + 1) * channels + c
+                    values[left], values[right] = value, value
+                    # 0 in the upper of its two rows, 2 in the lower, odd in another column.
+                    rows[left], rows[right] = place, place ^ 1
+            top, below = found[n, 2 * i].ravel(), found[n, 2 * i + 1].ravel()
+            for k in range(wide):
+                top[k] = values[k] if rows[k] == 0 else zero
+                below[k] = values[k] if rows[k] == 2 else zero
