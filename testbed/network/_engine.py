@@ -24,13 +24,11 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
-    NativeValue,
     infer_getattr,
+    intrinsic,
     lower_getattr_generic,
     models,
     register_model,
-    typeof_impl,
-    unbox,
 )
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
@@ -200,7 +198,8 @@ NUMBERS = {name: number for number, name in enumerate(ARRAYS)}
 class State:
     """The :data:`ARRAYS` as attributes, and where they lie, by which compiled code finds them. So
     functions pass one pointer on, where seven numbers an array take up to half of the time that
-    is simulated in, and a quarter of that to compile.
+    is simulated in, and a quarter of that to compile. They are called with the number that it is,
+    of which numba tells the type at once.
 
     ``arrays``: all of them, in their order.
     """
@@ -245,17 +244,17 @@ class _StateType(types.Type):
         super().__init__(name="State")
 
 
-typeof_impl.register(State)(lambda state, context: _StateType())
 register_model(_StateType)(models.OpaqueModel)
 
 
-@unbox(_StateType)
-def _unboxed(kind, state, c):
-    told = c.pyapi.object_getattr_string(state, "address")
-    address = c.pyapi.long_as_ulonglong(told)
-    c.pyapi.decref(told)
-    pointer = c.builder.inttoptr(address, cgutils.voidptr_t)
-    return NativeValue(pointer, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
+@intrinsic
+def _state(context, address):
+    """The :class:`State` of this ``address``."""
+
+    def pointer(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return _StateType()(address), pointer
 
 
 @infer_getattr
@@ -387,8 +386,10 @@ def longer(array: np.ndarray, length: int) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def advance(s, until, first):
-    """Run until the time ``until``, or only to the first completion if that comes before."""
+def advance(address, until, first):
+    """Run the :class:`State` there until the time ``until``, or only to the first completion if
+    that comes before."""
+    s = _state(address)
     while not (first and s.count[DONE]):
         time = np.inf
         for block in range(len(s.blocks)):
@@ -404,13 +405,15 @@ def advance(s, until, first):
 
 
 @numba.njit(cache=True)
-def place(s, instance, at, sizes, plan, course, nbytes, begin, message_s):
-    """Write a plan into its blocks, and what it begins with into the timed events.
+def place(address, instance, at, sizes, plan, course, nbytes, begin, message_s):
+    """Write a plan into its blocks, and what it begins with into the timed events, of the
+    :class:`State` there.
 
     ``at``: where its blocks begin. ``sizes``: pieces of a transfer, and slots of a lane. ``plan``,
     ``course``: its :class:`~.symmetry.Flows`, and how they follow each other. ``nbytes``,
     ``begin``: of each transfer, and when its sender may start.
     """
+    s = _state(address)
     chunks, window = sizes
     n = len(nbytes)
     for t in range(n):

@@ -154,7 +154,7 @@ class Alone:
         pieces = self._share * whole[self._slot] / self._efficiency / self._chunks
         self._memory[:] = self._begin
         self._nbytes[:], self._nothing[:] = pieces, engine.SAME_SIZE * pieces
-        engine.advance(self._state, math.inf, True)
+        engine.advance(self._state.address, math.inf, True)
         if not self._state.count[engine.DONE]:
             raise RuntimeError("a plan is running but nothing can happen")
         return float(self._end_s.max())
@@ -299,9 +299,8 @@ class Network:
             return []
         if until is not None and not self.now <= until < math.inf:
             raise ValueError(f"cannot advance to {until} s, it is {self.now} s")
-        engine.advance(
-            self._state, math.inf if until is None else float(until), first or until is None
-        )
+        end = math.inf if until is None else float(until)
+        engine.advance(self._state.address, end, first or until is None)
         count = self._state.count
         done = self._state.done[: count[engine.DONE]].tolist()
         count[engine.DONE] = 0
@@ -361,7 +360,8 @@ class Network:
             begin = np.where(static.sends_own, own[flows.src], result.start_s)
         at = engine.Blocks(*(blocks[name][0] for name in engine.Blocks._fields))
         nbytes, cut = np.ascontiguousarray(result._shown["nbytes"]), (chunks, plan.window)
-        engine.place(self._state, instance, at, cut, flows, course, nbytes, begin, self.message_s)
+        given = flows, course, nbytes, begin, self.message_s
+        engine.place(self._state.address, instance, at, cut, *given)
         if not n:
             self._push(np.array([latest]), engine.CLOSE, np.array([instance]))
 
