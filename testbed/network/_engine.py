@@ -287,15 +287,17 @@ def _attribute(context, builder, kind, state, name):
 
 
 class Blocks(NamedTuple):
-    """Where the blocks of a plan begin."""
+    """Where a plan's blocks of the :data:`POOLS` begin, or how long they are."""
 
     transfers: int
+    flows: int
     pieces: int
     hops: int
     successors: int
     phases: int
     lanes: int
     slots: int
+    instances: int
 
 
 class Course(NamedTuple):
@@ -405,7 +407,7 @@ def advance(address, until, first):
 
 
 @numba.njit(cache=True)
-def place(address, instance, at, sizes, plan, course, nbytes, begin, message_s):
+def place(address, at, sizes, plan, course, nbytes, begin, message_s):
     """Write a plan into its blocks, and what it begins with into the timed events, of the
     :class:`State` there.
 
@@ -413,7 +415,7 @@ def place(address, instance, at, sizes, plan, course, nbytes, begin, message_s):
     ``course``: its :class:`~.symmetry.Flows`, and how they follow each other. ``nbytes``,
     ``begin``: of each transfer, and when its sender may start.
     """
-    s = _state(address)
+    s, instance = _state(address), at.instances
     chunks, window = sizes
     n = len(nbytes)
     for t in range(n):

@@ -80,8 +80,9 @@ class Result:
     plan: Plan
     topology: Topology
     start_s: float
-    _shown: np.ndarray = field(repr=False)
+    _nbytes: np.ndarray = field(repr=False)
     completion_s: float = math.nan
+    _times: np.ndarray | float = field(default=math.nan, repr=False)
     _static: SimpleNamespace = field(default_factory=SimpleNamespace, repr=False)
 
     @property
@@ -92,9 +93,13 @@ class Result:
     def transfers(self) -> np.ndarray:
         """A record a transfer: ``src, dst, slot, nbytes, start_s, end_s``; the last two are nan
         until completion."""
-        records = self._shown[self._static.kind]
+        kind = self._static.kind
+        records = np.zeros(len(self.plan), TIMELINE)
         for column in ("src", "dst", "slot"):
             records[column] = getattr(self.plan, column)
+        records["nbytes"] = self._nbytes[kind]
+        shown = np.broadcast_to(self._times, (2, len(self._nbytes)))
+        records["start_s"], records["end_s"] = shown[:, kind]
         return records
 
     @cached_property
@@ -207,8 +212,8 @@ class Network:
         links = topology.n_links + (topology.n_nodes if sum_rate < math.inf else 0)
         self._live: dict[int, Result] = {}
         self._small, self._large, self._seen = _known(topology, (paths, sum_rate < math.inf))
-        self._pools = {name: _Pool(dtype) for name, dtype in engine.POOLS.items()}
-        self._blocks: dict[int, dict[str, tuple[int, int]]] = {}
+        self._pools = _Pools()
+        self._blocks: dict[int, tuple[engine.Blocks, engine.Blocks]] = {}
         # How many flows each link may have to list.
         self._room = np.zeros(links, np.int64)
         faults = faults or Faults()
@@ -282,12 +287,19 @@ class Network:
         if not all(0 <= time < math.inf for time in ready.values()):
             raise ValueError(f"{plan.name}: ready times must be finite and >= 0")
         static = self._compiled(plan, alone)
-        shown = np.zeros(len(static.shown), TIMELINE)
-        shown["nbytes"] = transfer_bytes(plan, sizes)[static.shown] / self.efficiency
-        shown["start_s"] = shown["end_s"] = math.nan
-        result = Result(plan, self.topology, at, shown, _static=static)
+        result = Result(plan, self.topology, at, self._bytes(plan, static, sizes), _static=static)
         self._launch(result, ready)
         return result
+
+    def _bytes(self, plan: Plan, static: SimpleNamespace, sizes: Sizes) -> np.ndarray:
+        """What each transfer that is simulated puts on links. Most plans start with the sizes that
+        they had before."""
+        if (self.efficiency, sizes) == static.sized[0]:
+            return static.sized[1]
+        nbytes = transfer_bytes(plan, sizes)[static.shown] / self.efficiency
+        if isinstance(sizes, Mapping) and not any(isinstance(s, Mapping) for s in sizes.values()):
+            static.sized = (self.efficiency, dict(sizes)), nbytes
+        return nbytes
 
     def advance(self, until: float | None = None, *, first: bool = False) -> list[Result]:
         """Let time pass; return the plans that completed, in the order in which they did.
@@ -331,25 +343,15 @@ class Network:
         plan, static = result.plan, result._static
         flows, course = static.flows, static.course
         n, chunks, lanes = len(flows.src), plan.chunks, len(flows.lane_node)
-        sizes = dict(
-            transfers=n,
-            flows=n,
-            pieces=n * chunks,
-            hops=len(flows.hops),
-            successors=len(course.successors),
-            phases=len(course.phase_ptr),
-            lanes=lanes,
-            slots=lanes * plan.window,
-            instances=1,
-        )
-        blocks = {name: (self._pools[name].take(size), size) for name, size in sizes.items()}
-        if any(getattr(self._state, name) is not pool.array for name, pool in self._pools.items()):
-            arrays = {name: pool.array for name, pool in self._pools.items()}
-            engine.grow(self._state, arrays)
+        of_plan = len(flows.hops), len(course.successors), len(course.phase_ptr)
+        sizes = engine.Blocks(n, n, n * chunks, *of_plan, lanes, lanes * plan.window, 1)
+        at = self._pools.take(sizes)
+        if self._pools.moved:
+            engine.grow(self._state, self._pools.arrays)
+            self._pools.moved = False
         self._room += static.crossings
         engine.make_room(self._state, self._room)
-        instance, _ = blocks["instances"]
-        self._blocks[instance], self._live[instance] = blocks, result
+        self._blocks[at.instances], self._live[at.instances] = (sizes, at), result
 
         begin = np.full(n, result.start_s)
         latest = max([result.start_s, *ready.values()])
@@ -358,26 +360,22 @@ class Network:
             for node, time in ready.items():
                 own[node] = max(time, result.start_s)
             begin = np.where(static.sends_own, own[flows.src], result.start_s)
-        at = engine.Blocks(*(blocks[name][0] for name in engine.Blocks._fields))
-        nbytes, cut = np.ascontiguousarray(result._shown["nbytes"]), (chunks, plan.window)
-        given = flows, course, nbytes, begin, self.message_s
-        engine.place(self._state.address, instance, at, cut, *given)
+        given = flows, course, result._nbytes, begin, self.message_s
+        engine.place(self._state.address, at, (chunks, plan.window), *given)
         if not n:
-            self._push(np.array([latest]), engine.CLOSE, np.array([instance]))
+            self._push(np.array([latest]), engine.CLOSE, np.array([at.instances]))
 
     def _finish(self, instance: int) -> Result:
         result = self._live.pop(instance)
-        blocks = self._blocks.pop(instance)
-        t0, n = blocks["transfers"]
-        rows = self._state.transfers[t0 : t0 + n]
-        local = rows["src"] == rows["dst"]
-        result._shown["start_s"] = np.where(local, rows["end_s"], rows["start_s"])
-        result._shown["end_s"] = rows["end_s"]
+        sizes, at = self._blocks.pop(instance)
+        rows = self._state.transfers[at.transfers : at.transfers + sizes.transfers]
+        local = result._static.local
+        result._times = times = np.array([rows["start_s"], rows["end_s"]])
+        times[0, local] = times[1, local]
         vars(result).pop("transfers", None)
-        result.completion_s = float(rows["end_s"].max()) if n else self.now
+        result.completion_s = float(times[1].max()) if len(rows) else self.now
         self._room -= result._static.crossings
-        for name, (offset, size) in blocks.items():
-            self._pools[name].give(offset, size)
+        self._pools.give(sizes, at)
         return result
 
     def _push(self, times: np.ndarray, kind: int, items: np.ndarray) -> None:
@@ -386,30 +384,32 @@ class Network:
         count[engine.EVENTS] = engine.push_events(self._state.events, events, times, codes)
 
 
-class _Pool:
-    """An array that hands out blocks of itself, and grows."""
+class _Pools:
+    """Arrays that hand out blocks of themselves to plans, and grow; some ``moved`` then."""
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self.array = np.zeros(0, dtype)
-        self._used = 0
-        self._free: dict[int, list[int]] = {}
+    def __init__(self) -> None:
+        self.arrays = {name: np.zeros(0, dtype) for name, dtype in engine.POOLS.items()}
+        self.moved = False
+        self._used = dict.fromkeys(self.arrays, 0)
+        self._free: dict[engine.Blocks, list[engine.Blocks]] = {}
 
-    def take(self, size: int) -> int:
-        """Offset of a block; its contents are whatever the last user left."""
-        if self._free.get(size):
-            return self._free[size].pop()
-        offset = self._used
-        self._used += size
-        if self._used >= 2**31:
-            raise ValueError(
-                f"plans that run at once need {self._used} entries, more than 2^31 - 1"
-            )
-        if self._used > len(self.array):
-            self.array = engine.longer(self.array, max(self._used, 2 * len(self.array)))
-        return offset
+    def take(self, sizes: engine.Blocks) -> engine.Blocks:
+        """Where blocks of these sizes begin; their contents are whatever the last user left."""
+        if free := self._free.get(sizes):
+            return free.pop()
+        at = engine.Blocks(**self._used)
+        for name, size in sizes._asdict().items():
+            self._used[name] = used = self._used[name] + size
+            if used >= 2**31:
+                raise ValueError(f"plans that run at once need {used} {name}, more than 2^31 - 1")
+            array = self.arrays[name]
+            if used > len(array):
+                self.arrays[name] = engine.longer(array, max(used, 2 * len(array)))
+                self.moved = True
+        return at
 
-    def give(self, offset: int, size: int) -> None:
-        self._free.setdefault(size, []).append(offset)
+    def give(self, sizes: engine.Blocks, at: engine.Blocks) -> None:
+        self._free.setdefault(sizes, []).append(at)
 
 
 Columns = TypeVar("Columns", Flows, engine.Course)
@@ -511,6 +511,8 @@ def _compile(
         flows=_of_one_type(flows),
         course=_of_one_type(course),
         crossings=np.bincount(flows.hops, minlength=len(rates)),
+        local=np.flatnonzero((plan.src == plan.dst)[shown]),
+        sized=(None, None),
         sends_own=(np.isin(plan.src, plan.contributors) & ~copies)[shown],
     )
 

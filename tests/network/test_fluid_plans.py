@@ -231,3 +231,15 @@ def test_what_is_kept_of_a_plan_on_other_links_changes_nothing(name, alike):
         fluid._small_plans.clear()
         assert times(**changes) == told
     assert kept[0] != kept[1] != kept[2]
+
+
+def test_what_is_kept_of_sizes_is_of_these_sizes():
+    topology = star(4, 64.0)
+    plan, sizes = load("parameter_server")(topology), {}
+    for efficiency in (1.0, 0.5):
+        for push, pull in ((64.0, 32.0), (64.0, 16.0), (64.0, 32.0)):
+            sizes |= {"push/0": push, "pull/0": pull}  # in place: who asks may keep its mapping
+            result = Network(topology, efficiency=efficiency).start(plan, sizes)
+            whole = np.array([sizes[plan.slots[slot]] for slot in plan.slot])
+            expected = whole * (plan.src != plan.dst) / efficiency
+            assert (result.transfers["nbytes"] == expected).all()
