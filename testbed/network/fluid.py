@@ -294,8 +294,9 @@ class Network:
     def _bytes(self, plan: Plan, static: SimpleNamespace, sizes: Sizes) -> np.ndarray:
         """What each transfer that is simulated puts on links. Most plans start with the sizes that
         they had before."""
-        if (self.efficiency, sizes) == static.sized[0]:
-            return static.sized[1]
+        given, nbytes = static.sized  # read at once: other threads may set it
+        if given == (self.efficiency, sizes):
+            return nbytes
         nbytes = transfer_bytes(plan, sizes)[static.shown] / self.efficiency
         if isinstance(sizes, Mapping) and not any(isinstance(s, Mapping) for s in sizes.values()):
             static.sized = (self.efficiency, dict(sizes)), nbytes

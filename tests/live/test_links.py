@@ -1,6 +1,7 @@
 """Rate and latency between hosts: on shaped links, and what a listener makes of strangers."""
 
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from slowlink.testbed.network.fluid import tcp_efficiency
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen", "5000"]
+LISTEN = [sys.executable, "-m", "slowlink", "links", "--listen"]
 MEASURE = """
 import sys
 from slowlink.testbed.live.links import measure
@@ -52,7 +53,7 @@ def pair(up, down):
 )
 def test_what_was_shaped_is_measured(shaped, up, down, seconds):
     with shaped(pair(up, down)) as links:
-        command = links.command(1, LISTEN)
+        command = links.command(1, [*LISTEN, "5000"])
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
             assert "listening on port 5000" in listener.stdout.readline()
             asked = [sys.executable, "-c", MEASURE, links.address(1), str(seconds)]
@@ -69,6 +70,17 @@ def test_what_was_shaped_is_measured(shaped, up, down, seconds):
     assert up_got == pytest.approx(up * tcp_efficiency(), rel=0.04)
     assert down_got == pytest.approx(down * tcp_efficiency(), rel=0.04)
     assert np.all((quartiles[:, 2, 1] > 0) & (quartiles[:, 2, 1] < 0.05))
+
+
+def test_who_listens_once_ends_after_the_first():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [*LISTEN, str(port), "--once"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        assert f"listening on port {port}" in listener.stdout.readline()
+        assert measure("127.0.0.1", port, repeats=1, seconds=0.01).rtt.median > 0
+        assert listener.wait(timeout=30) == 0
 
 
 def test_messages_of_several_sizes_are_timed_each_way():
