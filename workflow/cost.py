@@ -192,8 +192,8 @@ def searched(recipe: Any, scale: str, labels: Iterable[str]) -> Iterator[Recipe]
     """Every run behind the matrix's training: the grid, then the seeds."""
     how, bench = recipe.training, Bench("matrix", "training", recipe, scale)
     for label in labels:
-        for lr in how.grid:
-            yield matrix.run(bench, how, label, lr, how.tuning_seed, how.tuning_rounds, "tuning")
+        for lr, rounds in zip(how.grid, how.tried_for(), strict=True):
+            yield matrix.run(bench, how, label, lr, how.tuning_seed, rounds, "tuning")
         places = 1 if in_lockstep(recipe.found()[label].synchronization) else len(how.ratios)
         for seed in how.seeds * places:
             yield matrix.run(bench, how, label, how.grid[0], seed, how.most_rounds, "training")

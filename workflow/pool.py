@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ _LOCK = threading.Lock()
 the lock a thread that waits for its own could find it gone, and take it for a failure."""
 
 
+def begin() -> None:
+    """Start the process that jobs are forked from, which imports what they need meanwhile."""
+    for name in THREADS:
+        os.environ.setdefault(name, "1")  # it must not start threads
+    forkserver.ensure_running()
+
+
 def run(module: str, log: str, threads: int = 1, **given: Any) -> None:
     """Run ``main(say, **given)`` of a module in a process, and wait for its end.
 
@@ -46,8 +54,7 @@ def run(module: str, log: str, threads: int = 1, **given: Any) -> None:
     RuntimeError
         The job failed; the terminal has the error in one line, the log its traceback.
     """
-    for name in THREADS:
-        os.environ.setdefault(name, "1")  # for the fork server, which must not start threads
+    begin()
     child = _CONTEXT.Process(target=_job, args=(module, log, threads, given))
     with _LOCK:
         child.start()

@@ -155,6 +155,44 @@ def test_rates_are_chosen_on_images_that_no_run_trains_on(monkeypatch):
     assert {one.validation for one in made} == {how.validation}
 
 
+def test_the_better_half_of_the_grid_is_tried_for_longer(monkeypatch):
+    """What is best at first need not be in the end; nobody trains on after it was dropped."""
+    curves = {
+        0.001: [10, 20, 90, 91],
+        0.01: [10, 80, 92, 95],
+        0.1: [10, 85, 80, 70],
+        1.0: [10, math.nan],  # at its end, as a failed row
+        0.03: [10, 60, 94, 99],
+    }
+    reached = dict.fromkeys(curves, 0)
+
+    def train(recipe, *_):
+        rows = run(*curves[recipe.lr], seed=recipe.seed)
+        for row in rows if recipe.judged_on == "validation" else run(*[95] * 8, seed=recipe.seed):
+            if math.isnan(row.value):
+                yield row.model_copy(update=dict(status="failed", reason="diverged"))
+                return
+            if recipe.judged_on == "validation":
+                reached[recipe.lr] = max(reached[recipe.lr], row.round)
+            yield row
+
+    monkeypatch.setattr(experiments, "train", train)
+    recipe = advice.recipe("smoke")
+    changes = dict(grid=list(curves), rungs=[10, 30], window=1)
+    how = recipe.training.model_copy(update=changes)
+    rows = list(
+        experiments.training.function(Bench("matrix", "training", recipe, "smoke"), "ring", how)
+    )
+    assert reached == {0.001: 10, 0.01: 30, 0.1: 30, 1.0: 0, 0.03: 30}
+    tried = {row.at["lr"]: row for row in rows if "lr" in row.at}
+    assert {lr: (row.value, row.round) for lr, row in tried.items() if lr != 1.0} == {
+        0.001: (20, 10), 0.01: (95, 30), 0.1: (70, 30), 0.03: (99, 30)
+    }  # fmt: skip
+    assert list(tried) == how.grid and tried[1.0].status == "failed"
+    assert {row.value for row in rows if row.metric == "chosen_lr"} == {0.03}
+    assert how.tried_for() == [30, 30, 30, 10, 10]
+
+
 # A residual network, recorded ---------------------------------------------------------------------
 
 

@@ -311,6 +311,18 @@ def test_one_seed_gives_bit_equal_rows_and_another_does_not():
     assert not first["value"].equals(other["value"])
 
 
+@pytest.mark.parametrize("uneven", [None, Uneven(highest=1.5)])
+def test_runs_by_turns_are_those_one_after_the_other_to_the_bit(uneven):
+    """As when rates are tried: each goes on where it was, whatever ran in between."""
+    levels = (IDENTITY, Level(up=Part(name="qsgd")))
+    model = Part(name="resnet8", width=4, in_channels=1)
+    options = dict(levels=levels, model=model, augment=True, uneven=uneven, evaluate_every=2)
+    runs = [recipe(**options, lr=lr) for lr in (0.05, 0.1)]
+    whole = [list(trainer.train(one)) for one in runs]
+    turns = list(zip(*map(trainer.train, runs), strict=True))
+    assert [list(rows) for rows in zip(*turns, strict=True)] == whole
+
+
 @pytest.mark.parametrize("codec", ["bisparse", "power_sgd"])
 def test_a_run_goes_on_from_its_checkpoint_to_the_bit(codec, tmp_path):
     """Codecs with residuals and momentum, an optimizer with momentum, augmentation, BatchNorm."""

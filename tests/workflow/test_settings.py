@@ -92,7 +92,7 @@ WRONG = [
     ("dds", ("federated", "model", "name"), "cnn", "mnist_cnn"),
     ("dds", ("federated_seeds", "modes"), ["int8"], "allowed: fp32_dense"),
     ("dds", ("non_iid", "splits", "by label"), {"name": "by_labels"}, "'by_label'"),
-    ("dds", ("ddp", "checked_steps"), 3000, "there are 1124 steps"),
+    ("dds", ("ddp", "checked_steps"), 3000, "there are 372 steps"),
     ("dds", ("ddp_recorded", "judged_steps"), 2750, "every 100th is tested"),
     ("dds", ("transport", "ranks"), [1], "greater than or equal to 2"),
     ("matrix", ("training", "speeds"), "odd", "allowed: even, uneven"),

@@ -101,9 +101,10 @@ class Taught(Section):
     """What is trained, and how, to see how many rounds each method needs.
 
     ``grid``: learning rates, tried with ``tuning_seed`` on ``validation`` images that no run trains
-    on; the best one trains with every seed, and accuracies are compared after ``rounds``.
-    ``window``: evaluations whose mean is the final accuracy, and is held against the target.
-    ``bandwidth``: bit/s, of those in lockstep.
+    on, by successive halving (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs`` rounds, of
+    which the better half goes on to the next. The best one trains with every seed, and accuracies
+    are compared after ``rounds``. ``window``: evaluations whose mean is the final accuracy, and is
+    held against the target. ``bandwidth``: bit/s, of those in lockstep.
 
     Policies that look at the clock are trained on a flat cluster with ``speeds``, at ``ratios``: so
     many times as long as the fastest worker computes an iteration, both ways of the model take on
@@ -116,6 +117,7 @@ class Taught(Section):
     workers: PositiveInt
     momentum: Annotated[float, Field(ge=0, lt=1)]
     grid: Annotated[list[PositiveFloat], Field(min_length=1), AfterValidator(distinct)]
+    rungs: Annotated[list[PositiveInt], Field(min_length=1)]
     rounds: PositiveInt
     evaluate_every: PositiveInt
     test_limit: PositiveInt | None
@@ -137,12 +139,19 @@ class Taught(Section):
         middle = below.pop(len(below) // 2)
         return [middle, *below]
 
+    def tried_for(self) -> list[int]:
+        """Rounds for which the rates of the grid are tried, the best one first."""
+        tried = [0] * len(self.grid)
+        count = len(tried)
+        for rung in self.rungs:
+            tried[:count] = [rung] * count
+            count = math.ceil(count / 2)
+        return tried
+
 
 class Training(Taught):
-    """Rates are tried for ``tuning_rounds``. What has not reached ``target`` (%) after ``rounds``
-    goes on, for ``most_rounds`` at most."""
+    """What has not reached ``target`` (%) after ``rounds`` goes on, for ``most_rounds`` at most."""
 
-    tuning_rounds: PositiveInt
     most_rounds: PositiveInt
     target: PositiveFloat
 
@@ -156,16 +165,13 @@ class Training(Taught):
 class Residual(Taught):
     """What is recorded of a residual network.
 
-    Rates are tried by successive halving (Jamieson, Talwalkar, AISTATS 2016): for each of ``rungs``
-    rounds, of which the better half goes on to the next; ``grids`` has other rates for some
-    methods, as many. ``classes``: methods, the most informative first; all with the first seed come
-    before any with the second. The target is a ``share`` of what the first of them reaches on the
-    validation images, with the tuning seed.
+    ``grids`` has other rates for some methods, as many. ``classes``: methods, the most informative
+    first; all with the first seed come before any with the second. The target is a ``share`` of
+    what the first of them reaches on the validation images, with the tuning seed.
     """
 
     grids: dict[str, Annotated[list[PositiveFloat], AfterValidator(distinct)]] = {}
 
-    rungs: Annotated[list[PositiveInt], Field(min_length=1)]
     share: Annotated[float, Field(gt=0, le=1)]
     classes: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)]
 
@@ -467,21 +473,28 @@ def run(
 def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
     """Curves of the best learning rate of the grid, what they arrive at, and the whole grid."""
     load = lru_cache(maxsize=1)(load_dataset)  # all runs have the same data
-    tried: dict[float, float] = {}
     one = partial(run, bench, training, part)
     ratios = training.ratios_of(bench.settings.found()[part])
+    runs: dict[float, tuple[Iterator[Row], list[Row]]] = {}
     for lr in training.grid:
-        recipe = one(lr, training.tuning_seed, training.tuning_rounds, "tuning", ratio=ratios[0])
+        recipe = one(lr, training.tuning_seed, training.rungs[-1], "tuning", ratio=ratios[0])
         recipe = recipe.model_copy(update=dict(judged_on="validation"))
-        curve = list(train(recipe, bench.say, load))
-        (final,) = (
-            row
-            for row in arrivals(curve, training.target, training.tuning_rounds, training.window)
-            if row.metric == "final_accuracy"
+        runs[lr] = train(recipe, bench.say, load), []
+    rates, ended = training.grid, {}
+    for rung in training.rungs:
+        for lr in rates:
+            going_on, curve = runs[lr]
+            curve += until(going_on, rung)
+            arrived = arrivals(curve, training.target, rung, training.window)
+            (ended[lr],) = (row for row in arrived if row.metric == "final_accuracy")
+        ends = {lr: ended[lr] for lr in rates}
+        rates = better_half(
+            {lr: row.value if row.status == "ok" else -math.inf for lr, row in ends.items()}
         )
-        tried[lr] = final.value if final.status == "ok" else -math.inf
-        yield final.model_copy(update=dict(at=final.at | dict(lr=lr)))
-    best = max(tried, key=tried.__getitem__)
+    runs.clear()  # whoever did not go on still holds its workers
+    for lr, row in ended.items():
+        yield row.model_copy(update=dict(at=row.at | dict(lr=lr)))
+    best = rates[0]
     bench.say(f"{part}: learning rate {best:g}")
     for ratio in ratios:
         curves: list[Row] = []
@@ -493,6 +506,23 @@ def training(bench: Bench, part: str, training: Training) -> Iterator[Row]:
         chosen = dict(metric="chosen_lr", value=best, unit="1", evidence="computed", seed=-1)
         yield _summary(curves[0], **chosen, status="ok", reason="")
         yield from arrivals(curves, training.target, training.rounds, training.window)
+
+
+def until(run: Iterator[Row], rounds: int) -> Iterator[Row]:
+    """The evaluations of ``run``, which can go on, until it has had ``rounds``."""
+    for row in run:
+        if row.round < 0 and row.status == "ok":
+            continue
+        yield row
+        # The last row of an evaluation.
+        if row.metric == "bytes_sent" and row.round >= rounds:
+            return
+
+
+def better_half(tried: Mapping[float, float]) -> list[float]:
+    """The half of the rates that ended higher, or one more, the best first; of equal ones the first
+    are better."""
+    return sorted(tried, key=lambda lr: -tried[lr])[: math.ceil(len(tried) / 2)]
 
 
 def until_target(run: Iterable[Row], target: float, rounds: int, window: int) -> Iterator[Row]:
@@ -646,7 +676,7 @@ def halved(
         ends = {lr: ended(bench.document, RESIDUAL, one) for lr, one in runs.items()}
         if None in ends.values():
             return None
-        rates = sorted(rates, key=lambda lr: -ends[lr])[: math.ceil(len(rates) / 2)]
+        rates = better_half(ends)
     return rates[0]
 
 

@@ -255,8 +255,8 @@ def warm_up(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     "the p of a one-sided t-test over seeds that the accuracy lies above the target in the "
     "evaluations after it was first reached (below 0.05, it is met surely; it takes three "
     "seeds, each with evaluations left). LeNet-5 is trained by every run. ResNet-8, with "
-    "BatchNorm on CIFAR-10, is recorded; its rates were chosen by successive halving, the "
-    "same for each. All rates are tried on images that no run trains on. Its target is a "
+    "BatchNorm on CIFAR-10, is recorded. Rates are chosen by successive halving, the same for "
+    "each method, on images that no run trains on. The target of ResNet-8 is a "
     "share, set before any run, of what plain values reach on these images with a seed of "
     "their own. Seeds that are missing are not recorded yet; python -m "
     "slowlink.workflow.recorded matrix residual goes on with them. Classes that were not "
@@ -735,8 +735,8 @@ def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
 @table(
     title="Learning rates",
     shows="Accuracy after the tuning rounds, one seed, with the rates that all methods of a model "
-    "were given, on images that no run trains on; the best one trains with every seed. Of ResNet-8 "
-    "the better half of the rates was tried for longer, and that counts here.",
+    "were given, on images that no run trains on; the best one trains with every seed. The better "
+    "half of the rates is tried for longer, and that counts here.",
     of=[condensed],
 )
 def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -36,6 +36,10 @@ DOCUMENTS = [name for name, wing in WINGS.items() if wing.claims]
 JOBS = Jobs(SETTINGS, WINGS)
 RESULTS = f"results/{SCALE}"
 REPORT = f"reports/html/{SCALE}/index.html"
+# What jobs are forked from takes as long to start as all of them take to be planned: it begins now,
+# but for who has a report, and may have no job to run. Snakemake tells later that a run is a dry one.
+if RUNNING and not Path(REPORT).is_file() and {"-n", "--dry-run"}.isdisjoint(sys.argv):
+    pool.begin()
 
 
 PROGRESS = None

@@ -374,7 +374,7 @@ scale = Figure(
 
 @table(
     title="What the simulator costs, in numbers",
-    shows="Memory is the largest that the process held.",
+    shows="Memory is what the process held at most, beyond what it held before.",
     of=[experiments.scale],
 )
 def scale_table(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
