@@ -99,5 +99,5 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_xdist_auto_num_workers():
-    """One more than cores, for many tests wait for processes, links and deadlines."""
-    return min(os.cpu_count() or 1, 8) + 1
+    """Two more than cores, for many tests wait for processes, links and deadlines."""
+    return min(os.cpu_count() or 1, 8) + 2
