@@ -1,30 +1,14 @@
 """DDS domains for tests; a module of its own."""
 
 import contextlib
-import itertools
-import random
 
 from cyclonedds.domain import DomainParticipant
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds import wire as dds_wire
-from slowlink.testbed.live.dds.domain import DRAWN, DomainConfig, connect
+from slowlink.testbed.live.dds.domain import DomainConfig, connect, draw
 from slowlink.testbed.live.dds.wire import DdsWire
 from slowlink.testbed.live.identity import Keys
-
-_DRAWN = itertools.cycle(random.SystemRandom().sample(DRAWN, len(DRAWN)))
-
-
-def fresh() -> int:
-    """A domain that this process is not in: it may enter each only once at a time, and what an
-    earlier test has left to the collector may still be in one."""
-    for domain in itertools.islice(_DRAWN, len(DRAWN)):
-        try:
-            connect(domain, DomainConfig())
-        except ConnectionError:
-            continue
-        return domain
-    raise RuntimeError("this process is in every domain")
 
 
 @contextlib.contextmanager
@@ -32,7 +16,7 @@ def wires(names, folder, monkeypatch):
     """Makes wires of members of these names in one domain, whose keys, in this folder, are known to
     each other; all are closed at the end. ``make.participant()`` is a stranger's."""
     identity.make(folder, names)
-    domain, network = fresh(), DomainConfig(lease_s=1.0)
+    domain, network = draw(), DomainConfig(lease_s=1.0)
     entered = connect(domain, network)  # a process may do so only once
     monkeypatch.setattr(dds_wire, "connect", lambda domain, *_: DomainParticipant(domain))
     with contextlib.ExitStack() as stack:

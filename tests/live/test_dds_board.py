@@ -15,7 +15,7 @@ from cyclonedds.topic import Topic
 
 from slowlink.testbed.live.dds import board, segments
 from slowlink.testbed.live.dds.board import Board, Posted, Reading
-from slowlink.testbed.live.dds.domain import qos
+from slowlink.testbed.live.dds.domain import draw, qos
 from slowlink.testbed.live.dds.segments import CUT, TAG, Segment
 from slowlink.testbed.live.dds.wire import PAYS
 from slowlink.testbed.live.processes import run_ranks
@@ -220,7 +220,7 @@ def test_who_is_not_there_yet_holds_nobody_up_and_is_sent_it(make, written):
 @pytest.mark.parametrize("together", [True, False])
 def test_processes_are_sent_once_what_is_for_all(together):
     lengths = [PAYS, 3 * CUT + 5, CUT, 9 * CUT]
-    domain, size = dds_domains.fresh(), 4
+    domain, size = draw(), 4
     answers = run_ranks(dds_peers.post, size, domain, size, lengths, together, timeout_s=120.0)
     nbytes = sum(lengths) * (1 if together else size - 1)
     assert nbytes < answers[0][1] < nbytes + PAYS

@@ -2,7 +2,6 @@
 
 import socket
 
-import dds_domains
 import dds_peers
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ TIMEOUT_S = 120.0
 
 @pytest.fixture
 def domain():
-    return dds_domains.fresh()
+    return draw()
 
 
 def run(function, ranks, *arguments):
@@ -183,6 +182,15 @@ def test_no_process_comes_by_a_port_of_the_domains_that_are_drawn_by_chance():
     """RTPS 2.5 §9.6.1.1: 250 ports a domain from 7400; Linux gives from 32768 on."""
     assert 7400 + 250 * (max(DRAWN) + 1) <= 32768 < 7400 + 250 * (max(DRAWN) + 2)
     assert draw() in DRAWN
+
+
+def test_a_domain_that_this_process_is_in_or_has_just_drawn_is_not_drawn():
+    drawn = [draw() for _ in range(len(DRAWN) // 2)]
+    assert len(set(drawn)) == len(drawn)
+    entered = connect(drawn[0], DomainConfig())
+    assert drawn[0] not in [draw() for _ in range(2 * len(DRAWN))]
+    del entered
+    assert drawn[0] in [draw() for _ in DRAWN]
 
 
 def test_a_domain_whose_port_another_socket_has_is_named(domain):

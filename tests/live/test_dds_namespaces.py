@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import dds_domains
 import pytest
 
 from slowlink.testbed.live import identity
+from slowlink.testbed.live.dds.domain import draw
 from slowlink.testbed.network import star
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def keys(tmp_path_factory):
 @contextlib.contextmanager
 def two(hosts, interfaces, peers, task, keys):
     """A process on each host that runs ``dds_peers.<task>(domain, rank)`` and prints JSON."""
-    domain = dds_domains.fresh()
+    domain = draw()
     paths = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     code = f"import dds_peers, json; print(json.dumps(dds_peers.{task}({domain}, %d)), flush=True)"
     started = []

@@ -1,10 +1,10 @@
 """Every way of an all-gather is timed in every round, between real processes."""
 
-import dds_domains
 import pytest
 from cyclonedds.core import DDSException
 
 from slowlink.testbed.live.dds import throughput
+from slowlink.testbed.live.dds.domain import draw
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ class Busy:
 
 
 def test_raw_writes_wait_for_slow_readers_but_not_for_ever():
-    raw = throughput._Raw(dds_domains.fresh(), 0, 0, 60.0)
+    raw = throughput._Raw(draw(), 0, 0, 60.0)
     payload = bytes(throughput.CUT) + b"rest"
     raw.writer = Busy(tries=3)
     raw.exchange(memoryview(payload))

@@ -196,10 +196,10 @@ def first_topics(number):
     from cyclonedds.idl._main import IDL
     from cyclonedds.topic import Topic
 
-    from slowlink.testbed.live.dds.domain import DomainConfig, connect
+    from slowlink.testbed.live.dds.domain import DomainConfig, connect, draw
     from slowlink.testbed.live.dds.segments import Segment
 
-    participant, serialize = connect(dds_domains.fresh(), DomainConfig()), IDL.serialize
+    participant, serialize = connect(draw(), DomainConfig()), IDL.serialize
 
     def slowly(*given, **named):
         time.sleep(0.3)

@@ -244,9 +244,7 @@ def _settings(survival: Survival, system: Disturbed, folder: Path, number: int) 
     if system.wire == "shaped":
         given["network"] = survival.links.model_dump()
     if system.wire == "dds":
-        from slowlink.testbed.live.dds.domain import DRAWN  # Cyclone is slow to load
-
-        given["dds"] = dict(domain=DRAWN[number % len(DRAWN)])
+        given["dds"] = {}
     if system.on_loss == "stop":
         state = str(folder / f"state{number}")
         given |= dict(state=state, snapshot_every=survival.snapshot_every)

@@ -6,13 +6,16 @@ reference. What the DDS document leaves to the defaults of its middleware is exp
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 from xml.sax.saxutils import quoteattr
 
 from cyclonedds.core import DDSException, InstanceState, SampleState, ViewState
@@ -119,6 +122,11 @@ def configuration(network: DomainConfig, run: str = "") -> str:
     )
 
 
+_entered: WeakValueDictionary[int, Domain] = WeakValueDictionary()
+"""The domains that this process is in: also those that nobody uses any more, until the collector
+comes by."""
+
+
 def connect(domain: int, network: DomainConfig, run: str = "") -> DomainParticipant:
     """Enter a domain, until what is returned is no longer referred to, to meet those who name the
     same run.
@@ -142,20 +150,30 @@ def connect(domain: int, network: DomainConfig, run: str = "") -> DomainParticip
             f"(a risk above domain {DRAWN[-1]}), and does this process enter it only once? "
             f"({error.msg})"
         ) from error
-    participant.entered = entered  # the domain ends with the object
+    participant.entered = _entered[domain] = entered  # the domain ends with the object
     return participant
 
 
-_left: list[int] = []
-"""Domains that this process has not drawn yet."""
+@functools.cache
+def _order() -> Iterator[int]:
+    return itertools.cycle(random.SystemRandom().sample(DRAWN, len(DRAWN)))
 
 
 def draw() -> int:
-    """A domain at random, for a run that nobody else has to find; another one than this process has
-    drawn of late, since it enters each only once at a time."""
-    if not _left:
-        _left.extend(random.SystemRandom().sample(DRAWN, len(DRAWN)))
-    return _left.pop()
+    """A domain at random, for a run that nobody else has to find.
+
+    A process enters each only once at a time: it is one that this process is not in and, as whoever
+    drew it may be about to enter it, not one of the last drawn.
+
+    Raises
+    ------
+    RuntimeError
+        This process is in every domain.
+    """
+    for domain in itertools.islice(_order(), len(DRAWN)):
+        if domain not in _entered:
+            return domain
+    raise RuntimeError(f"this process is in every domain from {DRAWN[0]} to {DRAWN[-1]}")
 
 
 RELIABLE = Policy.Reliability.Reliable(duration(seconds=BLOCK_S)), Policy.IgnoreLocal.Participant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ from cyclonedds.util import duration
 
 from slowlink.testbed.live import identity
 from slowlink.testbed.live.dds.collectives import RANK, Group
-from slowlink.testbed.live.dds.domain import ANY, LAST_DOMAIN, DomainConfig, connect, matched, qos
+from slowlink.testbed.live.dds.domain import ANY, DomainConfig, connect, draw, matched, qos
 from slowlink.testbed.live.dds.segments import CUT, Segment
 from slowlink.testbed.live.processes import LOOPBACK, Tell, run_ranks
 
@@ -47,7 +46,7 @@ def measure(ranks: int, nbytes: int, rounds: int, timeout_s: float = 300.0) -> d
         reports = run_ranks(
             _rank,
             ranks,
-            random.SystemRandom().sample(range(1, LAST_DOMAIN + 1), 2),
+            [draw(), draw()],
             keys,
             ranks,
             nbytes,
