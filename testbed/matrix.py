@@ -346,10 +346,14 @@ def _played(
     system: System, policy: Policy, layers: Layers, device: Device, times: Sequence[float]
 ) -> tuple[float, ...]:
     """:func:`_play`, which is kept for whoever asks again."""
-    known = system.exchange, system.up, system.model_down, system.topology, system.pieces, policy
+    # What codecs send and take may be edited while their names and parameters stay.
+    codecs = *system.up, *system.model_down
+    coding = [coding_s(device, steps, layers.sizes) for steps in system.model()]
+    priced = system.whole_model(layers), coding
+    known = system.exchange, codecs, system.pieces, policy
     more = layers.sizes, device, times, system.efficiency, system.overhead_s
-    names = [type(part).__module__ for part in (system.exchange, policy, *system.up)]
-    name = hashlib.blake2b(repr((names, known[:3], known[4:], more)).encode(), digest_size=16)
+    names = [type(part).__module__ for part in (system.exchange, policy, *codecs)]
+    name = hashlib.blake2b(repr((names, known, priced, more)).encode(), digest_size=16)
     name.update(pickle.dumps(system.topology))
     return tuple(
         cached(

@@ -15,7 +15,7 @@ from scipy import stats
 from slowlink.testbed import results
 from slowlink.testbed.matrix import Round
 from slowlink.testbed.results import Row
-from slowlink.workflow.matrix import advice
+from slowlink.workflow.matrix import advice, ranking
 from slowlink.workflow.matrix.advice import Offer, packed, ranked, rate, reason
 from slowlink.workflow.matrix.curves import BENT, SHOWN, between, refined
 from slowlink.workflow.matrix.worth import Choice
@@ -183,13 +183,21 @@ def test_who_is_recommended_hangs_on_a_status_and_no_word(tmp_path, monkeypatch)
     unsure = replace(there, status="unsure")
     assert there.needs() == unsure.needs() == "166 rounds"
     assert lost.reaches() == "diverges with 1 of 3 seeds"
-    monkeypatch.setattr(advice.Trained, "needs", lambda one: "another word")
-    assert advice.arrives({"lenet5": there}, "lenet5") and not advice.arrives({}, "lenet5")
-    for other in (lost, unsure):
-        assert not advice.arrives({"lenet5": other}, "lenet5")
-        # With a model that it was trained with, that one counts, and with others all of them.
-        both = {"lenet5": there, "resnet8": other}
-        assert [advice.arrives(both, name) for name in ("lenet5", "resnet8", "")] == [1, 0, 0]
+    assert {one.status == "ok" for one in (lost, unsure)} == {False}
+
+
+def test_who_was_not_trained_with_every_model_is_not_compared_with_another():
+    """With a model that was trained, that one counts."""
+    both = {"lenet5", "resnet8"}
+    for its, there in (
+        ({}, (0, 0, 0)),
+        ({"lenet5": True}, (1, 0, 0)),
+        ({"lenet5": True, "resnet8": False}, (1, 0, 0)),
+        ({"lenet5": True, "resnet8": True}, (1, 1, 1)),
+    ):
+        found = tuple(ranking.arrives(its, name, both) for name in ("lenet5", "resnet8", "vgg16"))
+        assert found == there
+    assert not ranking.arrives({}, "vgg16", set())
 
 
 def test_a_restriction_loses_no_training_and_no_permitted_method(capsys, tmp_path):

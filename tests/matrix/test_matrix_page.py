@@ -147,7 +147,7 @@ def test_a_tile_has_the_names_of_its_winners_and_two_colours_where_they_tie(shor
     assert flat.get_title(loc="left") == "ResNet-50, flat, even speeds"
     texts = {(round(t.get_position()[0]), round(t.get_position()[1])): t.get_text()
              for t in flat.texts}  # fmt: skip
-    times = ranking.metric(short, "round_time")[ranking.qualified(short)]
+    times = ranking.comparable(short)
     first = ranking.best(times)
     tied = 0
     for x, workers in enumerate((8, 16)):
@@ -172,7 +172,7 @@ def test_a_model_that_nobody_brought_to_its_target_hides_no_other():
 def test_profiles_have_few_lines_a_panel_and_every_method_once(short):
     fig = draw(page.profiles, short)
     named = [text.get_text() for ax in fig.axes for text in ax.texts]
-    assert sorted(named) == sorted(ranking.qualified(short))
+    assert sorted(named) == sorted(ranking.comparable(short))
     table = made(trained=False)
     many = table[(table["case"] == "dense")]
     labels = [f"codec {i}" for i in range(17)]

@@ -1,11 +1,14 @@
 """Rounds of the matrix against the parts of the testbed that know one case of them."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from slowlink.methods import compression, exchange
+from slowlink.methods.compression import Work
+from slowlink.testbed.cache import VARIABLE
 from slowlink.testbed.matrix import Cluster, Method, best_round, time_round
 from slowlink.testbed.network import simulate
 from slowlink.testbed.prices import load_codec
@@ -268,3 +271,21 @@ def test_the_fastest_is_that_of_all_simulated_one_by_one(codec, place):
     searched = [method(how, codec, fusion=part("optimal")) for how in SPACE[codec]]
     _, took = best_round(searched, layers, cluster, V100, batch)
     assert took.round_s <= best * 1.01
+
+
+def test_what_was_played_of_a_codec_counts_no_more_when_the_codec_is_edited(monkeypatch, tmp_path):
+    """Its name and parameters stay, what it sends and what coding takes do not."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache.sqlite"))
+    made = method("parameter_server", "top_k", synchronization=part("asp"))
+    kind = type(compression.load("top_k"))
+
+    def timed():
+        return time_round(made, LAYERS["lenet5"], flat(), V100, 512)
+
+    before = timed()
+    assert timed() == before
+    monkeypatch.setattr(kind, "encode_work", Work(passes=10_000, kernels=10_000))
+    dear = timed()
+    assert dear.compress_s > 2 * before.compress_s
+    monkeypatch.setattr(kind, "payload_bytes", lambda its, shape: 4 * math.prod(shape))
+    assert timed().sent_bytes > 2 * dear.sent_bytes

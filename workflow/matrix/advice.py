@@ -38,10 +38,11 @@ from slowlink.workflow.matrix.own import Asked, BreakEven, Interval
 from slowlink.workflow.matrix.ranking import (
     TIE,
     arrived,
+    arrives,
+    arriving,
     duration,
     guessed,
     holding,
-    holds_not,
     of,
     target,
     trained_models,
@@ -352,16 +353,12 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
     anywhere = holding(results, "", "", 0.0)
     trained = next(iter(trained_models(results)), "")
     to_target = {k: one.mean for k, one in rounds.items() if not one.never and k in anywhere}
-    taught: dict[str, dict[str, bool]] = {}
-    for model in trained_models(results):
-        doubtful = holds_not(results, model)
-        for label, one in arrived(results, "rounds_to_target", model).items():
-            taught.setdefault(label, {})[model] = not one.never and label not in doubtful
+    worth, there = arriving(results), trained_models(results)
     compared = {
         model: sorted(
             label
-            for label, there in taught.items()
-            if label in anywhere and there.get(model, all(there.values()))
+            for label, its in worth.items()
+            if label in anywhere and arrives(its, model, there)
         )
         for model in models_there
     }
@@ -686,12 +683,17 @@ def answer(options: argparse.Namespace, given: Any) -> str:
         Offer(label, made, counted.get(label), method) for label, (method, made) in rounds.items()
     ]
     taught = learned(given, space)
+    trained = {model for its in taught.values() for model in its}
     compared = [
         offer
         for offer in offers
         if options.target is not None
         or in_lockstep(offer.method.synchronization)
-        and arrives(taught.get(offer.label, {}), asked.counted)
+        and arrives(
+            {model: one.status == "ok" for model, one in taught.get(offer.label, {}).items()},
+            asked.counted,
+            trained,
+        )
     ]
     places = ranked(compared or offers)
     first = places[0][1]
@@ -820,13 +822,6 @@ def _firsts(corners: Mapping[str, str], ranks: Mapping[str, int]) -> str:
         return "It stays first, or ties with the first, at both quartiles of all that was measured."
     ends = "; ".join(f"{label} is first with {where}" for where, label in others.items())
     return f"What was measured varies, and may change that: {ends}."
-
-
-def arrives(taught: Mapping[str, Trained], model: str) -> bool:
-    """Whether a method reached the target of this model, or, where it was not trained with it, of
-    each that it was trained with."""
-    models_there = [model] if model in taught else list(taught)
-    return bool(taught) and all(taught[one].status == "ok" for one in models_there)
 
 
 def _trained_on(given: Matrix, asked: Asked) -> str:

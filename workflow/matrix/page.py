@@ -53,6 +53,7 @@ if not PLANNING or TYPE_CHECKING:
         arrived,
         carried,
         closeups,
+        comparable,
         dense,
         duration,
         first,
@@ -66,8 +67,8 @@ if not PLANNING or TYPE_CHECKING:
         model_name,
         of,
         of_cell,
-        qualified,
         ranked,
+        ratios,
         regret,
         rounded,
         rounds,
@@ -104,8 +105,9 @@ STYLE = Style(
 
 _FIXED = "3 ms"
 _QUALIFIED = (
-    "Compared are the methods that brought the trained model to the target accuracy with every "
-    "seed, and held it, for a short round may teach little. "
+    "Compared are the methods that brought the model to the target accuracy with every seed, and "
+    "held it, for a short round may teach little; where the model was not trained, those that did "
+    "so with every model that was. "
 )
 _TILES = (
     "A cell names the first. Where several tie, the two fastest are named, and the corner has the "
@@ -545,13 +547,13 @@ def _reaches(one: Estimate | None) -> str:
 )
 def never(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a method that never wins."""
-    found = regret(rows, qualified(rows))
-    found = found[found["least"] > 1 + TIE].sort_values("least", ignore_index=True)
+    over = ratios(comparable(rows)).dropna(axis="columns", how="all")
+    nearest = over.min()[over.min() > 1 + TIE].sort_values(kind="stable")
     return pd.DataFrame(
         {
-            "method": found["method"],
-            "nearest to the best (times)": found["least"].map(rounded),
-            "where": [_cell(*key) for key in found["nearest"]],
+            "method": nearest.index,
+            "nearest to the best (times)": nearest.map(rounded).to_list(),
+            "where": [_cell(*over[label].idxmin()) for label in nearest.index],
         }
     )
 
@@ -564,7 +566,7 @@ def never(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFr
 )
 def fastest(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a cell shown from near."""
-    times, made = metric(rows, "round_time")[qualified(rows)], []
+    times, made = comparable(rows), []
     over = of(rows, "round_times").set_index([*CELL, "method"])["exchange"]
     near = closeups(of(rows, "round_times"), of(rows, "arrived"))
     places = {tuple(one.values()) for one in near}

@@ -28,6 +28,7 @@ if not PLANNING or TYPE_CHECKING:
         close_model,
         close_workers,
         closeups,
+        comparable,
         first,
         front,
         holding,
@@ -39,7 +40,6 @@ if not PLANNING or TYPE_CHECKING:
         of,
         of_cell,
         profile,
-        qualified,
         said_network,
         score,
         shaky,
@@ -75,7 +75,7 @@ def _place(model: str, network: str, speeds: str) -> str:
 def first_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """Who has the shortest round: a row a cell and method, by panel. The value is 0 where it is
     another if a price is off."""
-    times = metric(rows, "round_time")[qualified(rows)]
+    times = comparable(rows)
     models = [*MODELS, *sorted(set(times.index.get_level_values("model")))]
     cells: list[Cell] = []
     alike, doubtful = classes(rows), shaky(rows, "round")
@@ -157,7 +157,7 @@ def places(rows: pd.DataFrame) -> dict[tuple[str, *Place], dict[str, Estimate]]:
 
 def profile_lines(rows: pd.DataFrame) -> pd.DataFrame:
     """Profiles of the methods that reach the target over all cells, by group."""
-    times = metric(rows, "round_time")[qualified(rows)]
+    times = comparable(rows)
     shares = profile(times, np.geomspace(1, 100, 121))
     lines = [
         dict(panel=panel, method=label, factor=factor, value=share)

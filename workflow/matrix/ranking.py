@@ -254,9 +254,9 @@ def metric(results: pd.DataFrame, name: str) -> pd.DataFrame:
     return table[list(dict.fromkeys(rows["method"]))]
 
 
-def ratios(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.DataFrame:
-    """Times over the best of their cell: of all methods, or ``among`` some."""
-    known = times if among is None else times[list(among)]
+def ratios(times: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Times over the best of their cell, or over the best ``among`` other times."""
+    known = times if among is None else among
     return times.div(known.min(axis=1), axis=0)
 
 
@@ -266,17 +266,17 @@ def best(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def profile(
-    times: pd.DataFrame, factors: Sequence[float], among: Sequence[str] | None = None
+    times: pd.DataFrame, factors: Sequence[float], among: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """Performance profiles (Dolan, Moré 2002): by factor, the share of all cells in which a method
-    takes at most so many times the best (``among`` some). A cell in which it cannot run counts as
-    one it loses."""
+    takes at most so many times the best (``among`` other times). A cell in which it cannot run
+    counts as one it loses."""
     over = ratios(times, among).to_numpy()
     shares = [(over <= factor).mean(axis=0) for factor in factors]
     return pd.DataFrame(shares, index=list(factors), columns=times.columns)
 
 
-def score(times: pd.DataFrame, among: Sequence[str] | None = None) -> pd.Series:
+def score(times: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Series:
     """The mean of a profile from 1 to 10 times the best: all methods are judged on all cells, which
     ratios over those that a method can run in would not do."""
     return profile(times, FACTORS, among).mean()
@@ -410,16 +410,50 @@ def holds_not(results: pd.DataFrame, model: str | None = None) -> set[str]:
     return {label for label, p in met(results, model).items() if p >= SURELY}
 
 
-def qualified(results: pd.DataFrame) -> list[str]:
-    """Methods that reached the target with every seed, and hold it.
+def arrives(taught: Mapping[str, bool], model: str, trained: Collection[str]) -> bool:
+    """Whether a method is worth its rounds with a model.
+
+    Parameters
+    ----------
+    taught: by model that it was trained with, whether it reached the target there and holds it.
+    model: counts alone, if it is one of those that were ``trained``; of another nobody knows, so
+        that the method must have arrived with every one of them.
+    """
+    asked = [model] if model in trained else trained
+    return bool(asked) and all(taught.get(one, False) for one in asked)
+
+
+def arriving(results: pd.DataFrame) -> dict[str, dict[str, bool]]:
+    """By method and model that it was trained with, whether it reached the target with every seed,
+    and holds it."""
+    made: dict[str, dict[str, bool]] = {}
+    for model in trained_models(results):
+        doubtful = holds_not(results, model)
+        for label, one in arrived(results, "rounds_to_target", model).items():
+            made.setdefault(label, {})[model] = not one.never and label not in doubtful
+    return made
+
+
+def qualified(results: pd.DataFrame, model: str) -> list[str]:
+    """Methods that :func:`arrives` says are worth their rounds with a model.
 
     Only these are compared by the times of rounds alone, for a round is soon over that teaches
-    little. Where none reached it, as in runs of a few rounds, all methods there are.
+    little. Where none is, as in runs of a few rounds, all methods there are.
     """
-    rounds, doubtful = arrived(results, "rounds_to_target"), holds_not(results)
-    made = {label for label, one in rounds.items() if not one.never} - doubtful
+    known, trained = arriving(results), trained_models(results)
     run = list(metric(results, "round_time"))
-    return [label for label in run if label in made] or run
+    return [one for one in run if arrives(known.get(one, {}), model, trained)] or run
+
+
+def comparable(results: pd.DataFrame) -> pd.DataFrame:
+    """The times of rounds, a row a cell, of the methods that are :func:`qualified` for some model;
+    NaN in cells of models for which they are not."""
+    times = metric(results, "round_time")
+    models = times.index.get_level_values("model")
+    known = {model: qualified(results, model) for model in models.unique()}
+    some = [label for label in times if any(label in labels for labels in known.values())]
+    there = [[label in known[model] for label in some] for model in models]
+    return times[some].where(np.array(there))
 
 
 def holding(
@@ -478,15 +512,15 @@ def info(results: pd.DataFrame) -> pd.DataFrame:
 def ranked(results: pd.DataFrame) -> pd.DataFrame:
     """All methods, those first that reach the target and have the highest :func:`score`.
 
-    Wins, ratios and scores are among the :func:`qualified` methods; a method that is not qualified
-    is held against the best of those that are. Ratios are over the cells in which a method runs,
-    scores over all. A win that others share is a tie.
+    Wins and scores are among the :func:`comparable` rounds; ratios, and scores of methods that have
+    none, are over the best of those. Ratios are over the cells in which a method runs, scores over
+    all, so that those are lost in which it does not count. A win that others share is a tie.
     """
     times = metric(results, "round_time")
-    known = qualified(results)
+    known = comparable(results)
     over = ratios(times, known)
-    scores = score(times, known)
-    won = best(times[known]).reindex(columns=times.columns, fill_value=False)
+    scores = score(known).combine_first(score(times, known))
+    won = best(known).reindex(columns=times.columns, fill_value=False)
     shared = won.sum(axis=1) > 1
     groups = info(results)["group"]
     accuracy = arrived(results, "final_accuracy")
@@ -529,11 +563,11 @@ def carried(results: pd.DataFrame) -> dict[str, str]:
 def regret(results: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
     """What one loses who always picks one of these methods: a row a method, from the least.
 
-    Its round over that of the best :func:`qualified` method of the cell, in the geometric mean and
-    at ``worst``, over the cells in which it runs, and ``where`` that is, a key of the cell.
+    Its round over the best that is :func:`comparable` there, in the geometric mean and at
+    ``worst``, over the cells in which it runs, and ``where`` that is, a key of the cell.
     """
     times = metric(results, "round_time")
-    best_there = times[qualified(results)].min(axis=1)
+    best_there = comparable(results).min(axis=1)
     rows = []
     for label in labels:
         over = (times[label] / best_there).dropna() if label in times else pd.Series(dtype=float)
@@ -541,16 +575,15 @@ def regret(results: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
             continue
         mean, worst, where = float(np.exp(np.log(over).mean())), float(over.max()), over.idxmax()
         cannot = int(best_there.notna().sum() - len(over))
-        line = dict(method=label, mean=mean, worst=worst, where=where, cannot=cannot)
-        rows.append(line | dict(least=float(over.min()), nearest=over.idxmin()))
-    columns = ["method", "mean", "worst", "where", "cannot", "least", "nearest"]
+        rows.append(dict(method=label, mean=mean, worst=worst, where=where, cannot=cannot))
+    columns = ["method", "mean", "worst", "where", "cannot"]
     return pd.DataFrame(rows, columns=columns).sort_values("mean", ignore_index=True)
 
 
 def strongholds(results: pd.DataFrame) -> dict[str, str]:
     """Where each method that is ever first, alone or tied, most often is: network,
     speeds and bandwidth, with how many of the cells there."""
-    won = best(metric(results, "round_time")[qualified(results)])
+    won = best(comparable(results))
     places = won.groupby(level=["network", "speeds", "bandwidth"], sort=False)
     wins, cells = places.sum(), places.size()
     made = {}
@@ -583,19 +616,20 @@ def guessed(results: pd.DataFrame) -> set[str]:
 
 def headline(results: pd.DataFrame) -> str:
     """The main finding in words, computed."""
-    times = metric(results, "round_time")[qualified(results)]
+    times = comparable(results)
     compared, most = rounds(results)
-    text, places = f"Of {times.shape[1]} methods", times_to_target(results)
-    doubtful = holds_not(results)
+    model = next(iter(trained_models(results)), "")
+    known, places = qualified(results, model), times_to_target(results)
+    text, doubtful = f"Of {len(known)} methods", holds_not(results)
     times = times.loc[:, ~times.T.duplicated()]  # one method by two names is named once
-    ahead = [[one for one in first(place, doubtful) if one in times] for place in places.values()]
+    ahead = [[one for one in first(place, doubtful) if one in known] for place in places.values()]
     ahead = [names for names in ahead if names]
     if ahead:
         # Whoever varies much between seeds ties everywhere, so that the least means are counted.
         names, count = _leaders(pd.Series([one[0] for one in ahead]).value_counts(sort=False))
         ties = int(np.median([len(one) - 1 for one in ahead]))
         text += (
-            f" that bring {model_name(trained_models(results)[0])} to {target(results):g} % with "
+            f" that bring {model_name(model)} to {target(results):g} % with "
             f"every seed within {most} rounds and hold it, {_listed(names)} "
             f"{'are each' if names[1:] else 'is'} first there in the mean on {count} of "
             f"{len(places)} networks; on the median one, {_others(ties)} may be as fast, by the "

@@ -140,7 +140,7 @@ def asked(bench: Bench[Matrix], rows: pd.DataFrame, model: str) -> Iterator[Row]
     settings, rows = bench.settings, coordinates(rows)
     machine, found = device.profile(settings.device), settings.found()
     sizes = layers(Part(name=model))
-    times, known = metric(rows, "round_time"), qualified(rows)
+    times, known = metric(rows, "round_time"), qualified(rows, model)
     trained = model in trained_models(rows)
     doubtful = holds_not(rows, model) if trained else set()
     to_target = cache(lambda workers: times_to_target(rows, workers, model))

@@ -21,12 +21,11 @@ from slowlink.workflow.matrix.ranking import (
     Place,
     close_workers,
     closeups,
+    comparable,
     first,
     holding,
     holds_not,
-    metric,
     of,
-    qualified,
     rounds_at,
     times_to_target,
     trained_models,
@@ -157,7 +156,7 @@ def answered(bench: Bench, rows: pd.DataFrame) -> Iterator[Row]:
     settings, rows = bench.settings, coordinates(rows)
     beyond = systems.beyond(settings)
     machine, found = device.profile(settings.device), settings.found()
-    times = metric(rows, "round_time")[qualified(rows)]
+    times = comparable(rows)
     networks = {
         (one.kind, speeds, one.workers, one.bandwidth): one for speeds, one in clusters(settings)
     }
