@@ -70,15 +70,22 @@ class Received:
     sender: the member that sent it.
     head: its ``kind``, and other small data that JSON can carry.
     body: bytes, of at most the wire's limit.
+    head_bytes: what the head held as it came; what a member fills others' memory with counts whole.
     """
 
     sender: str
     head: dict[str, Any]
     body: bytes = b""
+    head_bytes: int = field(default=0, compare=False)
 
     @property
     def kind(self) -> Any:
         return self.head.get("kind")
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts for while it waits."""
+        return self.head_bytes + len(self.body) + ENTRY_BYTES
 
 
 class Unreadable(ValueError):
@@ -155,14 +162,14 @@ class Inbox:
         """Bytes by sender."""
 
     def put(self, message: Received) -> None:
-        if self.admit(message.sender, len(message.body)):
+        if self.admit(message.sender, message.size):
             self.hand_on(message)
 
     def admit(self, sender: str, size: int) -> bool:
-        """Whether this member's message, with a body of so many bytes, may wait here; it is then to
-        be handed on or left out."""
+        """Whether this member's message, of this :attr:`Received.size`, may wait here; it is then
+        to be handed on or left out."""
         with self._lock:
-            waiting = self._waiting.get(sender, 0) + size + ENTRY_BYTES
+            waiting = self._waiting.get(sender, 0) + size
             self._waiting[sender] = waiting
         if waiting <= self.queue_bytes + ENTRY_BYTES * WAITING:
             return True
@@ -177,7 +184,7 @@ class Inbox:
     def leave_out(self, sender: str, size: int) -> None:
         """Wait no more for a message that was admitted."""
         with self._lock:
-            self._waiting[sender] -= size + ENTRY_BYTES
+            self._waiting[sender] -= size
 
     def refuse(self, sender: str, why: str) -> None:
         self.fail(Unreadable(sender, why))
@@ -194,7 +201,7 @@ class Inbox:
             return None
         if isinstance(found, Exception):
             raise found
-        self.leave_out(found.sender, len(found.body))
+        self.leave_out(found.sender, found.size)
         return found
 
 
@@ -238,6 +245,7 @@ class _Incoming:
     due: int
     dial: int
     head: dict | None = None
+    head_bytes: int = 0
     slices: list[bytes] = field(default_factory=list)
     nbytes: int = 0
 
@@ -543,17 +551,18 @@ class ZmqWire:
             try:
                 if len(parts) != 2:
                     raise ValueError(f"{len(parts)} parts")
-                head = _head(parts[0].bytes)
+                text = parts[0].bytes
+                head = _head(text)
                 if self.keys and parts[0].get("User-Id") != head["sender"]:
                     user, sender = parts[0].get("User-Id"), head["sender"]
                     raise ValueError(f"{user} has spoken as {sender!r}")
                 if self.keys and head["sender"] not in self.keys.allowed():
                     raise ValueError(f"{head['sender']} is no longer allowed to take part")
-                self._take(identity.bytes, head, parts[1])
+                self._take(identity.bytes, head, len(text), parts[1])
             except ValueError as error:
                 log.warning("dropped a message: %s", error)
 
-    def _take(self, identity: bytes, head: dict, body: zmq.Frame) -> None:
+    def _take(self, identity: bytes, head: dict, head_bytes: int, body: zmq.Frame) -> None:
         sender = head["sender"]
         if sender not in self.members:
             raise ValueError(f"from {sender!r}, who is no node of this cluster")
@@ -577,7 +586,8 @@ class ZmqWire:
             coming.dial, coming.head, coming.slices = dial, None, []
         if number == coming.due:
             if at == 0:
-                coming.head, coming.slices, coming.nbytes = head, [], 0
+                coming.head, coming.head_bytes = head, head_bytes
+                coming.slices, coming.nbytes = [], 0
             if coming.head is None or at != coming.nbytes:
                 return
             size = whole(coming.head, "size")
@@ -595,7 +605,8 @@ class ZmqWire:
             coming.due, coming.head, coming.slices = number + 1, None, []
             self._receipt(identity, stream, number)
             head = {name: value for name, value in head.items() if name not in OWN}
-            self._inbox.put(Received(sender, head, b"".join(piece.buffer for piece in slices)))
+            body = b"".join(piece.buffer for piece in slices)
+            self._inbox.put(Received(sender, head, body, coming.head_bytes))
         else:
             self._receipt(identity, stream, coming.due - 1)
 

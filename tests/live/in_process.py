@@ -16,11 +16,13 @@ class Gone(Exception):
 
 
 class Queues:
-    """The wire of one member; ``dies(head)`` says that it ends instead of sending this, and what it
-    brings leaves as ``spoils(body)``."""
+    """The wire of one member; ``dies(head)`` says that it ends instead of sending this, what it
+    brings leaves as ``spoils(body)``, and when first it has finished an iteration it says the
+    coordinator what ``lie`` is, too."""
 
-    def __init__(self, name, boxes, dies=lambda head: False, spoils=bytes):
+    def __init__(self, name, boxes, dies=lambda head: False, spoils=bytes, lie=None):
         self.name, self.boxes, self.dies, self.spoils = name, boxes, dies, spoils
+        self.lie = lie
         self.members, self.heard, self.address = frozenset(boxes), {}, f"queue of {name}"
 
     def connect(self, addresses):
@@ -40,6 +42,9 @@ class Queues:
         if self.dies(head):
             self.boxes[COORDINATOR].put(Received(self.name, dict(kind="left", reason="it died")))
             raise Gone
+        if self.lie and head["kind"] == "finished":
+            lie, self.lie = self.lie, None
+            self.boxes[COORDINATOR].put(Received(self.name, lie))
         brings = head.get("tag", [""])[0] in ("push", "all")
         body = self.spoils(body) if brings else bytes(body)
         self.boxes[to].put(Received(self.name, dict(head), body))
@@ -49,7 +54,7 @@ class Queues:
             self.send(name, head, body)
 
 
-def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False):
+def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False, lies=None):
     """What a run came to.
 
     deaths: by member, whether its process ends instead of sending a message of this head; it does
@@ -58,6 +63,7 @@ def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False):
     late: by member, how many seconds after the others it comes.
     here: what the coordinator is told of where the members are.
     recorded: whether the record is wanted.
+    lies: by member, a message that is none of what it does, once.
     """
     boxes, threads, deaths = {name: queue.Queue() for name in given.members}, [], dict(deaths or {})
 
@@ -70,7 +76,8 @@ def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False):
         never = deaths.pop(name, lambda head: False)
         # Made here, one after the other: threads would import a file while another one does.
         spoils = (rogues or {}).get(name, bytes)
-        node = Node(given, name, Queues(name, boxes, never, spoils))
+        lie = (lies or {}).get(name)
+        node = Node(given, name, Queues(name, boxes, never, spoils, lie))
         threads.append(threading.Thread(target=live, args=[node], daemon=True))
         threads[-1].start()
 

@@ -303,12 +303,12 @@ def test_who_asks_twice_is_sent_it_once(star):
     assert kept.posted(its, "one") is None
     fields = dict(what="wants", board=kept.board, number=0)
     for _ in range(2):
-        server._lines["one"]._hear(fields, {}, b"")
+        server._lines["one"]._hear(fields, {}, 0, b"")
     assert asked == ["gone", "gone"]
     again = kept.post(["one", "two"], MODEL)
     fields["number"] = 1
     for _ in range(2):
-        server._lines["one"]._hear(fields, {}, b"")
+        server._lines["one"]._hear(fields, {}, 0, b"")
     assert asked[2:] == ["gives", "gone"] and again.owed <= {"two"}
 
 

@@ -152,11 +152,13 @@ def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_pa
             assert received.kind == "heartbeat"
 
 
-def test_who_sends_more_than_may_wait_is_barred(wires):
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_who_sends_more_than_may_wait_is_barred(wires, where):
     a, b = wires("a"), wires("b", queue_bytes=10_000)
     meet(a, b)
+    head, body = ({}, bytes(10_000)) if where == "body" else ({"more": "x" * 10_000}, b"")
     for number in range(12):
-        a.send("b", data(number), bytes(10_000))
+        a.send("b", data(number) | head, body)
     found = []
     until(lambda: "a" in b.inbox.barred)  # nobody reads meanwhile
     with pytest.raises(Unreadable, match="bytes wait to be received, at most 10000"):

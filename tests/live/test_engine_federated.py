@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowlink.methods import aggregation, compression
-from slowlink.methods.synchronization import Sync
+from slowlink.methods.synchronization import Left, Sync
 from slowlink.testbed.live.engine import settings, tasks
 from slowlink.testbed.live.engine.coordinator import Failed
 from slowlink.testbed.live.engine.flow import Refused
@@ -93,6 +93,61 @@ def test_who_dies_in_the_first_meeting_is_no_part_of_the_mean_of_models(tmp_path
     in_process.run(given, {"site1/worker2": lambda head: head["kind"] == "data"})
     steps = -LR * (1 + (1 + MOMENTUM))
     assert final(given) == pytest.approx((1 + 2) / 2 * steps, rel=1e-6)
+
+
+LIAR, OTHER, SERVER = "site1/worker1", "site1/worker2", "central/server"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        dict(kind="bad", member=OTHER, why="it sent NaN"),
+        dict(kind="rows", round=1, metrics={"test_accuracy": [100.0, "%"]}),
+        dict(kind="rows", round=1, metrics={"test_loss": [math.inf, "1"]}),
+        dict(kind="carried", round=1, nbytes=10**9),
+        dict(kind="applied", meeting=0, attempt=0, version=9, uploads=[]),
+        dict(kind="waiting", names=[SERVER, OTHER]),
+    ],
+    ids=lambda lie: " ".join(map(str, list(lie.values())[:2])),
+)
+def test_what_a_member_says_that_is_not_its_to_say_changes_nothing(tmp_path, lie):
+    """Clients of a server have nothing to do with each other, and do not measure its model."""
+    ended = [
+        run_with(tmp_path / which, lies) for which, lies in (("one", {}), ("two", {LIAR: lie}))
+    ]
+    honest, other = (one.digests for one in ended)
+    assert honest == other and {LIAR, OTHER, SERVER} <= honest.keys()
+    kept, there = (
+        sorted((row.metric, row.round, row.value) for row in one.rows if row.unit != "s")
+        for one in ended
+    )
+    assert kept == there and kept
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        dict(kind="bad", member=SERVER, why="x"),
+        dict(kind="bad", member="nobody", why="x"),
+        dict(kind="bad", member=OTHER),
+        dict(kind="rows"),
+        dict(kind="rows", round=1, metrics=7),
+        dict(kind="failed"),
+    ],
+    ids=lambda lie: " ".join(map(str, lie.values())),
+)
+def test_who_accuses_the_server_or_says_what_is_no_message_goes_alone(tmp_path, lie):
+    ended = run_with(tmp_path, {LIAR: lie})
+    (left,) = [told.event for told in ended.record.told if isinstance(told.event, Left)]
+    assert left.worker == 1
+    assert {OTHER, SERVER} <= ended.digests.keys() and LIAR not in ended.digests
+
+
+def run_with(folder, lies):
+    folder.mkdir(exist_ok=True)
+    policy = dict(name="fedavg", local_iterations=2)
+    given = described(folder, policy, 3, rounds=3, on_loss="continue")
+    return in_process.run(given, lies=lies)
 
 
 def largest(values, ratio=0.1):

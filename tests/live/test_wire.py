@@ -123,11 +123,13 @@ def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_pa
     assert "a: no longer allowed to take part" in caplog.text
 
 
-def test_who_sends_more_than_may_wait_is_barred(wires):
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_who_sends_more_than_may_wait_is_barred(wires, where):
     a, b = wires("a"), wires("b", queue_bytes=100_000)
     a.connect({"b": b.address})
+    head, body = ({}, bytes(10_000)) if where == "body" else ({"more": "x" * 10_000}, b"")
     for _ in range(4 * WAITING):
-        a.send("b", dict(kind="data"), bytes(10_000))
+        a.send("b", dict(kind="data") | head, body)
     time.sleep(0.5)
     kept = 0
     with pytest.raises(ValueError, match="message of a refused: .* at most 100000"):

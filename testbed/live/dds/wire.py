@@ -39,6 +39,7 @@ from slowlink.testbed.live.dds.segments import Refused
 from slowlink.testbed.live.dds.sessions import Access
 from slowlink.testbed.live.identity import Keys
 from slowlink.testbed.live.wire import (
+    ENTRY_BYTES,
     FLUSH_S,
     MAX_HEAD,
     OWN,
@@ -207,9 +208,15 @@ class _Waiting:
     """What has come and waits for its body, or for messages before it."""
 
     head: dict[str, Any]
-    size: int
+    head_bytes: int
+    body_bytes: int
     body: bytes | None = None
     posted: Posted | None = None
+
+    @property
+    def size(self) -> int:
+        """As :attr:`Received.size`."""
+        return self.head_bytes + self.body_bytes + ENTRY_BYTES
 
 
 class _Line:
@@ -353,6 +360,7 @@ class _Line:
         if self.name in inbox.barred:
             return
         head, body = _parts(message.payload)
+        head_bytes = len(message.payload) - len(body)
         self.wire.heard[self.name] = time.monotonic()
         if head.get("beat"):
             inbox.put(Received(self.name, {"kind": "heartbeat", "address": self.wire.address}))
@@ -378,14 +386,14 @@ class _Line:
         its = head.get("board")
         head = {name: value for name, value in head.items() if name not in OWN}
         if its is None:
-            self._hold(_Waiting(head, len(body), body))
+            self._hold(_Waiting(head, head_bytes, len(body), body))
             return
         try:
-            self._hear(its, head, body)
+            self._hear(its, head, head_bytes, body)
         except ValueError as error:
             inbox.refuse(self.name, f"of a board: {error}")
 
-    def _hear(self, its: Any, head: dict[str, Any], body: bytes) -> None:
+    def _hear(self, its: Any, head: dict[str, Any], head_bytes: int, body: bytes) -> None:
         """What the other says of a board; raises ValueError."""
         if not isinstance(its, dict):
             raise ValueError(f"board must be an object, not {its!r:.99}")
@@ -404,7 +412,7 @@ class _Line:
             if self._posted and self._posted[0] == board and posted.number <= self._posted[1]:
                 raise ValueError(f"post {posted.number} comes after {self._posted[1]}")
             self._posted = board, posted.number
-            if self._hold(_Waiting(head, posted.size, None, posted)):
+            if self._hold(_Waiting(head, head_bytes, posted.size, None, posted)):
                 self.wire.reading().expect(self.name, posted, self)
         elif what in ("gives", "gone"):
             number = whole(its, "number")
@@ -454,7 +462,8 @@ class _Line:
 
     def _hand_on(self) -> None:
         while self._held and (body := self._held[0].body) is not None:
-            self.wire.inbox.hand_on(Received(self.name, self._held.popleft().head, body))
+            its = self._held.popleft()
+            self.wire.inbox.hand_on(Received(self.name, its.head, body, its.head_bytes))
 
     def _drop(self) -> None:
         """Wait for nothing of what was under way."""

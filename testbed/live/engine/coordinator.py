@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import BaseModel, ValidationError, create_model
 
 from slowlink.methods.synchronization import (
     Continue,
@@ -54,6 +55,27 @@ ROWS = "rows.jsonl"
 
 LOSSES = ("loss", "train_loss", "test_loss")
 """Metrics without which nothing goes on."""
+
+
+def _said(**fields: Any) -> type[BaseModel]:
+    return create_model("Said", **{name: (its, ...) for name, its in fields.items()})
+
+
+SAID = dict(
+    hello=_said(address=str, rounds=list[tuple[int, int]], run=str, model=str),
+    begins=_said(left=int),
+    applied=_said(meeting=int, attempt=int, version=int, uploads=list[tuple[int, float]]),
+    dropped=_said(meeting=int, attempt=int),
+    synced=_said(meeting=int, attempt=int),
+    rows=_said(round=int, metrics=dict[str, tuple[float, str]]),
+    carried=_said(round=int, nbytes=int),
+    waiting=_said(names=list[str]),
+    bad=_said(member=str, why=str),
+    done=_said(digest=str, sent_bytes=int),
+    left=_said(reason=str),
+    failed=_said(reason=str),
+)
+"""What a member's message has by its kind; who takes part may run other code than this."""
 
 Say = Callable[[str], None]
 
@@ -152,8 +174,10 @@ def written(output: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in (output / ROWS).read_text().splitlines()]
 
 
-def _bad(told: str, why: str) -> str:
-    return f"it sent what cannot be ({told}): {why}"
+def _bad(culprit: str, told: str, head: Mapping[str, Any]) -> str:
+    if culprit != head["member"]:
+        return f"it says that {head['member']} sent what cannot be: {head['why']}"
+    return f"it sent what cannot be ({told}): {head['why']}"
 
 
 class Coordinator:
@@ -202,8 +226,8 @@ class Coordinator:
         self.begun = [0.0] * len(self.workers)
         self.due: dict[str, float] = {}
         """Until when a worker must have finished its iteration, or what else is named."""
-        self.judges: set[str] = set()
-        """Workers that evaluate before they compute on."""
+        self.judges: Counter[str] = Counter()
+        """Workers that evaluate before they compute on, each with how often."""
         self.keeping = 0
         """Snapshots that the central server has been told to write and has not written."""
         self.times: list[list[float]] = [[] for _ in self.workers]
@@ -342,16 +366,24 @@ class Coordinator:
                     until.pop(name, None)
                 case "left" | "failed":
                     raise Failed(f"{name}: {head['reason']}")
-                case "bad":
-                    raise Failed(f"{head['member']}: {_bad(name, head['why'])}")
+                case "bad" if culprit := self._culprit_by(name, head["member"]):
+                    raise Failed(f"{culprit}: {_bad(culprit, name, head)}")
                 case _:
                     self.later.append(received)
 
     def _receive(self, timeout_s: float) -> Received | None:
+        """The next message, of which all is there that its kind has."""
         try:
-            return self.wire.receive(timeout_s)
+            received = self.wire.receive(timeout_s)
+            if received is not None and received.kind in SAID:
+                SAID[received.kind].model_validate(received.head)
         except Unreadable as error:
             return Received(error.sender, dict(kind="failed", reason=str(error)))
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            why = f"it said {received.kind!r} with {where}: {error.errors()[0]['msg']}"
+            return Received(received.sender, dict(kind="failed", reason=why))
+        return received
 
     def _progress(self, line: str) -> None:
         """Say it, if nothing has been said for a while."""
@@ -446,11 +478,13 @@ class Coordinator:
                     self._again(meeting)
             case "synced" if rank is not None:
                 self._synced(rank, head["meeting"], head["attempt"])
-            case "rows":
+            case "rows" if self._evaluates(name):
                 self._note(head["round"], head["metrics"])
-                if name in self.judges:
+                if self.judges[name] > 1:
+                    self.judges[name] -= 1
+                elif rank is not None:
                     self._judged(name)
-            case "carried":
+            case "carried" if rank is None:
                 self._weigh(head["round"], head["nbytes"])
             case "kept" if self.keeping and name == self.servers[0]:
                 self.keeping -= 1
@@ -463,7 +497,8 @@ class Coordinator:
             case "left":
                 self._lose(name, head["reason"], replace=True)
             case "bad":
-                self._lose(head["member"], _bad(name, head["why"]))
+                if culprit := self._culprit_by(name, head["member"]):
+                    self._lose(culprit, _bad(culprit, name, head))
             case "failed":
                 self._lose(name, head["reason"])
             case _:
@@ -481,7 +516,7 @@ class Coordinator:
                     self._idle(decision, [rank])
                     self.doing[rank], self.begun[rank] = "computing", t
                     name = self.workers[rank]
-                    if name not in self.judges:  # else from when it has evaluated
+                    if not self.judges[name]:  # else from when it has evaluated
                         self.due[name] = time.monotonic() + self.limits.compute_s
                     self._send(name, "compute")
                 case Sync(members=members):
@@ -615,14 +650,23 @@ class Coordinator:
         keeper = self.servers[0] if self.settings.mode == "model" else self._first()
         self._send(keeper, "evaluate", round=round_)
         if keeper in self.rank:
-            self.judges.add(keeper)
+            self.judges[keeper] += 1
             self.due[f"evaluation {keeper}"] = time.monotonic() + self.limits.evaluate_s
+        self._ask_weight(round_)
+
+    def _ask_weight(self, round_: int) -> None:
         if self.servers and not self.settings.exchange.whole:  # else none sees all that is sent
             self._send(self.servers[0], "weigh", round=round_)
 
+    def _evaluates(self, name: str) -> bool:
+        """Whether this member was asked what the model is worth: nobody else writes the scores."""
+        if self.settings.mode == "model":  # the server sees for itself when it is time
+            return name == self.servers[0]
+        return bool(self.judges[name])
+
     def _judged(self, name: str) -> None:
         """A worker has evaluated, or is gone."""
-        self.judges.discard(name)
+        del self.judges[name]
         self.due.pop(f"evaluation {name}", None)
         if self.doing[self.rank[name]] == "computing":
             self.due[name] = time.monotonic() + self.limits.compute_s
@@ -722,14 +766,36 @@ class Coordinator:
             received = self._receive(0.1)
             if received is not None and received.kind == "waiting":
                 self.asked[received.sender] = received.head["names"]
-            elif received is not None and received.kind in ("left", "bad", "failed"):
-                return received.head.get("member", received.sender)
+            elif received is not None and received.kind in ("left", "failed"):
+                return received.sender
+            elif received is not None and received.kind == "bad":
+                if culprit := self._culprit_by(received.sender, received.head["member"]):
+                    return culprit
             elif received is not None:
                 self.later.append(received)
         if silent := [name for name in asked if name not in self.asked]:
             return silent[0]
-        named = [name for names in self.asked.values() for name in names]
+        named = [name for names in self.asked.values() for name in set(names) & set(asked)]
         return max(set(named), key=lambda name: (named.count(name), name), default=asked[0])
+
+    def _culprit_by(self, name: str, accused: str) -> str | None:
+        """Who is lost where a member says of another that it sent what cannot be.
+
+        A server's word counts, as it keeps the model anyway. A worker's counts of a worker that it
+        meets with; it cannot put out others, and if it can take nothing from a server, it goes.
+        """
+        known = accused in self.rank or accused in self.servers
+        if name not in self.rank or self.settings.on_loss == "stop":
+            return accused if known else name
+        if accused not in self.rank:
+            return name
+        both = {self.rank[name], self.rank[accused]}
+        meet = any(both <= set(meeting.sync.members) for meeting in self.meetings.values())
+        node = self.settings.workers[self.rank[name]]
+        if meet and accused in self.settings.partners(node):
+            return accused
+        log.warning("%s says that %s sent what cannot be, and has no part with it", name, accused)
+        return None
 
     def _lose(self, name: str, why: str, replace: bool = False) -> None:
         """Go on without ``name``, for ever or until another process takes its part, or end."""
@@ -832,12 +898,15 @@ class Coordinator:
             for name in self._involved(meeting.sync):
                 self._send(name, "drop", meeting=meeting.number)
         last = self.rounds if self.evaluated < self.rounds else None
+        if last is not None:
+            self._ask_weight(last)
         for name in waiting:
             final = dict(version=self.version, evaluate=last) if name == keeper else None
             self._send(name, "stop", reason="", final=final)
         digests: dict[str, str] = {}
         sent: dict[str, int] = {}
         allowed = max(self.limits.compute_s, self.limits.evaluate_s)
+        goes_on, needed = self.settings.on_loss != "stop", {keeper, *self.servers}
         until = time.monotonic() + allowed
         while waiting - digests.keys():
             received = self._following(max(0.0, until - time.monotonic()))
@@ -846,18 +915,21 @@ class Coordinator:
             match received.kind:
                 case "rows" | "carried" if received.head["round"] > self.rounds:
                     pass  # the server applied a meeting that was heard of too late to count
-                case "rows":
+                case "rows" if received.sender == keeper or self._evaluates(received.sender):
                     self._note(received.head["round"], received.head["metrics"])
                     until = time.monotonic() + allowed
-                case "carried":
+                case "carried" if received.sender not in self.rank:
                     self._weigh(received.head["round"], received.head["nbytes"])
                 case "done":
                     digests[received.sender] = received.head["digest"]
                     sent[received.sender] = received.head["sent_bytes"]
-                case "left" if self.settings.on_loss != "stop" and received.sender != keeper:
+                case "left" | "failed" if goes_on and received.sender not in needed:
                     waiting.discard(received.sender)
-                case "failed" | "bad":
-                    raise Failed(f"{received.sender}: {received.head}")
+                case "failed":
+                    raise Failed(f"{received.sender}: {received.head['reason']}")
+                case "bad" if not goes_on or received.sender in needed:
+                    head = received.head
+                    raise Failed(f"{head['member']}: {_bad(head['member'], received.sender, head)}")
         if self.settings.mode == "sum":
             odd = {name: digests[name] for name in self.workers if name in digests}
             if len(set(odd.values())) > 1:

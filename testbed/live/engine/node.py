@@ -458,9 +458,11 @@ class Node:
         if self.centre and settings.mode == "model" and not bringing:
             model = self.models[seen] if level == GLOBAL else self.given[members[0]]
             self._hand_out(held, model)
-        for stray, at in self.strays.pop((meeting, attempt), []):
-            self.stray_bytes -= len(stray.body)
-            self._arrived(stray, at)
+        for key in [key for key in self.strays if key[0] == meeting and key[1] <= attempt]:
+            strays = self.strays.pop(key)
+            self.stray_bytes -= sum(stray.size for stray, _ in strays)
+            for stray, at in strays if key[1] == attempt else ():
+                self._arrived(stray, at)
         self._close(held)
 
     def _passes_on(self, workers: Sequence[int]) -> bool:
@@ -552,7 +554,6 @@ class Node:
             self.task.adopt(self.base)
         if final and final["evaluate"] is not None:
             self._evaluate(final["evaluate"])
-            self._weigh(final["evaluate"])
         if self.judge:
             self.judge.shutdown()
         if final:
@@ -577,7 +578,7 @@ class Node:
         held = self.held.get(number)
         if held is None or attempt > held.attempt:
             self.strays[number, attempt].append((received, at))
-            self.stray_bytes += len(received.body)
+            self.stray_bytes += received.size
             if self.stray_bytes > self.settings.limits.queue_bytes:
                 raise refused("it sends for meetings that nobody has called")
             return
