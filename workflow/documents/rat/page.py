@@ -198,8 +198,9 @@ granularity = Figure(
     title="How finely messages are cut, and what they cost",
     shows="Completion time at 8:1, in units of vector over a card's rate, where no message goes "
     "in pieces larger than so many parts of the vector. Everywhere else all exchanges have the "
-    "finest, and messages and sums cost nothing. A host adds as fast as any other: a box that "
-    "sums for a rack adds what all of its cards bring.",
+    "finest, and messages and sums cost nothing. A host's software does one message after another, "
+    "while those before leave, and adds as fast as any other's: a box that sums for a rack does so "
+    "for all of its cards.",
     of=[experiments.granularity],
     style=STYLE,
     chart=Heat(rows="normalised_time", x="pieces", y="method", panels="cost", order="value"),
