@@ -36,8 +36,7 @@ from numba.np.numpy_support import from_dtype
 TRANSFER = np.dtype(
     [
         # Fixed when the plan starts.
-        ("latency", "f8"),  # before a piece flows: of its route, and the message's own
-        ("lag", "f8"),  # that of its route, by which it arrives later than it leaves
+        ("lag", "f8"),  # before a piece flows, and by which it arrives later than it leaves
         ("nbytes", "f8"),  # of a piece
         ("src", "i4"),
         ("dst", "i4"),
@@ -48,6 +47,8 @@ TRANSFER = np.dtype(
         ("order", "i4"),  # entry of the instance's list of transfers by phase
         # As it goes on.
         ("chunk", "i4"),
+        ("written", "i4"),  # pieces that its sender's software is done with
+        ("behind", "i4"),  # the next that its sender's software has to do
         ("slot", "i4"),
         ("lane", "i4"),
         ("left", "i4"),  # children in its lane's queue
@@ -70,7 +71,8 @@ FLOW = np.dtype(
         ("linked", "i8"),  # listed at its links
     ]
 )
-PIECE = np.dtype([("ready", "f8"), ("pending", "i4")], align=True)
+# ``asked``: what its sender's software still waits for, where messages take it time.
+PIECE = np.dtype([("ready", "f8"), ("pending", "i4"), ("asked", "i4")], align=True)
 # ``weight``: flows of its kind that share each link of this kind.
 HOP = np.dtype([("link", "i4"), ("place", "i4"), ("pair", "i4"), ("weight", "i4")])
 INSTANCE = np.dtype(
@@ -130,7 +132,16 @@ BLOCK = 32
 """Groups that are looked through together: for the next that ends, blocks of them are."""
 LEAST = np.dtype([("finish", "f8"), ("early", "f8")])
 PAIR = np.dtype([("link", "i4"), ("flows", "i4")])
-NODE = np.dtype([("paused", "i8"), ("resumed", "f8")])
+NODE = np.dtype(
+    [
+        ("paused", "i8"),
+        ("resumed", "f8"),
+        ("first", "i8"),  # transfers whose pieces its software has to do, the first and the last
+        ("last", "i8"),
+        ("writing", "i8"),  # its software does one
+        ("roused", "i8"),
+    ]
+)
 EVENT = np.dtype([("time", "f8"), ("code", "i8")])
 CHANGE = np.dtype([("link", "i8"), ("rate", "f8"), ("foreign", "i8")])
 
@@ -142,12 +153,13 @@ Numbers of transfers, links and the like lie in arrays as int32, and are passed 
 combination of types a function would be compiled anew, which takes seconds."""
 
 # Kinds of timed events, in the order in which one instant handles them.
-RESUME, PAUSE, ALTER, READY, ENTER, CLOSE = range(6)
+RESUME, PAUSE, ALTER, ASK, WRITTEN, READY, ENTER, CLOSE = range(8)
 KIND_SHIFT = 40
 
 # Entries of ``State.count``.
 ACTIVE, ENDED, EVENTS, WORK, TOUCHED, DIRTY, BUSY, DONE, REGROUP, PAIRS, ORDER, STAMP = range(12)
-N_COUNTS = 12
+ASKED, ROUSED = 12, 13
+N_COUNTS = 14
 
 SAME_SIZE = 1e-9
 """Share of a piece, or of a link's rate, that counts as nothing."""
@@ -184,12 +196,14 @@ ARRAYS = POOLS | dict(
     ended=np.dtype("i4"),  # transfers whose piece ended in this instant
     work=np.dtype("i4"),
     touched=np.dtype("i8"),
+    asked=EVENT,  # a binary heap: chunks and transfers that software takes up in this instant
+    roused=np.dtype("i8"),  # nodes whose software may begin another
     dirty=np.dtype("i8"),
     some_links=np.dtype("i8"),
     levels=EVENT,  # a binary heap
     done=np.dtype("i8"),
     count=np.dtype("i8"),
-    clock=np.dtype("f8"),  # now, and the rate cap of a transfer
+    clock=np.dtype("f8"),  # now, the rate cap of a transfer, and what a message takes software
 )
 """The arrays of a state."""
 NUMBERS = {name: number for number, name in enumerate(ARRAYS)}
@@ -319,24 +333,27 @@ def empty_state(nodes: int, links: int, events: int, changes: int) -> State:
     """Nothing runs, at time 0; room for so many nodes, links, events and changes of links."""
     by_link = ("links", "dirty", "some_links", "levels")
     room = dict.fromkeys(by_link, links) | dict.fromkeys(("groups", "finish", "early"), links + 1)
-    room |= dict(nodes=nodes, changes=changes, events=events + changes, count=N_COUNTS, clock=2)
+    room |= dict(nodes=nodes, roused=nodes, changes=changes, count=N_COUNTS, clock=3)
+    room |= dict(events=events + changes + nodes)
     room |= dict(blocks=links // BLOCK + 1, order=8 * links)
     state = State(*(np.zeros(room.get(name, 0), kind) for name, kind in ARRAYS.items()))
     state.finish[:] = state.early[:] = state.clock[1] = np.inf
     state.blocks["finish"] = state.blocks["early"] = np.inf
     state.nodes["resumed"] = -np.inf
+    state.nodes["first"] = state.nodes["last"] = -1
     return state
 
 
 def grow(state: State, pools: dict[str, np.ndarray]) -> None:
     """Put ``pools`` in place of a state's own, and make room for all that may happen in them.
 
-    A transfer has at most one timed event at a time, and so has an instance.
+    A transfer has at most one timed event at a time, and one more while its sender's software waits
+    for a value; a node has one, and so has an instance.
     """
     more = {name: len(array) - len(getattr(state, name)) for name, array in pools.items()}
     t, i = more["transfers"], more["instances"]
-    room = dict(events=t + i, done=i, touched=more["lanes"])
-    room |= dict.fromkeys(("active", "ended", "work"), t)
+    room = dict(events=2 * t + i, done=i, touched=more["lanes"])
+    room |= dict.fromkeys(("active", "ended", "work", "asked"), t)
     longer_ones = {
         name: longer(getattr(state, name), len(getattr(state, name)) + extra)
         for name, extra in room.items()
@@ -407,7 +424,7 @@ def advance(address, until, first):
 
 
 @numba.njit(cache=True)
-def place(address, at, sizes, plan, course, nbytes, begin, message_s):
+def place(address, at, sizes, plan, course, nbytes, begin):
     """Write a plan into its blocks, and what it begins with into the timed events, of the
     :class:`State` there.
 
@@ -421,15 +438,13 @@ def place(address, at, sizes, plan, course, nbytes, begin, message_s):
     for t in range(n):
         row, flow = s.transfers[at.transfers + t], s.flows[at.transfers + t]
         row.src, row.dst, row.limited = plan.src[t], plan.dst[t], plan.limited[t]
-        row.lag = row.latency = plan.lag[t]
-        if row.src != row.dst:
-            row.latency += message_s
+        row.lag = plan.lag[t]
         row.nbytes, row.instance = nbytes[t] / chunks, instance
         row.piece0 = at.pieces + t * chunks
         row.next0 = at.successors + course.next_ptr[t]
         row.next1 = at.successors + course.next_ptr[t + 1]
         row.order, row.lane = at.transfers + course.order[t], at.lanes + plan.lane[t]
-        row.chunk, row.slot = 0, -1
+        row.chunk, row.written, row.slot = 0, 0, -1
         flow.route0, flow.route1 = at.hops + plan.hop_ptr[t], at.hops + plan.hop_ptr[t + 1]
         flow.at, flow.group, flow.linked = -1, -1, 0
         flow.nothing = SAME_SIZE * row.nbytes
@@ -437,9 +452,16 @@ def place(address, at, sizes, plan, course, nbytes, begin, message_s):
             piece = s.pieces[row.piece0 + chunk]
             piece.ready = begin[t]
             # It waits for the piece before it, and the first one for the phases before its own.
-            piece.pending = plan.dep_ptr[t + 1] - plan.dep_ptr[t]
-            piece.pending += chunk > 0 or plan.rank[t] > 0
-        if s.pieces[row.piece0].pending == 0:
+            waits = plan.dep_ptr[t + 1] - plan.dep_ptr[t] + (chunk > 0 or plan.rank[t] > 0)
+            piece.pending, piece.asked = waits, 0
+            if _by_software(s, row):
+                # Its software waits for all that; it, for its software and the piece before it.
+                piece.pending, piece.asked = 1 + (chunk > 0), waits
+        first = s.pieces[row.piece0]
+        if _by_software(s, row):
+            if first.asked == 0:
+                _schedule(s, begin[t], (ASK << KIND_SHIFT) | (at.transfers + t))
+        elif first.pending == 0:
             _schedule(s, begin[t], (READY << KIND_SHIFT) | (at.transfers + t))
     for h in range(len(plan.hops)):
         hop = s.hops[at.hops + h]
@@ -491,6 +513,10 @@ def _instant(s, now):
         kind, item = code >> KIND_SHIFT, code & ((1 << KIND_SHIFT) - 1)
         if kind == READY:
             _ready(s, item, now)
+        elif kind == ASK:
+            _ask(s, item, now)
+        elif kind == WRITTEN:
+            _written(s, item, now)
         elif kind == ENTER:
             _enter(s, item, now)
         elif kind == CLOSE:
@@ -514,6 +540,13 @@ def _instant(s, now):
         for i in range(s.count[TOUCHED]):
             _send(s, s.touched[i], now)
         s.count[TOUCHED] = 0
+    while s.count[ASKED]:
+        t = s.asked[0].code
+        s.count[ASKED] = _pop(s.asked, s.count[ASKED])
+        _queue(s, t)
+    for i in range(s.count[ROUSED]):
+        _write(s, s.roused[i], now)
+    s.count[ROUSED] = 0
     for i in range(s.count[ENDED]):
         t = np.int64(s.ended[i])
         if s.flows[t].at < 0:
@@ -531,6 +564,78 @@ def _instant(s, now):
 @_inner
 def _soon(now):
     return now + SAME_TIME * abs(now)
+
+
+@_inner
+def _by_software(s, transfer):
+    """Whether messages take their sender's software time, and this is one."""
+    return s.clock[2] > 0 and transfer.src != transfer.dst
+
+
+@_inner
+def _need(s, t, piece, now):
+    """Something that a piece of ``t`` needs is there: its value, or its phase."""
+    if not _by_software(s, s.transfers[t]):
+        _release(s, t, piece, now, now)
+        return
+    s.pieces[piece].asked -= 1
+    if s.pieces[piece].asked == 0:
+        _ask(s, t, now)
+
+
+@_inner
+def _ask(s, t, now):
+    """The next piece of ``t`` is its sender's software's to do, now or when its time comes."""
+    flow = s.transfers[t]
+    ready = s.pieces[flow.piece0 + flow.written].ready
+    if ready > _soon(now):
+        _schedule(s, ready, (ASK << KIND_SHIFT) | t)
+    else:
+        s.count[ASKED] = _push(s.asked, s.count[ASKED], float(flow.written), t)
+
+
+@_inner
+def _queue(s, t):
+    """Put ``t`` behind what its sender's software has to do."""
+    node = s.nodes[s.transfers[t].src]
+    s.transfers[t].behind = -1
+    if node.first < 0:
+        node.first = t
+    else:
+        s.transfers[node.last].behind = t
+    node.last = t
+    _rouse(s, np.int64(s.transfers[t].src))
+
+
+@_inner
+def _rouse(s, node):
+    if not s.nodes[node].roused:
+        s.nodes[node].roused = 1
+        s.roused[s.count[ROUSED]] = node
+        s.count[ROUSED] += 1
+
+
+@_inner
+def _write(s, which, now):
+    """Let a node's software begin with the first piece that it has to do, unless it pauses."""
+    node = s.nodes[which]
+    node.roused = 0
+    if node.first >= 0 and not node.writing and not node.paused:
+        _schedule(s, now + s.clock[2], (WRITTEN << KIND_SHIFT) | node.first)
+        node.first, node.writing = s.transfers[node.first].behind, 1
+
+
+@_inner
+def _written(s, t, now):
+    """Software is done with a piece of ``t``, which waits only for its turn now."""
+    flow = s.transfers[t]
+    piece = flow.piece0 + flow.written
+    flow.written += 1
+    s.nodes[flow.src].writing = 0
+    _rouse(s, np.int64(flow.src))
+    _release(s, t, np.int64(piece), now, now)
+    if flow.written < s.instances[flow.instance].chunks:
+        _need(s, t, np.int64(piece + 1), now)
 
 
 @_inner
@@ -617,15 +722,14 @@ def _start(s, t, slot, free, now):
     """Put the current piece of ``t`` on its way; it shares links after its latency.
 
     The slot was free and the piece ready some time ago if the last message left, as it did, its
-    lag before it arrived: so the route's latency is waited for once and not once a piece, and only
-    what a message costs of itself is paid by every piece.
+    lag before it arrived: so the route's latency is waited for once and not once a piece.
     """
     flow = s.transfers[t]
     begin = max(s.pieces[flow.piece0 + flow.chunk].ready, free, s.nodes[flow.src].resumed)
     if flow.chunk == 0:
         flow.start_s = begin
     flow.slot = slot
-    enter = begin + flow.latency
+    enter = begin + flow.lag
     if enter > _soon(now):
         _schedule(s, enter, (ENTER << KIND_SHIFT) | t)
     else:
@@ -810,6 +914,7 @@ def _switch(s, node, pause, now):
     s.nodes[node].paused = pause
     if not pause:
         s.nodes[node].resumed = now
+        _rouse(s, node)
         for instance in range(len(s.instances)):
             # A plan's lanes are in the order of their nodes.
             low, high = s.instances[instance].lane0, s.instances[instance].lane1
@@ -855,7 +960,7 @@ def _complete(s, t, now):
     flow.chunk = chunk + 1
     for k in range(flow.next0, flow.next1):
         after = np.int64(s.successors[k])
-        _release(s, after, s.transfers[after].piece0 + chunk, now, now)
+        _need(s, after, s.transfers[after].piece0 + chunk, now)
     if flow.chunk < plan.chunks:
         # The next piece follows as soon as this one has left, a lag before it arrived.
         _release(s, t, flow.piece0 + flow.chunk, now - flow.lag, now)
@@ -873,7 +978,7 @@ def _complete(s, t, now):
         plan.phase_left = end - begin
         for k in range(begin, end):
             after = np.int64(s.transfers[plan.transfer0 + k].order)
-            _release(s, after, np.int64(s.transfers[after].piece0), now, now)
+            _need(s, after, np.int64(s.transfers[after].piece0), now)
 
 
 @_inner

@@ -175,9 +175,11 @@ class Network:
     paths: which of its equal shortest paths a pair of nodes takes; within each plan by itself.
     efficiency: payload share of what links carry, e.g. :func:`tcp_efficiency`.
     flow_cap: highest rate of a single transfer, bit/s, as links count.
-    message_s: seconds that sending a message takes before its first byte leaves, for each of the
-        pieces that a plan cuts it into; the next to the same receiver waits for it where the plan
-        has a send window, and the cards do not (``o`` of the LogP model).
+    message_s: seconds that a message takes its sender's software before its first byte leaves, for
+        each of the pieces that a plan cuts it into (``o`` of the LogP model). A node's software
+        does one after the other, whoever they are for, in the order in which their values are
+        there, of those at once first the earlier piece, then the transfer that comes first in its
+        plan; what it has done leaves meanwhile. While a node pauses it begins none.
     sum_rate: payload bytes/s that a node adds up of all that reaches it with REDUCE, as it comes in
         (the inverse of ``gamma`` in the usual cost model); what is copied costs nothing.
 
@@ -222,7 +224,7 @@ class Network:
         self._state = engine.empty_state(topology.n_nodes, links, events, len(times))
         self._state.links["rate"] = sum_rate / efficiency
         self._state.links["rate"][: topology.n_links] = topology.link_rate / 8
-        self._state.clock[1] = flow_cap / 8
+        self._state.clock[1:] = flow_cap / 8, message_s
         changes = self._state.changes
         changes["link"], changes["rate"], changes["foreign"] = altered, rates / 8, flows
         nodes, begins, ends = np.array(faults.pauses, dtype=np.float64).reshape(-1, 3).T
@@ -276,7 +278,8 @@ class Network:
         alone: bool = False,
     ) -> Result:
         """:meth:`start`. ``alone``: nothing else ever happens in this network, and each slot has
-        one size for all, so that one transfer of each kind stands for all."""
+        one size for all, so that one transfer of each kind stands for all. Not where messages take
+        software time: what one node sends waits for each other, so that it is not of one kind."""
         at = self.now if at is None else float(at)
         if not self.now <= at < math.inf:
             raise ValueError(f"{plan.name}: cannot start at {at} s, it is {self.now} s")
@@ -286,7 +289,7 @@ class Network:
             raise ValueError(f"{plan.name}: ready names node {strangers[0]}, no contributor")
         if not all(0 <= time < math.inf for time in ready.values()):
             raise ValueError(f"{plan.name}: ready times must be finite and >= 0")
-        static = self._compiled(plan, alone)
+        static = self._compiled(plan, alone and not self.message_s)
         result = Result(plan, self.topology, at, self._bytes(plan, static, sizes), _static=static)
         self._launch(result, ready)
         return result
@@ -361,7 +364,7 @@ class Network:
             for node, time in ready.items():
                 own[node] = max(time, result.start_s)
             begin = np.where(static.sends_own, own[flows.src], result.start_s)
-        given = flows, course, result._nbytes, begin, self.message_s
+        given = flows, course, result._nbytes, begin
         engine.place(self._state.address, at, (chunks, plan.window), *given)
         if not n:
             self._push(np.array([latest]), engine.CLOSE, np.array([at.instances]))

@@ -415,8 +415,11 @@ class Simulation {
     void Begin() {
         if (accepted < opened.size())
             throw std::runtime_error("not every connection opened in time");
+        // All are found before the first is written: what is written makes more of them ready.
+        std::vector<int64_t> first;
         for (size_t piece = 0; piece < pending.size(); ++piece)
-            if (!pending[piece]) Ready(piece);
+            if (!pending[piece]) first.push_back(piece);
+        for (int64_t piece : first) Ready(piece);
         if (pending.empty()) Simulator::Stop();
     }
 

@@ -165,7 +165,7 @@ def packet_simulate(
     ValueError
         A plan, sizes or faults that do not fit.
     RuntimeError
-        ns-3 is missing, or failed: with the last lines it printed.
+        ns-3 is missing, or failed: with the last lines it printed; or not all arrived.
     """
     missing = available()
     if missing:
@@ -191,6 +191,9 @@ def packet_simulate(
         transfers[column] = getattr(plan, column)
     transfers["nbytes"] = sizes
     transfers["start_s"], transfers["end_s"] = times.T
+    moved = transfers[plan.src != plan.dst]
+    if lost := int((moved["end_s"] <= moved["start_s"]).sum()):
+        raise RuntimeError(f"{plan.name}: ns-3 ended before {lost} of {len(moved)} had arrived")
     return PacketResult(
         float(transfers["end_s"].max(initial=0.0)),
         transfers,

@@ -23,9 +23,11 @@ class Paths:
     choice: ``first``: the lowest-numbered link at every node that offers several.
         ``ecmp``: every node hashes source, destination and ``seed``, as switches hash addresses
         and ports; independent at every node.
-        ``balanced``: at every node, the pairs that are bound for the same switch take turns over
-        the links that lead there, in the order in which the pairs first appear. So the links of
-        one rack carry equal numbers of pairs to any other rack, give or take one.
+        ``balanced``: at every node, the pairs that are bound for nodes behind the same switch, or
+        the same switches, take turns over the links that lead there, in the order in which the
+        pairs first appear. So the links of one rack carry equal numbers of pairs to any other
+        rack, give or take one. Nodes that share some of their switches and not all take turns
+        apart.
     seed: of the hash; unused otherwise.
     """
 

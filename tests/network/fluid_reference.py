@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from scipy.optimize import linprog
 
-WAITING, READY, LATENT, FLOWING, ARRIVED = range(5)
+WAITING, ASKED, WRITING, WRITTEN, READY, LATENT, FLOWING, ARRIVED = range(8)
 
 
 @dataclass
@@ -25,6 +25,8 @@ class Piece:
     latency: Fraction
     links: list[int]
     state: int = WAITING
+    asked: Fraction | None = None
+    written: Fraction | None = None
     ready: Fraction | None = None
     began: Fraction | None = None
     enters: Fraction | None = None
@@ -97,8 +99,8 @@ def lexicographic(flows, capacity, cap):
 def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message=0, sums=None):
     """Arrival of every transfer of every job: ``ends[job][transfer]`` in exact seconds.
 
-    ``paths`` maps (src, dst) to links; ``cap`` is bytes/s. A piece waits ``message`` seconds before
-    it is sent, and a node adds up ``sums`` bytes/s of what reaches it to be added.
+    ``paths`` maps (src, dst) to links; ``cap`` is bytes/s. A node writes what it sends, ``message``
+    seconds a piece and one at a time, and adds up ``sums`` bytes/s of what it gets to be added.
     """
     whole = {
         link: Fraction(rate) / 8
@@ -129,8 +131,15 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
                 )
             slots.setdefault((j, src, dst), [Fraction(-1)] * plan.window)
 
+    def before(piece):
+        return pieces[piece.plan, piece.transfer, piece.chunk - 1]
+
+    def is_written(piece):
+        return message > 0 and piece.src != piece.dst
+
     def waits_until(piece):
-        """The time from which ``piece`` may be sent; None if that is not known yet."""
+        """The time from which ``piece`` may be written, or sent where nothing is; None if that is
+        not known yet."""
         job = jobs[piece.plan]
         plan, t = job.plan, piece.transfer
         times = [Fraction(job.at)]
@@ -146,11 +155,14 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
             if pieces[key].state != ARRIVED:
                 return None
             times.append(pieces[key].arrived)
-        if piece.chunk:
-            before = pieces[piece.plan, t, piece.chunk - 1]
-            if before.state != ARRIVED:
+        if piece.chunk and is_written(piece):
+            if before(piece).state < WRITTEN:
                 return None
-            times.append(before.arrived - piece.latency)
+            times.append(before(piece).written)
+        elif piece.chunk:
+            if before(piece).state != ARRIVED:
+                return None
+            times.append(before(piece).arrived - piece.latency)
         return max(times)
 
     def paused(node, now):
@@ -185,9 +197,22 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
                 if piece.state == WAITING:
                     when = waits_until(piece)
                     if when is not None and when <= now:
-                        piece.state, piece.ready = READY, when
+                        if is_written(piece):
+                            piece.state, piece.asked = ASKED, when
+                        else:
+                            piece.state, piece.ready = READY, when
                         if piece.src == piece.dst:
                             arrive(piece, now)
+                        moved = True
+                elif piece.state == WRITING and piece.written <= now:
+                    piece.state = WRITTEN
+                    moved = True
+                elif piece.state == WRITTEN:
+                    if not piece.chunk or before(piece).state == ARRIVED:
+                        piece.state, piece.ready = READY, piece.written
+                        if piece.chunk:
+                            left = before(piece).arrived - piece.latency
+                            piece.ready = max(piece.ready, left)
                         moved = True
                 elif piece.state == LATENT and piece.enters <= now:
                     piece.state, piece.remaining = FLOWING, piece.size
@@ -199,6 +224,19 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
                         moved = True
             if moved:
                 continue
+            # Each node writes what it was asked for first; then first chunks, then lowest numbers.
+            for node in topology.workers.tolist():
+                mine = [(key, piece) for key, piece in pieces.items() if piece.src == node]
+                asked = [
+                    (piece.asked, key[2], key[0], key[1])
+                    for key, piece in mine
+                    if piece.state == ASKED
+                ]
+                writes = any(piece.state == WRITING for _, piece in mine)
+                if asked and not writes and not paused(node, now):
+                    _, c, j, t = min(asked)
+                    pieces[j, t, c].state, pieces[j, t, c].written = WRITING, now + message
+                    moved = True
             # Of those that could begin, who can first; then first chunks, then lowest numbers.
             could = []
             for key, piece in pieces.items():
@@ -220,7 +258,7 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
                 piece.began, piece.slot = began, slot
                 if slot >= 0:
                     slots[j, piece.src, piece.dst][slot] = None
-                piece.state, piece.enters = LATENT, began + piece.latency + message
+                piece.state, piece.enters = LATENT, began + piece.latency
                 moved = True
 
     now = Fraction(0)
@@ -239,6 +277,7 @@ def run(topology, paths, jobs, faults, cap=None, rates_of=water_filling, message
         rates = shares(flowing, now)
         times = [now + p.remaining / rate for p, rate in zip(flowing, rates, strict=True) if rate]
         times += [piece.enters for piece in pieces.values() if piece.state == LATENT]
+        times += [piece.written for piece in pieces.values() if piece.state == WRITING]
         times += edges
         for piece in pieces.values():
             if piece.state == WAITING and (when := waits_until(piece)) is not None:

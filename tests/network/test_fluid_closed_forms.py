@@ -441,15 +441,64 @@ def test_a_server_adds_up_as_fast_as_it_can(chunks, efficiency):
 
 @pytest.mark.parametrize("chunks", [1, 5])
 @pytest.mark.parametrize("latency", [0.0, 0.25])
-def test_every_piece_pays_for_its_message_and_its_route_once(chunks, latency):
-    """Along one connection: (message + piece's time) for each piece, and the latency once."""
+@pytest.mark.parametrize("message", [0.01, 0.5, 4.0])
+def test_pieces_are_written_while_those_before_leave_and_wait_for_the_route_once(
+    chunks, latency, message
+):
+    """Along one connection software and card are a line of two machines, through which all pieces
+    go one after the other: the slower has no gap, and the route's latency comes once."""
     topology = star(2, 8.0, latency=latency / 2)
     builder = PlanBuilder("two", 1, ("s",))
     builder.add(0, 1, "s", REDUCE)
     builder.add(0, 1, "s", REDUCE)
     plan = builder.build([0], [], chunks=chunks, window=1)
-    took = simulate(plan, topology, S, message_s=0.5).completion_s
-    assert took == pytest.approx(2 * (chunks * 0.5 + S) + latency)
+    nbytes = 3.0
+    took = simulate(plan, topology, nbytes, message_s=message).completion_s
+    piece = nbytes / chunks
+    busy = message + piece + (2 * chunks - 1) * max(message, piece)
+    assert took == pytest.approx(busy + latency)
+
+
+@pytest.mark.parametrize("receivers", [1, 63])
+def test_what_messages_take_a_sender_adds_up_whoever_they_are_for(receivers):
+    topology, message, piece = star(64, 8.0), 0.5, 1e-6
+    builder = PlanBuilder("many", 63, ("s",))
+    for part in range(63):
+        builder.add(0, 1 + part % receivers, "s", REDUCE, (), (part, part + 1))
+    plan = builder.build([0], [])
+    result = simulate(plan, topology, 63 * piece, message_s=message)
+    # Each leaves when it is written, in the order of the plan, and long before the next one is.
+    expected = message * np.arange(1, 64) + piece
+    assert result.transfers["end_s"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_chain_pays_for_every_message_and_different_senders_pay_at_once():
+    """0 sends to 1 and 2, which send on to 3: of its two the second is written later, and the node
+    in between writes only what has arrived."""
+    topology, message, nbytes = star(4, 8.0), 0.5, 2.0
+    builder = PlanBuilder("chain", 1, ("s",))
+    near, far = (builder.add(0, node, "s", COPY) for node in (1, 2))
+    builder.add(1, 3, "s", REDUCE, (near,))
+    builder.add(2, 3, "s", REDUCE, (far,))
+    plan = builder.build([0], [])
+    end = simulate(plan, topology, nbytes, message_s=message).transfers["end_s"]
+    # The first leaves at 0.5, alone for half a second; then both share 0's card: it has 1.5 to go,
+    # which takes 3 s, and what then is left of the second has the card for itself.
+    assert end[:2] == pytest.approx([4.0, 4.5])
+    # From 4.5 on the one and from 5 on the other goes into 3's card: they share it likewise.
+    assert end[2:] == pytest.approx([8.0, 8.5])
+
+
+def test_software_begins_no_message_while_its_node_pauses():
+    topology, message = star(3, 8.0), 0.5
+    builder = PlanBuilder("two", 1, ("s",))
+    builder.add(0, 1, "s", REDUCE)
+    builder.add(0, 2, "s", REDUCE)
+    plan = builder.build([0], [])
+    faults = Faults(pauses=((0, 0.25, 2.0),))
+    end = simulate(plan, topology, 0.25, faults, message_s=message).transfers["end_s"]
+    # The one that it was at is done, and leaves afterwards; the other is begun only then.
+    assert end == pytest.approx([2.25, 2.75])
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])

@@ -11,6 +11,7 @@ import pytest
 from slowlink.methods.exchange import COPY, REDUCE, PlanBuilder, load
 from slowlink.testbed.network import (
     Faults,
+    bound,
     failed_links,
     leaf_spine,
     packet,
@@ -126,6 +127,37 @@ def test_exchanges_agree_with_the_fluid_simulator(exchange, paused):
     assert result.completion_s == pytest.approx(fluid.completion_s, rel=0.1)
     assert (result.drops, result.timeouts) == (0, 0)
     assert result.events > 0 and result.wall_s > 0
+
+
+@needs_ns3
+@pytest.mark.parametrize(
+    ("exchange", "chunks", "options"),
+    [("parameter_server", 8, {"shards": "colocated"}), ("rat", 32, {}), ("ring", 8, {})],
+)
+def test_pieces_that_a_socket_takes_at_once_are_sent_once(exchange, chunks, options):
+    """Every piece is written as soon as it is ready, while others are still looked for."""
+    topology = leaf_spine(4, 4, RATE, spines=2, uplink=RATE)
+    plan = load(exchange, chunks=chunks, **options)(topology)
+    nbytes = 0.25e6
+    assert nbytes / len(topology.workers) < Tcp().unsent_bytes
+    result = packet_simulate(plan, topology, nbytes)
+    assert result.drops == 0
+    end = result.transfers["end_s"]
+    waiter = np.repeat(np.arange(len(plan)), np.diff(plan.dep_ptr))
+    assert np.all(end[waiter] >= end[plan.dep_idx])
+    # No piece is waited for that was not sent, and a first window leaves little over the bound.
+    least = bound(plan, topology, nbytes)
+    assert least < result.completion_s < 1.5 * least
+
+
+@needs_ns3
+def test_what_never_arrives_is_an_error(monkeypatch, tmp_path):
+    ends = tmp_path / "ends"
+    ends.write_text("#!/bin/sh\nprintf '0 0 0 9 0.1\\n0 0.5\\n0.25 0\\n0.5 0.5\\n'")
+    ends.chmod(0o755)
+    monkeypatch.setattr(packet, "_program", lambda: ends)
+    with pytest.raises(RuntimeError, match="moves: ns-3 ended before 1 of 2 had arrived"):
+        packet_simulate(plan_of([(0, 1, ()), (2, 3, ()), (1, 1, (0,))]), rack(4), 1e6)
 
 
 @needs_ns3

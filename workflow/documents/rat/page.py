@@ -198,8 +198,9 @@ granularity = Figure(
     title="How finely messages are cut, and what they cost",
     shows="Completion time at 8:1, in units of vector over a card's rate, where no message goes "
     "in pieces larger than so many parts of the vector. Everywhere else all exchanges have the "
-    "finest, and messages and sums cost nothing. A host adds as fast as any other: a box that "
-    "sums for a rack adds what all of its cards bring.",
+    "finest, and messages and sums cost nothing. A host's software does one message after another, "
+    "while those before leave, and adds as fast as any other's: a box that sums for a rack does so "
+    "for all of its cards.",
     of=[experiments.granularity],
     style=STYLE,
     chart=Heat(rows="normalised_time", x="pieces", y="method", panels="cost", order="value"),
@@ -306,8 +307,10 @@ asymmetric = Figure(
 @table(
     title="Packets and fluid",
     shows="The same plan on the same network of 16 and of 64 hosts in ns-3 and in the fluid "
-    "simulator, and the time that each needs. Transport, buffers and message size are in the "
-    "recipe. A reason stands where they differ by more than 10 %, if a further run established it.",
+    "simulator, and the time that each needs, compiled and asked for the first time. Transport, "
+    "buffers and message size are in the recipe. A reason stands where they differ by more than "
+    "10 %, if a further run established it. With 16 hosts above 2:1 an uplink is slower than a "
+    "card, and Ring, with its one connection from rack to rack, uses one of two: RAT is ahead.",
     says="Everything in it was simulated with ns-3; no transport is named.",
     of=[experiments.packet, experiments.packet_large],
 )
