@@ -34,7 +34,8 @@ class BlockMean(Compressor):
     combine: ClassVar[Combine] = "sum"
 
     # What coding does to memory, as ``python -m slowlink.testbed.measuring <name>`` prints it:
-    # devices price that, and a test holds it against the clock.
+    # devices price that, and a test holds it against the clock. A codec that sends small tensors as
+    # they are says so in its own work(values).
     encode_work: ClassVar[Work] = Work(passes=15, kernels=7)
     decode_work: ClassVar[Work] = Work(passes=8, kernels=6)
 

@@ -432,6 +432,14 @@ class Evidence:
             choices.append({coordinate(one) for one in there if one is not None} - {own})
         return sorted(set.intersection(*choices), key=str)
 
+    def readings(self, claim: Claim, texts: Iterable[str]) -> list[Coordinate]:
+        """Those readings of a claim that change a lookup of some expressions. In the others these
+        are the same by construction, which assures nobody of anything."""
+        varies = next(iter(claim.otherwise), "")
+        lookups = [self.lookup(claim, name) for text in texts for name in expressions.names(text)]
+        own = {one.get(varies) for one in lookups} - {None, ""}
+        return [reading for reading in claim.readings if own - {reading}]
+
     def rests_on(self, claim: Claim) -> list[Lookup]:
         """Every lookup of ours that decides about a claim; not the bounds of physics."""
         names = dict.fromkeys(

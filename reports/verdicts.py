@@ -458,9 +458,10 @@ def _judge_value(claim: Claim, evidence: Evidence, found: Found) -> Judgement:
     result.verdict, result.reason = _value_verdict(claim, evidence, found, rule, ours, bound)
     if ours is not None and not (claim.fit or claim.over):
         result.p = _chance(estimate, rule.band(claim.printed, claim.unit))
-    for reading in claim.readings:
-        lookup = claim.ours.having(**{next(iter(claim.otherwise)): reading})
-        theirs = evidence.value(claim.document, lookup, found)
+    own = f"{{{claim.id}}}"
+    behind = [own, *filter(None, [claim.over]), *(claim.fit.terms.values() if claim.fit else ())]
+    for reading in evidence.readings(claim, behind):
+        theirs = evidence.ours(claim, own, found, reading)
         if theirs is not None:
             verdict, _ = _value_verdict(claim, evidence, found, rule, theirs, bound, reading)
             result.readings[reading] = verdict, 0
@@ -820,7 +821,7 @@ def _judge_derived(claim: Claim, part: Part, evidence: Evidence, found: Found) -
             if one is not None:
                 others[f"{variant} {one}"] = judged(one)[0]
         result.reason += _otherwise(claim, others, result.verdict)
-        for reading in claim.readings:
+        for reading in evidence.readings(claim, [text]):
             one = _comes_to(claim, part, text, evidence, found, reading)
             if one is not None:
                 side = _side(one, rule.band(part.printed, part.unit))
@@ -909,7 +910,7 @@ def _judge_order(claim: Claim, part: Part, evidence: Evidence, found: Found) -> 
             value if value.split()[0] == name else f"{name} {value}" for name, value in values
         )
         result = Judgement(verdict, reason, ours)
-        for reading in claim.readings:
+        for reading in evidence.readings(claim, part.order):
             values = [evidence.ours(claim, text, found, reading, "never") for text in part.order]
             if all(value is not None for value in values):
                 ran = [Estimate.of(value, quantity) for value in values]

@@ -193,6 +193,9 @@ class Step:
 
     def seconds(self, device: Device, values: float | np.ndarray) -> float | np.ndarray:
         """How long it takes for a message of so many values; an array for several."""
+        if isinstance(values, np.ndarray):  # size by size, as a codec's work may depend on it
+            sizes, which = np.unique(values, return_inverse=True)
+            return np.array([self.seconds(device, size) for size in sizes.tolist()])[which]
         code = device.encode_s if self.what == "encode" else device.decode_s
         return self.times * code(self.codec, 4 * self.share * values)
 
@@ -533,8 +536,7 @@ def _remembered(known: dict[K, V], name: K, make: Callable[[], V]) -> V:
 def coding_s(device: Device, steps: Iterable[Step], values: Iterable[float]) -> float:
     """Seconds of coding messages of so many values each, one after the other."""
     values = np.array(list(values), dtype=float)
-    each = (np.broadcast_to(step.seconds(device, values), values.shape) for step in steps)
-    return float(sum(taken.sum() for taken in each))
+    return float(sum(step.seconds(device, values).sum() for step in steps))
 
 
 def exchange_s(plan: Plan, topology: Topology, rounds: Sequence, efficiency: float) -> float:

@@ -67,15 +67,16 @@ class Job:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What of the recipe the job gets, as plain data."""
+        """What of the recipe the job gets, as plain data; not what follows from it."""
         if self.runs:
             return {}
         # A summary reads the recipe where it likes.
         keys = self.wing.sections if self.summary else self.experiment.sections
         told = {key: getattr(self.recipe, key) for key in keys}
-        own = self.recipe.model_dump(mode="json", include=set(self.wing.settings.model_fields))
+        dump = dict(mode="json", round_trip=True)
+        own = self.recipe.model_dump(include=set(self.wing.settings.model_fields), **dump)
         plain = self.recipe.narrowed(own, self.experiment, self.part, told)
-        return plain | {key: one.model_dump(mode="json") for key, one in told.items()}
+        return plain | {key: one.model_dump(**dump) for key, one in told.items()}
 
     @cached_property
     def inputs(self) -> dict[str, list[str]]:

@@ -88,6 +88,10 @@ class Work:
         return bool(self.passes or self.kernels or self.selections or self.draws or self.products)
 
 
+COPY = Work(passes=1, kernels=6)
+"""What a codec does, either way, to a tensor that it sends as it is beside others."""
+
+
 @dataclass
 class Compressor:
     """Base of every compressor. State is per key; one instance serves one worker.
@@ -99,9 +103,9 @@ class Compressor:
     then takes a ``factor`` of at most 1, too, and codes so many times the values in the same pass.
 
     ``encode_work`` and ``decode_work`` say what coding a tensor does, decoding by what one payload
-    takes; a property where parameters decide. A test holds them against the clock, and
-    ``python -m slowlink.testbed.measuring <name>`` says what to write. What sends values from where
-    they lie does no work.
+    takes; a property where parameters decide, and :meth:`work` where a tensor's size does. A test
+    holds them against the clock, and ``python -m slowlink.testbed.measuring <name>`` says what to
+    write. What sends values from where they lie does no work.
     """
 
     summary: ClassVar[str]
@@ -119,6 +123,11 @@ class Compressor:
     @property
     def name(self) -> str:
         return method_name(self)
+
+    def work(self, values: int) -> tuple[Work, Work]:
+        """What encoding and decoding do to a tensor of so many values: the same to all, unless a
+        codec sends some of them as they are."""
+        return self.encode_work, self.decode_work
 
     def compress(self, tensor: torch.Tensor, key: Key) -> Payload:
         """Encode ``tensor`` (any shape, floating point, CPU or CUDA); update this key's state.

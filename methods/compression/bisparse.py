@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression import (
+    COPY,
     Combine,
     Compressor,
     Key,
@@ -91,6 +92,9 @@ class BiSparse(Compressor):
     def sparse(self, n: int) -> bool:
         """Whether a tensor of ``n`` values travels sparse."""
         return n >= max(self.lower_bound, 1) and self.most(n) >= 1
+
+    def work(self, values: int) -> tuple[Work, Work]:
+        return super().work(values) if self.sparse(values) else (COPY, COPY)
 
     def most(self, n: int) -> int:
         """k = ⌊ratio·n⌋: pairs that one party sends at most."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from slowlink.methods.compression import Compressor, Encoding, Key, Payload, Work
+from slowlink.methods.compression import COPY, Compressor, Encoding, Key, Payload, Work
 from slowlink.methods.compression.pieces import memory, packing, sampling
 from slowlink.methods.compression.pieces import sketch as sketching
 from slowlink.methods.compression.pieces.threads import each_block
@@ -115,6 +115,11 @@ class CountSketch(Compressor):
         if self.selection == "top_pk":
             return Work(passes=1.8, kernels=15)
         return Work(passes=0.9, kernels=13)
+
+    def work(self, values: int) -> tuple[Work, Work]:
+        if self.sketched(values):
+            return super().work(values)
+        return Work(passes=2.4, kernels=8) if self.momentum else COPY, COPY
 
     def layout(self, n: int) -> tuple[int, int, int]:
         """k, the columns c, and how many exact values round 2 carries (0: no such round)."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from slowlink.methods.compression import (
+    COPY,
     Combine,
     Compressor,
     Key,
@@ -124,6 +125,11 @@ class Dgc(Compressor):
     def sparse(self, n: int) -> bool:
         """Whether a tensor of ``n`` values travels sparse."""
         return n >= max(self.lower_bound, 1)
+
+    def work(self, values: int) -> tuple[Work, Work]:
+        if self.sparse(values):
+            return super().work(values)
+        return Work(passes=2.4, kernels=8), COPY  # momentum is kept
 
     def payload_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         n = math.prod(shape)

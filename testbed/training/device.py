@@ -158,22 +158,24 @@ class Device(BaseModel):
         return any(work(codec)) and work(codec) not in self._known
 
     def encode_s(self, codec: Compressor, nbytes: float) -> float:
-        """Seconds to encode one tensor of ``nbytes`` of float32 values."""
-        encoding, _ = both = work(codec)
-        if cost := self._known.get(both):
+        """Seconds to encode one tensor of ``nbytes`` of float32 values. Known costs are those of
+        any tensor, for they come from what whole models take."""
+        if cost := self._known.get(work(codec)):
             return (1 - cost.decode) * cost.seconds(nbytes)
+        encoding, _ = codec.work(round(nbytes / 4))
         return self.work.seconds(encoding, nbytes)
 
     def decode_s(self, codec: Compressor, nbytes: float) -> float:
         """Seconds to decode one payload that stands for ``nbytes`` of float32 values."""
-        _, decoding = both = work(codec)
-        if cost := self._known.get(both):
+        if cost := self._known.get(work(codec)):
             return cost.decode * cost.seconds(nbytes)
+        _, decoding = codec.work(round(nbytes / 4))
         return self.work.seconds(decoding, nbytes)
 
 
 def work(codec: Compressor) -> tuple[Work, Work]:
-    """What encoding and decoding do. Raises ValueError where the codec does not say."""
+    """What encoding and decoding do to a tensor that is not sent as it is. Raises ValueError where
+    the codec does not say."""
     try:
         return codec.encode_work, codec.decode_work
     except AttributeError:

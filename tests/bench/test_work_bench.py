@@ -23,8 +23,14 @@ from slowlink.methods.compression.pieces import packing, threads
 from slowlink.testbed import measuring
 from slowlink.testbed.training import device
 
+ALONE = {"lower_bound": 10**9}
+"""Parameters with which every tensor is sent as it is."""
 VARIANTS = [
+    ("bisparse", ALONE),
+    ("count_sketch", ALONE),
+    ("count_sketch", ALONE | {"error_feedback": True, "momentum": 0.9}),
     ("count_sketch", {"rows": 1}),
+    ("dgc", ALONE),
     ("count_sketch", {"error_feedback": True, "selection": "top_pk"}),
     ("dgt", {"error_feedback": True}),
     ("dgt", {"lossy": "drop"}),
@@ -79,7 +85,7 @@ def measure(which, known):
     with ProcessPoolExecutor(1, get_context("spawn")) as alone:
         times = list(alone.map(clocked, which))
     for (name, parameters), spent in zip(which, times, strict=True):
-        works = device.work(load(name, **parameters))
+        works = load(name, **parameters).work(measuring.FEW**2)
         for way, work, one in zip(("encode", "decode"), works, spent, strict=True):
             known.setdefault((name, str(parameters), way), (work, []))[1].append(one)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slowlink.methods.compression import Frame, Payload, Work, aggregate, load, names
+from slowlink.methods.compression import COPY, Frame, Payload, Work, aggregate, load, names
 from slowlink.testbed.training import device
 
 VARIANTS = [
@@ -365,3 +366,18 @@ def test_only_what_sends_values_as_they_are_does_no_work(name):
     assert bool(encoding) == bool(decoding)
     if not encoding:
         assert codec.payload_bytes((1000,)) == (4000,)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_tensor_that_travels_as_it_is_costs_no_more_than_its_copy(name):
+    """Of those that codecs are told to leave alone by a ``lower_bound``; all else is coded."""
+    bounds = (0, 500, 10**9) if hasattr(load(name), "lower_bound") else (None,)
+    for bound, n in itertools.product(bounds, (1, 16, 499, 500, 1000, 10**6)):
+        codec = load(name) if bound is None else load(name, lower_bound=bound)
+        left = bound is not None and codec.payload_bytes((n,)) == (4 * n,)
+        encoding, decoding = codec.work(n)
+        if left:
+            assert not encoding.selections and encoding.kernels < 10 and decoding == COPY
+        else:
+            assert (encoding, decoding) == device.work(codec)
+        assert left or bound != 10**9

@@ -256,6 +256,13 @@ def test_the_footing_is_the_device_s():
         assert guesses == (name not in printed | {"identity"})
 
 
+def test_the_norm_that_qsgd_was_trained_with_is_told():
+    recipe = settings.load({"scale": "desk"}).recipes["matrix"]
+    norm = compression.load("qsgd", **recipe.options.get("qsgd", {})).norm
+    for one in (page.winners_target, page.trained):
+        assert f"qsgd rounds to levels of the {norm} norm of a bucket" in one.shows
+
+
 def test_guessed_prices_are_marked_in_the_ranking(short):
     assert "price of coding" not in page.ranking.make(short, None)
     known = (short["experiment"] == "methods") & (short["metric"] == "cells")

@@ -591,6 +591,41 @@ def test_readings_that_the_text_leaves_open_decide_where_they_differ():
         one(demo("ordering", readings=["another"], **fields), results)
 
 
+def test_a_reading_counts_only_for_statements_that_it_changes():
+    axes = {"t": ("method", "variant"), "trained": ("method",)}
+    results = rows(1.0, case="a", variant="next") + rows(2.0, case="b", variant="next")
+    results += rows(3.0, case="a", variant="clock") + rows(5.0, case="b", variant="clock")
+    results += rows(1.0, case="a", experiment="trained")
+    results += rows(2.0, case="b", experiment="trained")
+    told = "the same if read otherwise"
+    # Not the one that is used already, whose lookups are the same.
+    readings = {"axes": axes, "readings": ["next", "clock"]}
+
+    def judged(a, b):
+        part = {"quantity": "at_least", "printed": "1.5", "value": f"{b} / {a}"}
+        made = demo("ordering", order=[a, b], **readings), demo("derived", parts=[part], **readings)
+        return [one(claim, results) for claim in made]
+
+    for row in judged("{t/a/next/size}", "{t/b/next/size}"):
+        assert row["verdict"] == "holds" and row["reason"].endswith(f"{told}: clock")
+    for row in judged("{trained/a/size}", "{trained/b/size}"):
+        assert row["verdict"] == "holds" and told not in row["reason"]
+    value = {"printed": "1.0", "quantity": "count", **readings}
+    row = one(demo(**value, ours="trained/a/size"), results)
+    assert row["verdict"] == "holds" and told not in row["reason"]
+    row = one(demo(**value, ours="t/a/next/size"), results)
+    assert "as here holds, clock: fails" in row["reason"] and "next:" not in row["reason"]
+    # Another reading of the sentence itself stands, whatever varies.
+    part = {
+        "quantity": "at_least",
+        "printed": "1.5",
+        "value": "{trained/b/size} / {trained/a/size}",
+    }
+    part |= {"may_mean": {"printed": "1.2", "why": "read as 1.2"}}
+    row = one(demo("derived", parts=[part], **readings), results)
+    assert row["reason"].endswith(f"{told}: read as 1.2")
+
+
 def test_what_a_sentence_may_mean_as_well_decides_where_it_differs():
     results = rows(4.0, case="a") + rows(2.0, case="b") + rows(9.0, case="c")
     part = {"quantity": "ratio", "printed": "2.0", "value": "{t/a/size} / {t/b/size}"}

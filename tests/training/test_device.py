@@ -3,11 +3,13 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import yaml
 
 from slowlink.methods import compression
 from slowlink.methods.compression import Work
+from slowlink.testbed import prices
 from slowlink.testbed.training import device, models
 
 SMALL = dict(kernel_s=0.5, passes=4e6, selections=2e6, draws=math.inf, products=math.inf)
@@ -72,6 +74,30 @@ def test_a_codec_that_does_not_say_its_work_is_named():
         made().encode_s(Silent(), 1)
 
 
+def test_what_travels_as_it_is_is_only_copied():
+    codec = compression.load("dgc", lower_bound=100)
+    sketch = compression.load("count_sketch", lower_bound=100)
+    profile = made()
+    # Two passes at 4 MB/s, a search at 2 MB/s, 40 kernels of half a second; where it is short,
+    # a pass and six kernels.
+    assert profile.encode_s(codec, 400) == pytest.approx(2 * 1e-4 + 2e-4 + 40 * 0.5)
+    assert profile.decode_s(codec, 400) == pytest.approx(1.2 * 1e-4 + 10 * 0.5)
+    for short in (codec, sketch):
+        assert profile.decode_s(short, 396) == pytest.approx(0.99e-4 + 6 * 0.5)
+    assert profile.encode_s(sketch, 396) == pytest.approx(0.99e-4 + 6 * 0.5)
+    # What a table says of the codec is of all tensors together.
+    known = made(known={"dgc": {"rate": 4e6, "fixed_s": 0.5, "parameters": {"lower_bound": 100}}})
+    assert coding_s(known, codec, 396) == pytest.approx(0.5 + 0.99e-4)
+    # Several sizes at once are each priced by itself.
+    for what in ("encode", "decode"):
+        step, sizes = prices.Step("worker", what, codec, times=3), np.array([1e6, 99.0, 100, 99])
+        each = [step.seconds(profile, size) for size in sizes]
+        assert each[1] == each[3] < each[2] < each[0]
+        assert step.seconds(profile, sizes).tolist() == each
+        assert prices.coding_s(profile, [step], sizes) == pytest.approx(sum(each))
+    assert prices.coding_s(profile, [prices.Step("worker", "encode", codec)], []) == 0
+
+
 # Table 1 of Sketch-Fusion, ms.
 TABLE_1 = {"top_k": 122, "dgc": 242, "random_k": 187}
 TABLE_1 |= {"qsgd": 46, "sign_sgd": 13, "terngrad": 70, "power_sgd": 174}
@@ -79,8 +105,8 @@ RESNET50_TENSORS, RESNET50_VALUES = 161, 25_557_032
 
 
 def resnet50_s(coding):
-    """Of all tensors, if one takes a fixed time and one for its size."""
-    fixed = coding(0)
+    """Of all tensors, if one takes a fixed time and one for its size; none is sent as it is."""
+    fixed = 2 * coding(4e6) - coding(8e6)
     return RESNET50_TENSORS * fixed + coding(4 * RESNET50_VALUES) - fixed
 
 

@@ -136,6 +136,10 @@ _POLICIES = (
     "theirs is as many iterations as there are workers; of local steps, it is one iteration with "
     "its share of the meeting. "
 )
+_NORM = (
+    "qsgd rounds to levels of the l2 norm of a bucket, as its theory has it; with the largest "
+    "value in the norm's place (norm: max), whose errors are smaller, it is not trained here. "
+)
 _TRAINED = (
     "Every method was trained with the same data order and initial weights, at the best learning "
     "rate of one grid, tried on images that no run trains on; methods of the same arithmetic "
@@ -147,7 +151,7 @@ _TRAINED = (
     "three ratios of communication to computing, and are compared there and in between, where "
     "their rounds are interpolated, a guess; never beyond. Codecs of local steps and between "
     "sites are trained where the recipe says so; of the others, only rounds are known, and they "
-    "are not ranked. Intervals are 95 % of the mean over seeds. "
+    "are not ranked. " + _NORM + "Intervals are 95 % of the mean over seeds. "
 )
 
 
@@ -262,7 +266,7 @@ def warm_up(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     "share, set before any run, of what plain values reach on these images with a seed of "
     "their own. Seeds that are missing are not recorded yet; python -m "
     "slowlink.workflow.recorded matrix residual goes on with them. Classes that were not "
-    "trained are priced by round only.",
+    "trained are priced by round only. " + _NORM,
     of=[condensed],
 )
 def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:

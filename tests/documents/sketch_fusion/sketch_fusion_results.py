@@ -53,7 +53,7 @@ WAYS = {
 READINGS = {
     "fused baseline": (1, True, 1.0),
     "b of all GPUs": (16, False, 1.0),
-    "fused baseline, b of all GPUs": (16, True, 1.0),
+    "fused baseline and b of all GPUs": (16, True, 1.0),
     "LayerFusion to the letter": (1, False, 1.0),
     "a sketch costs what SignSGD does": (1, False, 0.8),
     "a sketch costs what Top-k does": (1, False, 4.0),

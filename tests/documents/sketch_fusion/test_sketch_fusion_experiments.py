@@ -22,7 +22,7 @@ from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.device import profiles
 from slowlink.testbed.training.recipe import Part
 from slowlink.workflow import settings
-from slowlink.workflow.documents.sketch_fusion import experiments
+from slowlink.workflow.documents.sketch_fusion import experiments, page
 from slowlink.workflow.experiment import Bench
 
 
@@ -79,7 +79,7 @@ def test_a_shared_batch_is_a_sixteenth_a_gpu(scaled):
     assert alone["b of all GPUs"] == alone["flat"]  # it has all of b
     assert speeds["b of all GPUs"][16] == pytest.approx(128 / times["b of all GPUs"][16])
     # With the tensors of the baseline fused 23 %, and 41 % of linear scaling with FP16.
-    fused = scaled["baseline", "scaling_factor", "fused baseline, b of all GPUs", "resnet50"]
+    fused = scaled["baseline", "scaling_factor", "fused baseline and b of all GPUs", "resnet50"]
     assert fused["Baseline", "layer_fusion", 16] == pytest.approx(0.23, abs=0.005)
     half = scaled["scaling", "scaling_factor", "b of all GPUs", "resnet50", "FP16"]
     assert half["layer_fusion", 16] == pytest.approx(0.41, abs=0.005)
@@ -231,6 +231,17 @@ def test_what_is_recorded_is_the_documents_training_with_smaller_batches(wing):
     assert {(run.batch, run.timed_batch, run.augment) for run in runs} == {(16, 128, True)}
     order = set(itertools.product((1, 2, 3), ROUNDS))
     assert {(run.seed, run.at["method"]) for run in runs} == order and len(runs) == len(order)
+
+
+def test_epochs_follow_from_rounds_and_batches():
+    trainings = settings.load({"scale": "desk"}).recipes["sketch_fusion"]
+    recorded = trainings.figure6_recorded
+    seen = recorded.rounds * recorded.workers * recorded.batch / 50_000
+    assert recorded.epochs == pytest.approx(seen, rel=1e-3) == pytest.approx(140 / 8, rel=1e-3)
+    assert f"makes {recorded.epochs:g} epochs of the printed 140" in page.figure6_recorded.shows
+    assert RECIPE["figure6"]["epochs"] == 140 and RECIPE["lstm"]["epochs"] is None
+    desk = trainings.figure6  # of a part of the images
+    assert desk.epochs == pytest.approx(desk.rounds * desk.workers * desk.batch / desk.limit)
 
 
 @pytest.mark.parametrize(

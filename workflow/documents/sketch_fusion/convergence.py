@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, computed_field
 
 from slowlink.testbed.results import Row
 from slowlink.testbed.training.recipe import Dataset, Level, Link, Model, Part, Recipe
@@ -37,6 +37,9 @@ if not PLANNING:
 
 
 # Training -----------------------------------------------------------------------------------------
+
+IMAGES = {"cifar10": 50_000}
+"""Of them, those for training."""
 
 
 class Case(Section):
@@ -75,6 +78,15 @@ class Curves(Section):
     limit: PositiveInt | None
     test_limit: PositiveInt | None = None
     words: PositiveInt | None = None
+
+    @computed_field
+    @property
+    def epochs(self) -> float | None:
+        """How often each sample is trained on, as Table 3 has it; to three digits, since rounds are
+        whole. None of a whole text, which has as many windows as its reader makes."""
+        if (samples := self.limit or IMAGES.get(self.dataset)) is None:
+            return None
+        return float(f"{self.rounds * self.workers * self.batch / samples:.3g}")
 
 
 def _runs(bench: Bench, cluster: Cluster, fusion: Fusions, curves: Curves) -> Iterator[Recipe]:

@@ -200,7 +200,7 @@ def _readings(bench: Bench, flat: Way) -> list[Way]:
     ways = [
         replace(flat, variant="fused baseline", **fused),
         replace(flat, variant=SHARED, shared=True),
-        replace(flat, variant=f"fused baseline, {SHARED}", shared=True, **fused),
+        replace(flat, variant=f"fused baseline and {SHARED}", shared=True, **fused),
         replace(flat, variant="LayerFusion to the letter", search="layer_fusion_printed"),
     ]
     for label in ("SignSGD", "Top-k"):
