@@ -430,8 +430,10 @@ def _judge_one(
         return _judge_parameters(claim, evidence, recipe, full, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
-        how = "as inferred" if claim.inferred else "as described"
-        return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", how)
+        built = f"{_join(claim.implemented_by)}{proof}"
+        if claim.otherwise_here:
+            return Judgement("differs", f"{built}; {claim.otherwise_here}", "otherwise")
+        return Judgement("implemented", built, "as inferred" if claim.inferred else "as described")
     if claim.kind == "value":
         return _judge_value(claim, evidence, found)
     return _combine(
@@ -1039,6 +1041,9 @@ def _judge_parameters(
     if claim.implemented_by:
         reasons.insert(0, _join(claim.implemented_by))
     shown = [show(value) for value in ours.values()]
+    if claim.otherwise_here:
+        at_any_scale.append("otherwise_here")
+        reasons.append(claim.otherwise_here)
     scaled = bool(differs)
     measured = evidence.value(claim.document, claim.ours, found) if claim.ours else None
     if measured is not None:
