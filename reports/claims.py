@@ -297,7 +297,8 @@ class Claim(_Data):
         part of what is printed.
     cited: whom the document quotes for a number that nothing in it is computed from.
     implemented_by: files. proved_by: pytest node ids. inferred: the formula is lost, and what is
-        implemented is inferred from the words around it.
+        implemented is inferred from the words around it. otherwise_here: what of it is not built as
+        the document has it, at any scale.
     row, column: its place in a printed table. document, axes, not_run: of the file; ``not_run`` has
         what the claim lacks by scale.
     """
@@ -336,6 +337,7 @@ class Claim(_Data):
     implemented_by: tuple[str, ...] = ()
     proved_by: tuple[str, ...] = ()
     inferred: bool = False
+    otherwise_here: str = ""
     note: str = ""
     row: str = ""
     column: str = ""
@@ -356,6 +358,8 @@ class Claim(_Data):
             raise ValueError("calibrates, fit, over and comparable: only of a value")
         if self.fit and self.over:
             raise ValueError("give either fit or over")
+        if self.otherwise_here and not self.implemented_by:
+            raise ValueError("otherwise_here: only of what is implemented_by files")
         if self.readings and not self.otherwise:
             raise ValueError("readings: otherwise must name their coordinate")
         if self.kind == "value":

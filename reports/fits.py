@@ -8,7 +8,8 @@ of them does. All its numbers are fitted together by a few rates that they share
 over the terms that a cell has, in relative errors; throughputs as the time of an item, 1/printed. A
 cell is judged by the fit on the *other* cells, so that nothing is chosen from the number that it is
 judged by. Where the printed numbers, dealt out to the cells at random, fit our terms as well, no
-cell of the table is judged: agreement would be luck, and a factor means nothing. Nor is one where a
+cell of the table is judged: agreement would be luck, and a factor means nothing. So it would be if
+they do with any one of our seeds left out: one run then tells the cells apart. Nor is one where a
 constant tells a cell better than our terms do, each from the other cells: then ours is no measure
 of the document's. Where the fit is neither and most cells are off all the same, that others agree
 may be luck: they count if seldom as many do of numbers dealt out at random. Where a set-up or a
@@ -19,8 +20,9 @@ only, and each has its constant.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +33,10 @@ from slowlink.reports.evidence import ROUNDING, number
 LUCK = 0.05
 """Share of random deals that may fit as well as the table does before it counts as luck."""
 DEALS, DEALS_TO_OTHERS = 999, 199
-"""Of deals that are fitted whole, and of those whose cells are each held against the others."""
+"""Of deals that are fitted whole, and of those whose cells are each held against the others, where
+there are more than ``FEW``, so that they are drawn."""
+FEW = math.factorial(7)
+"""Deals of which each is tried: a share of them is exact, and no draw has a say in it."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +73,35 @@ class Fit:
     @functools.cached_property
     def p(self) -> float:
         """The share of random deals of the printed numbers that fit at least as well."""
-        deal = np.random.default_rng(0)
-        deals = (_solved(self.ours, self._dealt(deal))[1] for _ in range(DEALS))
         # The order of summing makes errors that are equal differ in their last bits.
         same = self.error * (1 + ROUNDING) + ROUNDING**2
-        return (1 + sum(error <= same for error in deals)) / (1 + DEALS)
+        return self._share(lambda said: _solved(self.ours, said)[1] <= same, DEALS)
 
     @functools.cached_property
     def p_near(self) -> float:
         """The share of random deals of which as many cells agree with what the others say; 0 where
         most cells do."""
-        deal = np.random.default_rng(0)
         there = self._agreeing(self.said)
         if 2 * there >= len(self.said):
             return 0.0
-        deals = (self._agreeing(self._dealt(deal)) for _ in range(DEALS_TO_OTHERS))
-        return (1 + sum(many >= there for many in deals)) / (1 + DEALS_TO_OTHERS)
+        return self._share(lambda said: self._agreeing(said) >= there, DEALS_TO_OTHERS)
+
+    def _share(self, as_well: Callable[[np.ndarray], bool], draws: int) -> float:
+        """The share of all deals that do as well as the printed one, which is one of them, or of
+        so many draws and the printed one."""
+        if math.prod(math.factorial(len(places)) for places in self.groups) <= FEW:
+            deals = list(self._all_deals())
+        else:
+            deal = np.random.default_rng(0)
+            deals = [self.said, *(self._dealt(deal) for _ in range(draws))]
+        return sum(map(as_well, deals)) / len(deals)
+
+    def _all_deals(self) -> Iterator[np.ndarray]:
+        for orders in itertools.product(*map(itertools.permutations, self.groups)):
+            said = self.said.copy()
+            for places, order in zip(self.groups, orders, strict=True):
+                said[places] = self.said[list(order)]
+            yield said
 
     def _agreeing(self, said: np.ndarray) -> int:
         """How many cells are near to what the fit on the others says."""
@@ -117,7 +135,8 @@ class Fit:
 
     def __str__(self) -> str:
         rates = ", ".join(f"{name} × {number(value)}" for name, value in self.rates.items())
-        return f"{rates}; {len(self.said)} cells, rank correlation {self.correlation:.2f}"
+        told = f"{len(self.said)} cells, rank correlation {self.correlation:.2f}, p {self.p:.2g}"
+        return f"{rates}; {told}"
 
 
 def fit(

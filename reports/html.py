@@ -46,7 +46,7 @@ MEANING = {
     "not comparable": "it needs hardware, software or a model that we do not have",
     "not run here": "not run at this scale; the reason is given",
     "used as printed": "we set what is printed",
-    "differs": "we set something else at every scale; the value is ours",
+    "differs": "we set or do something else at every scale, which is told",
     "scaled here": "we set something else at this scale",
     "not printed": "the document does not say; we chose",
     "lost": "our text of the document lacks it; we chose",

@@ -430,8 +430,10 @@ def _judge_one(
         return _judge_parameters(claim, evidence, recipe, full, found)
     if claim.implemented_by:
         proof = f"; proved by {_join(claim.proved_by)}" if claim.proved_by else ""
-        how = "as inferred" if claim.inferred else "as described"
-        return Judgement("implemented", f"{_join(claim.implemented_by)}{proof}", how)
+        built = f"{_join(claim.implemented_by)}{proof}"
+        if claim.otherwise_here:
+            return Judgement("differs", f"{built}; {claim.otherwise_here}", "otherwise")
+        return Judgement("implemented", built, "as inferred" if claim.inferred else "as described")
     if claim.kind == "value":
         return _judge_value(claim, evidence, found)
     return _combine(
@@ -539,7 +541,7 @@ def _over(
 
 def _times_too_small(claim: Claim, evidence: Evidence) -> str:
     """How an impossible number lies to the rest of its table, as a slip of a digit would show."""
-    table = _fit(evidence, claim.document, claim.fit.table) if claim.fit else None
+    table = _fit(evidence, claim.fit.table) if claim.fit else None
     terms = evidence.terms(claim) if table else None
     if terms is None or not terms.keys() <= table.rates.keys():
         return ""
@@ -557,7 +559,7 @@ def _expected(
     claim: Claim, evidence: Evidence, rule: Rule, reading: Coordinate | None = None
 ) -> Estimate | None:
     """What a number should be by the fit on the other cells of its table."""
-    table = _fit(evidence, claim.document, claim.fit.table, reading)
+    table = _fit(evidence, claim.fit.table, reading)
     rates = table and table.others.get(claim.number or claim.id)
     if not rates:
         return None
@@ -577,11 +579,11 @@ def _fitted(
     estimate = _expected(claim, evidence, rule, reading)
     if estimate is None:
         return "undecided", f"too few cells of {claim.fit.table} ran to fit it"
-    table = _fit(evidence, claim.document, claim.fit.table, reading)
+    table = _fit(evidence, claim.fit.table, reading)
     verdict, reason = _near(claim.printed, claim.unit, rule, estimate)
     told = f"by the other cells of {claim.fit.table} {estimate} {claim.unit}: {reason} ({table})"
     for one in filter(None, (claim.fit.table, claim.fit.rests_on)):
-        if why := _no_measure(_fit(evidence, claim.document, one, reading), one):
+        if why := _no_measure(evidence, one, reading):
             return (
                 "not comparable",
                 f"{why}, so that no cell of {claim.fit.table} is judged; {told}",
@@ -597,41 +599,67 @@ def _fitted(
     return verdict, told
 
 
-def _no_measure(table: fits.Fit | None, name: str) -> str:
-    """Why ours says nothing of a table's numbers, if it does not."""
+def _no_measure(evidence: Evidence, name: str, reading: Coordinate | None = None) -> str:
+    """Why ours says nothing of a table's numbers, if it does not; nor does it where a single seed
+    of ours is all that keeps it from luck."""
+    table = _fit(evidence, name, reading)
     if table is None:
         return f"too few cells of {name} ran to fit it"
     if table.lucky:
         return f"numbers dealt out at random fit {name} as well (p = {table.p:.2g})"
+    for seed in _seeds(evidence, name, reading):
+        less = _fit(evidence, name, reading, seed)
+        if less is not None and less.lucky:
+            luck = f"numbers dealt out at random fit {name} as well without seed {seed}"
+            return f"{luck} (p = {less.p:.2g}; {table.p:.2g} with it)"
     if table.beaten:
         return f"a constant{' a group' * (len(table.groups) > 1)} fits {name} better"
     return ""
 
 
 def _fit(
-    evidence: Evidence, document: str, name: str, reading: Coordinate | None = None
+    evidence: Evidence,
+    name: str,
+    reading: Coordinate | None = None,
+    without: int | None = None,
 ) -> fits.Fit | None:
-    """The fit of a table in one reading, of its cells that ran and that physics allows."""
-    if (name, reading) not in evidence.fits:
-        cells = [
-            one
-            for one in evidence.claims.values()
-            if one.fit and one.fit.table == name and not _impossible(one, evidence)
-        ]
+    """The fit of a table in one reading, of its cells that ran and that physics allows; ``without``
+    one of our seeds, where it is given."""
+    if (name, reading, without) not in evidence.fits:
+        cells = _cells(evidence, name)
         terms = {one.number or one.id: evidence.terms(one, reading) for one in reversed(cells)}
         said = {one.number or one.id: expressions.printed(one.printed).middle for one in cells}
         ran = {key: one for key, one in terms.items() if one is not None}
-        evidence.fits[name, reading] = fits.fit(
+
+        def mean(term: float | pd.Series) -> float:
+            seeded = without is not None and isinstance(term, pd.Series)
+            return float(np.mean(term.drop(without, errors="ignore") if seeded else term))
+
+        evidence.fits[name, reading, without] = fits.fit(
             {key: said[key] for key in ran},
-            {
-                key: {name: float(np.mean(term)) for name, term in one.items()}
-                for key, one in ran.items()
-            },
+            {key: {name: mean(term) for name, term in one.items()} for key, one in ran.items()},
             near=max((RULES[one.quantity].amount for one in cells), default=0.0),
             inverse=any(RULES[one.quantity].inverse for one in cells),
             within={one.number or one.id: one.fit.within for one in cells},
         )
-    return evidence.fits[name, reading]
+    return evidence.fits[name, reading, without]
+
+
+def _cells(evidence: Evidence, name: str) -> list[Claim]:
+    return [
+        one
+        for one in evidence.claims.values()
+        if one.fit and one.fit.table == name and not _impossible(one, evidence)
+    ]
+
+
+def _seeds(evidence: Evidence, name: str, reading: Coordinate | None) -> list[int]:
+    """The seeds of a table's terms, each of which can be left out of them."""
+    found = [evidence.terms(one, reading) or {} for one in _cells(evidence, name)]
+    seeded = [one for terms in found for one in terms.values() if isinstance(one, pd.Series)]
+    if any(len(term) == 1 for term in seeded):
+        return []
+    return sorted({seed for term in seeded for seed in term.index})
 
 
 def _impossible(claim: Claim, evidence: Evidence) -> bool:
@@ -1040,6 +1068,9 @@ def _judge_parameters(
     if claim.implemented_by:
         reasons.insert(0, _join(claim.implemented_by))
     shown = [show(value) for value in ours.values()]
+    if claim.otherwise_here:
+        at_any_scale.append("otherwise_here")
+        reasons.append(claim.otherwise_here)
     scaled = bool(differs)
     measured = evidence.value(claim.document, claim.ours, found) if claim.ours else None
     if measured is not None:

@@ -21,7 +21,7 @@ from slowlink.testbed.training import models
 from slowlink.testbed.training.datasets import load_dataset
 from slowlink.testbed.training.device import profile
 from slowlink.testbed.training.learner import Codecs, Learner, Traffic
-from slowlink.testbed.training.pipeline import Layers, layers
+from slowlink.testbed.training.pipeline import Layers, layers, single_gpu_s
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.trainer import topology
 
@@ -273,7 +273,7 @@ def costs(recipe: Recipe, traffic: Traffic) -> tuple[float, float]:
     :mod:`testbed.prices`.
     """
     device = profile(recipe.device)
-    compute_s = device.compute_s(_layers(recipe).flops, recipe.batch)
+    compute_s = single_gpu_s(device, _layers(recipe), recipe.batch)
     sites = topology(recipe.workers, next(iter(recipe.networks.values())))
     system = load_system(recipe.exchange, recipe.levels, sites)
     return compute_s, coding_s(device, system.gradient(), traffic.values)

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slowlink.methods import compression, exchange, fusion
+from slowlink.methods import exchange, fusion
+from slowlink.methods.compression import Payload, add_payloads
 from slowlink.methods.fusion import Costs
 from slowlink.testbed.live.processes import GRACE_S, LOOPBACK, Tell, run_ranks
 from slowlink.testbed.training import models, trainer
@@ -32,13 +33,17 @@ from slowlink.testbed.training.datasets import Dataset, load_dataset
 from slowlink.testbed.training.learner import Learner, Replica, digest, fused, unfused
 from slowlink.testbed.training.recipe import Part, Recipe
 from slowlink.torch.data_parallel import CommHook
-from slowlink.torch.messenger import Aggregation, Messenger, combine
+from slowlink.torch.messenger import Aggregation, Messenger
 from slowlink.torch.wire import ProcessGroup, Wire
 
 HOST = "127.0.0.1"
 
 Join = Callable[[int, int], AbstractContextManager[Wire]]
 """Enters the run as this rank of so many; must be importable by name."""
+
+CARRIED = ("ring", "allgather")
+"""Exchanges that a recipe may name: what a wire's collectives do. Any other would label a run in
+which it has no part."""
 
 Groups = Sequence[Sequence[int]]
 """Numbers of the tensors of each message, counted in the order in which backward produces them."""
@@ -301,13 +306,12 @@ def evaluate(wire: Wire, learner: Learner, replica: Replica) -> float:
     """
     count = learner.data.test_y.numel()
     accuracy, _ = learner.evaluate(replica)
-    counts = torch.tensor([round(accuracy * count / 100), count], dtype=torch.float32)
-    codec = compression.load("identity")
-    rounds = codec.encode(counts, "tests")
-    payload, how = next(rounds)
-    (arrived,), _ = wire.begin([payload], [how], ["tests"], exact=True).wait()
-    correct, total = codec.decompress(combine(arrived, how, codec)).tolist()
-    return 100 * correct / total
+    counts = np.array([round(accuracy * count / 100), count], "<i8")
+    payload = Payload(counts.tobytes(), "tests", counts.shape, "dense", "int64")
+    (arrived,), _ = wire.begin([payload], ["sum"], ["tests"], exact=True).wait()
+    total = arrived if isinstance(arrived, Payload) else add_payloads(arrived)
+    correct, count = total.elements.tolist()
+    return 100 * correct / count
 
 
 def _model(recipe: Recipe, dataset: Dataset) -> nn.Module:
@@ -437,6 +441,11 @@ def check(case: LiveRun) -> None:
     for name, (has, allowed) in needed.items():
         if has != allowed:
             raise ValueError(f"{name}: a live run needs {allowed!r}, the recipe has {has!r}")
+    if recipe.exchange.name not in CARRIED:
+        raise ValueError(
+            f"exchange: live, messages are added up or gathered by collectives of the wire's own, "
+            f"{' or '.join(CARRIED)}; {recipe.exchange.name!r} would not run"
+        )
     if case.steps < 1:
         raise ValueError(f"steps must be at least 1, not {case.steps}")
 

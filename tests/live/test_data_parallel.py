@@ -1,6 +1,7 @@
 """Real processes against the learner of the virtual-time trainer, driven in this one process."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from slowlink.methods import compression, exchange
 from slowlink.methods.fusion import Costs
 from slowlink.testbed.live import fork_server
-from slowlink.testbed.live.data_parallel import LiveRun, group, measure_all
+from slowlink.testbed.live.data_parallel import LiveRun, evaluate, group, measure_all
 from slowlink.testbed.live.processes import RankFailed
 from slowlink.testbed.training import learner, models, sampling, trainer
 from slowlink.testbed.training.recipe import Level, Part, Recipe
@@ -39,6 +40,7 @@ TINY = small.noise(240, 10)
 
 def recipe(codec="identity", fusion="layer_wise", ranks=2, **changes) -> Recipe:
     fields = dict(
+        exchange=Part(name="allgather"),
         levels=(Level(up=Part(name=codec, **CODECS[codec])),),
         fusion=Part(name=fusion),
         model=Part(name="strided_cnn", hidden=20),
@@ -216,6 +218,7 @@ def test_a_rank_that_raises_ends_the_run_and_is_named(started):
         (dict(optimizer_at="server"), 1, False, "optimizer_at: .* 'worker'"),
         (dict(levels=recipe().levels * 2), 1, False, "levels: .* needs 1, the recipe has 2"),
         ({}, 1, True, "fusion: .* 'whole_model'"),
+        (dict(exchange=Part(name="hips")), 1, False, "exchange: .* or allgather; 'hips' would"),
         ({}, 0, False, "steps must be at least 1, not 0"),
     ],
 )
@@ -225,6 +228,29 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     monkeypatch.setattr(fork_server, "shared", None)
     with pytest.raises(ValueError, match=message):
         measure_all([LiveRun(recipe(**changes), steps, ddp=ddp)])
+
+
+def test_what_all_ranks_got_right_is_counted_exactly():
+    """Beyond what float32 counts one by one, by a wire that adds and by one that gathers."""
+    counts = {0: (2**24 + 1, 2**24 + 3), 1: (1, 2)}
+    asked = torch.empty(()).expand(counts[0][1])  # as many as samples, in no memory
+    there = SimpleNamespace(
+        data=SimpleNamespace(test_y=asked),
+        evaluate=lambda replica: (100 * counts[0][0] / counts[0][1], 0.0),
+    )
+
+    def wire(adds):
+        def begin(payloads, ways, keys, exact):
+            other = np.array(counts[1], payloads[0].dtype).tobytes()
+            both = [payloads[0], dataclasses.replace(payloads[0], body=other)]
+            arrived = compression.add_payloads(both) if adds else both
+            return SimpleNamespace(wait=lambda: ([arrived], 0))
+
+        return SimpleNamespace(begin=begin)
+
+    right, of = map(sum, zip(*counts.values(), strict=True))
+    for adds in (True, False):
+        assert evaluate(wire(adds), there, None) == 100 * right / of
 
 
 def test_cases_of_one_call_have_equally_many_workers():

@@ -126,6 +126,7 @@ def test_a_card_is_worth_something_at_its_place_only(folder):
     assert one.read_card(other.card, place(1)) == (1, other.life)
     assert one.read_card(other.card, place(2)) is None
     assert one.read_card(one.card, place(0)) is None  # its own number
+    assert one.claimed(other.card) == one.access.names[1] and not one.claimed(one.card)
     assert one.read_card(bytes(len(other.card)), place(1)) is None
     assert one.read_card(other.card[:-1], place(1)) is None
 

@@ -127,7 +127,8 @@ def test_heartbeats_go_to_who_is_above_and_pause_while_the_members_thread_hangs(
     assert "a" in b.heard and "b" not in a.heard
 
 
-def test_a_stranger_and_another_run_are_not_heard(wires, tmp_path):
+def test_a_stranger_and_another_run_are_not_heard_and_named_once(wires, tmp_path, caplog):
+    """On both sides, since to whoever is refused the others are strangers, too."""
     folder = tmp_path / "others"
     identity.make(folder, NAMES)
     a, b = wires("a"), wires("b")
@@ -136,6 +137,10 @@ def test_a_stranger_and_another_run_are_not_heard(wires, tmp_path):
         meet(one, b)
         one.send("b", data(NAMES.index("a") if one is a else 7))
     assert numbers(receive(b, 1)) == [0] and b.receive(1.0) is None
+    said = [one.getMessage() for one in caplog.records if "refused a stranger" in one.msg]
+    for name in ("a", "b"):  # by b, of each of the two; by each of the two, of b
+        assert sum(f"on slowlink/0/1: it says that it is {name}," in one for one in said) == 2
+    assert len(said) == 4
 
 
 def test_who_is_struck_off_the_list_is_neither_heard_nor_spoken_to(wires, tmp_path):

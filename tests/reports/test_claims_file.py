@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,19 @@ def test_files_and_tests_that_claims_name_must_exist(tmp_path):
     with pytest.raises(ValueError, match="D-1: implemented_by: no file"):
         path = write(tmp_path, kind="formula", implemented_by=["no.py"], proved_by=["test_it.py"])
         claims.load(path, tmp_path)
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_what_is_built_otherwise_is_no_mere_note(document):
+    """A note of what is built tells of the document; what differs here makes another verdict."""
+    for claim in claims.load(file_of(document), ROOT):
+        if claim.implemented_by and not claim.otherwise_here:
+            assert not re.search(r"\b(here|ours|this one|leaves? them out)\b", claim.note), claim.id
+
+
+def test_only_what_is_built_is_built_otherwise(tmp_path):
+    with pytest.raises(ValueError, match="otherwise_here: only of what is implemented_by files"):
+        claims.load(write(tmp_path, otherwise_here="twice as long"))
 
 
 def test_what_is_not_run(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import math
 from functools import partial
 
 import numpy as np
@@ -71,6 +73,31 @@ def test_numbers_dealt_at_random_are_called_luck():
     assert passed <= 8  # more than 8 of 60 happen once in a hundred
 
 
+@pytest.mark.parametrize("groups", [(4,), (7,), (3, 3)])
+def test_few_deals_are_counted_and_not_drawn(groups):
+    """By a count of our own, of one rate: with q = ours / printed errors are n - (Σ q)² / Σ q²."""
+    rng = np.random.default_rng(1)
+    group = [number for number, size in enumerate(groups) for _ in range(size)]
+    for _ in range(5):
+        said, ours = rng.uniform(0.5, 2, (2, len(group)))
+        orders = [
+            order
+            for order in itertools.permutations(range(len(group)))
+            if all(group[n] == group[of] for n, of in enumerate(order))
+        ]
+        assert len(orders) == math.prod(map(math.factorial, groups))
+        shares = ours / said[np.array(orders)]
+        explained = shares.sum(1) ** 2 / (shares**2).sum(1)
+        cells = [f"c{n}" for n in range(len(group))]
+        found = fit(
+            dict(zip(cells, said, strict=True)),
+            {cell: {"ours": value} for cell, value in zip(cells, ours, strict=True)},
+            within={cell: str(number) for cell, number in zip(cells, group, strict=True)},
+        )
+        assert found.p == np.mean(explained >= explained[0] * (1 - 1e-12))
+        assert f"p {found.p:.2g}" in str(found)
+
+
 def test_deals_that_fit_as_well_up_to_rounding_count():
     """What is the same for all cells fits any deal of the numbers alike."""
     alike = dict.fromkeys(CELLS, {"host": 1.0})
@@ -134,6 +161,23 @@ def test_no_cell_of_a_table_that_random_numbers_fit_is_judged():
     assert set(verdicts["verdict"]) == {"not comparable"}
     assert verdicts["reason"].str.startswith("numbers dealt out at random fit Table 9").all()
     assert tables.scoreboard(verdicts.reset_index()).loc["demo", "not comparable"] == 1
+
+
+def test_a_table_that_one_seed_alone_tells_from_luck_is_not_judged():
+    seeds = [1, 2, 3, 4, 5]
+    alike = {name: np.full(5, 10.0) for name in "abcde"}
+    apart = {name: 10.0 + 20 * n for n, name in enumerate("abcde")}
+    one = {name: 10.0 + np.array([0, 0, 100 * n, 0, 0]) for n, name in enumerate(alike)}
+    every = {name: np.full(5, value) for name, value in apart.items()}
+    for ours, verdict in ((one, "not comparable"), (every, "holds")):
+        results = [row for name in ours for row in rows(ours[name], case=name, seeds=seeds)]
+        claims = cells_of({name: 3 * value for name, value in apart.items()})
+        table = judge(claims, frame(results), {}, "desk")
+        assert set(table["verdict"]) == {verdict}
+        said = (
+            "numbers dealt out at random fit Table 9 as well without seed 3 (p = 1; 0.0083 with it)"
+        )
+        assert table["reason"].str.startswith(said).all() == (verdict == "not comparable")
 
 
 def test_a_few_cells_that_come_near_in_a_table_that_does_not_are_luck():

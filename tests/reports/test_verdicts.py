@@ -889,7 +889,10 @@ def test_a_record_of_what_ran_here_is_no_further_kind(evidence, kinds):
 def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):
     table = judge(geomx_claims, paper_results, recipe, "paper")
     params = table[(table["kind"] == "param")]
-    assert set(params["verdict"]) == {"used as printed", "implemented"}
+    # Schedulers and the master worker are left out.
+    differs = params["verdict"] == "differs"
+    assert params.loc[differs, "id"].tolist() == ["GEO-P05"]
+    assert set(params.loc[~differs, "verdict"]) == {"used as printed", "implemented"}
     assert "not printed: learning rate (training.optimizer.lr is 0.1 here)" in reason_of(
         table, "GEO-P08"
     )
@@ -906,6 +909,23 @@ def test_parameters_follow_the_recipe(geomx_claims, paper_results, recipe):
         judge(geomx_claims, paper_results, less, "paper")
     unsaid = demo("param", not_printed={"lr": "learning rate"})
     assert judge([unsaid], frame([]), {"lr": 1}, "desk").iloc[0]["verdict"] == "not printed"
+
+
+def test_what_is_built_otherwise_differs():
+    built = {"implemented_by": ["methods/it.py"], "proved_by": ["test_it.py"], "note": "A note"}
+    row = judge([demo("algorithm", **built)], frame([]), {}, "desk").iloc[0]
+    assert (row["verdict"], row["ours"]) == ("implemented", "as described")
+    other = "It waits, where the document goes on"
+    for more in ({}, {"inferred": True}):
+        claim = demo("algorithm", otherwise_here=other, **built, **more)
+        row = judge([claim], frame([]), {}, "desk").iloc[0]
+        assert (row["verdict"], row["ours"]) == ("differs", "otherwise")
+        assert row["reason"] == f"methods/it.py; proved by test_it.py; {other}; A note"
+    # A constant that is as printed, in code that is not.
+    segment = "slowlink.testbed.live.dds.segments.CUT"
+    claim = demo("param", code={segment: segments.CUT}, otherwise_here=other, **built)
+    row = judge([claim], frame([]), {}, "desk").iloc[0]
+    assert (row["verdict"], row["reason"]) == ("differs", f"methods/it.py; {other}; A note")
 
 
 def test_a_parameter_may_be_a_constant_of_the_code():

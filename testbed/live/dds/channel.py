@@ -7,6 +7,7 @@ its own choice and is held up when a reader is slow.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -28,6 +29,8 @@ from cyclonedds.util import duration
 from slowlink.testbed.live.dds import domain, segments
 from slowlink.testbed.live.dds.segments import TAG, Refused, Segment
 from slowlink.testbed.live.dds.sessions import Access, Sessions
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """How often the receiving thread looks who is there when nothing arrives."""
@@ -458,6 +461,15 @@ class Channel:
             return None
         who = self._sessions.read_card(card, endpoint.participant_key.bytes) if card else None
         if who is None:
+            # A stranger writes and reads, with one card. Without a word, both would but wait.
+            if (name := self._sessions.claimed(card)) and card not in self._cards.values():
+                log.warning(
+                    "refused a stranger on %s: it says that it is %s, and does not prove it; its "
+                    "key is not the one listed for %s here, or it is of another run",
+                    self._topic,
+                    name,
+                    name,
+                )
             self._cards[handle] = card
         else:
             self._sessions.meet(card)

@@ -152,14 +152,21 @@ class Sessions:
 
     # Who is there -------------------------------------------------------------------------------
 
+    def claimed(self, card: bytes) -> str:
+        """Name of the other member that ``card`` says it is of, proven or not; empty of none."""
+        if len(card) != CARD.size:
+            return ""
+        mark, core, _ = CARD.unpack(card)
+        member = CORE.unpack(core)[0]
+        other = mark == MARK and member != self.member
+        return self.access.names.get(member, "") if other else ""
+
     def read_card(self, card: bytes, place: bytes) -> tuple[int, int] | None:
         """Member and life of who publishes ``card`` at ``place`` and proves to be it; or None."""
-        if len(card) != CARD.size:
+        if not self.claimed(card):
             return None
-        mark, core, signature = CARD.unpack(card)
+        _, core, signature = CARD.unpack(card)
         member, life, _ = CORE.unpack(core)
-        if mark != MARK or member == self.member or member not in self.access.names:
-            return None
         return (member, life) if self._proven(member, signature, MARK + place + core) else None
 
     def meet(self, card: bytes) -> None:

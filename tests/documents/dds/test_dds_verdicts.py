@@ -264,6 +264,9 @@ def test_every_absolute_number_is_fitted(dds_claims):
 def test_parameters_say_what_is_used_here(dds_claims, dds_rows, judged):
     assert (judged.loc[["DDS-P01", "DDS-P02", "DDS-P09"], "verdict"] == "used as printed").all()
     assert (judged.loc[["DDS-P12", "DDS-P13", "DDS-P14"], "verdict"] == "differs").all()
+    assert (judged.loc[["DDS-A1", "DDS-A3", "DDS-A4"], "verdict"] == "differs").all()
+    assert (judged.loc[["DDS-P11", "DDS-E3", "DDS-A2"], "verdict"] == "implemented").all()
+    assert "does not go on with whoever is there" in judged.loc["DDS-A4", "reason"]
     recipe = copy.deepcopy(RECIPE)
     recipe["federated_recorded"] |= {"subset": 600, "rounds": 3}
     table = judge(dds_claims, dds_rows, recipe, "desk").set_index("id")

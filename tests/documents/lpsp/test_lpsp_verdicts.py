@@ -386,7 +386,7 @@ def test_parameters_follow_the_recipe(judged, lpsp_claims, lpsp_rows):
         "LPSP-P11": "implemented",  # its value is not printed
         "LPSP-P12": "lost",
         "LPSP-P13": "lost",
-        "LPSP-P15": "implemented",
+        "LPSP-P15": "differs",
     }
     reason = judged["reason"]
     assert "lost with the document's Table 2: learning rates on MNIST (" in reason["LPSP-P13"]
@@ -409,9 +409,12 @@ def test_parameters_follow_the_recipe(judged, lpsp_claims, lpsp_rows):
 
 def test_formulas_and_algorithms_name_their_proofs(judged):
     proved = judged[judged["kind"].isin(["formula", "algorithm"])]
-    assert len(proved) == 9 and set(proved["verdict"]) == {"implemented"}
+    # The printed limit of iterations could never act; what acts here is no longer as printed.
+    differs = proved["verdict"] == "differs"
+    assert proved.index[differs].tolist() == ["LPSP-A01"]
+    assert len(proved) == 9 and set(proved.loc[~differs, "verdict"]) == {"implemented"}
     assert proved["reason"].str.contains("proved by tests/").all()
-    how = proved.groupby("kind")["ours"].agg(set).to_dict()
+    how = proved[~differs].groupby("kind")["ours"].agg(set).to_dict()
     assert how == {"formula": {"as inferred"}, "algorithm": {"as described"}}
 
 
