@@ -470,6 +470,10 @@ def test_mnist_is_recorded_at_full_length():
 def test_recorded_runs_are_the_methods_that_they_were(recipe):
     found = run(recipe, "recorded")
     assert set(found["method"]) == {*recipe.ray.methods, *recipe.ray.readings}
+    told = found.pivot_table("value", "method", "metric")
+    used = told["capacity_used"]
+    assert list(used) == pytest.approx(list(100 * told["iterations_per_s"] / told["capacity"]))
+    assert (used < 100).all()
 
 
 def test_charts_have_no_gaps(recipe):

@@ -848,8 +848,11 @@ control = Figure(
     title="Real workers",
     shows="The same policies on processes of their own, which Ray places; they train LeNet-5 on "
     "MNIST and are slowed on purpose. Recorded runs are kept in the repository, measured ones were "
-    "made here by make reproduce-ray. Virtual time, given the recorded durations, repeats so much "
-    "of the events, at their times, and of the decisions.",
+    "made here by make reproduce-ray. Workers are not equally fast in all runs, as they share "
+    "processors and pauses are multiples of what an iteration takes, so that iterations a second "
+    "do not compare policies; capacity is what the workers of a run would do together if they only "
+    "computed, and what was used of it says what waiting and meeting take. Virtual time, given the "
+    "recorded durations, repeats so much of the events, at their times, and of the decisions.",
     says="The document's experiments ran on Ray.",
     of=[experiments.ray],
 )
@@ -857,6 +860,8 @@ def actors(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """The policies on real workers, and how much of each run virtual time repeats."""
     named = {
         "iterations_per_s": "iterations a second",
+        "capacity": "capacity, iterations a second",
+        "capacity_used": "used of it, %",
         "waiting_share": "time waited, %",
         "staleness": "mean staleness",
         "final_accuracy": "accuracy at the end, %",
