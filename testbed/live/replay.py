@@ -135,13 +135,15 @@ def again(record: Record) -> Log:
 
 
 def summary(record: Record) -> dict[str, float]:
-    """Iterations a second of all workers together, the share of their time that they idled, the
-    mean staleness of what reached the server, and the final test accuracy (%)."""
+    """Iterations a second of all workers together and how many they would do if they only
+    computed, the share of their time that they idled, the mean staleness of what reached the
+    server, and the final test accuracy (%)."""
     log = again(record)
     spent = math.fsum(span.end - span.start for span in log.spans)
     stale = log.staleness()
     return dict(
         iterations_per_s=log.iterations_per_s,
+        capacity=sum(len(seconds) / math.fsum(seconds) for seconds in record.iterations if seconds),
         waited_share=log.waited() / spent,
         staleness=sum(stale) / len(stale) if stale else math.nan,
         accuracy=record.accuracy,

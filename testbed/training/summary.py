@@ -24,7 +24,13 @@ METRICS = {
 LEAST_RESIDUALS = 5
 """Points around the running mean that an oscillation needs."""
 
-IN_TIME = {"final_accuracy": "%", "oscillation": "%", "rounds": "rounds", "time_to_target": "s"}
+IN_TIME = {
+    "final_accuracy": "%",
+    "oscillation": "%",
+    "rounds": "rounds",
+    "time_to_target": "s",
+    "evaluations_to_target": "1",
+}
 
 
 def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
@@ -32,9 +38,10 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
 
     The target of an experiment is the mean final accuracy of its uncompressed, fully synchronous
     runs less ``below_dense`` points (GeoMX, Figure 6: 90.4 % under 90.8 %). Arrival is the first
-    time the mean of five evaluations reaches it, interpolated between evaluations. A run that
-    never arrives gives rows that say so: late in rounds, which are all that it had, and failed in
-    all else; so do all runs where every one that would set the target failed.
+    time the mean of five evaluations reaches it, all of a model that has trained, interpolated
+    between evaluations. A run that never arrives gives rows that say so: late in rounds, which are
+    all that it had, and failed in all else; so do all runs where every one that would set the
+    target failed.
     """
     for experiment, table in curves.groupby("experiment", sort=True):
         accuracy = table[table["metric"] == "test_accuracy"]
@@ -77,9 +84,10 @@ def summarise(curves: pd.DataFrame, below_dense: float) -> Iterator[Row]:
                 "time_to_target": curve["time_s"].to_numpy() / 3600,
                 "bytes_to_target": sent.loc[case, seed].to_numpy(),
             }
+            trained = curve["round"].to_numpy() > 0
             for metric, axis in costs.items():
                 unit = METRICS[metric]
-                value = reached(axis, curve["value"], target)
+                value = reached(axis[trained], curve["value"][trained], target)
                 if value is None:
                     reason = (
                         f"never reached {target:.2f} % within {int(curve['round'].max())} rounds"
@@ -98,7 +106,9 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
     """What runs to a given time arrive at, a row a case and seed (LPSP §4.1).
 
     ``final_accuracy`` is the mean of the last ``window`` evaluations; ``time_to_target`` (s) when
-    the mean of so many first reaches ``target`` (%), interpolated between evaluations;
+    the mean of so many of a model that has trained first reaches ``target`` (%), interpolated
+    between evaluations; ``evaluations_to_target`` how many there were by then, of which
+    ``least_evaluations``, as many as the mean has, are the fewest that there can be;
     ``oscillation`` the standard deviation, in points, of the accuracy around its centred mean of
     five evaluations, in the second half of the run; ``rounds`` all that were done. A run that never
     arrives is late, with all its time; runs that fail or have too few evaluations give failed rows.
@@ -109,6 +119,7 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
         place = dict(round=-1, time_s=math.nan, status="ok", reason="", value=0.0)
         base = row_of(curve.iloc[0], **place)
         yield _make(base, "target_accuracy", target, "%", "computed")
+        yield _make(base, "least_evaluations", window, "1", "computed")
         broken = curve[curve["status"] == "failed"]
         if len(broken):
             failed = dict(status="failed", reason=broken["reason"].iloc[0])
@@ -122,13 +133,16 @@ def summarise_in_time(curves: pd.DataFrame, target: float, window: int) -> Itera
         failed = dict(status="failed", reason=reason) if math.isnan(swing) else {}
         yield _make(base, "oscillation", swing, "%", "measured", **failed)
         yield _make(base, "rounds", curve["round"].max(), "rounds", "measured")
-        value = reached(times, values, target, window)
-        if value is None:
+        trained = curve["round"].to_numpy() > 0
+        seen, at = times[trained], arrival(values[trained], target, window)
+        late = {}
+        if at is None:
             reason = f"never reached {target:g} % within {times[-1]:.0f} s"
             late = dict(status="late", reason=reason)
-            yield _make(base, "time_to_target", times[-1], "s", "simulated", **late)
-        else:
-            yield _make(base, "time_to_target", value, "s", "simulated")
+        needed = len(seen) if at is None else math.ceil(at) + 1
+        when = times[-1] if at is None else np.interp(at, np.arange(len(seen)), seen)
+        yield _make(base, "time_to_target", when, "s", "simulated", **late)
+        yield _make(base, "evaluations_to_target", needed, "1", "measured", **late)
 
 
 def oscillation(times: np.ndarray, accuracy: np.ndarray) -> float:
@@ -140,25 +154,35 @@ def oscillation(times: np.ndarray, accuracy: np.ndarray) -> float:
     return float(np.sqrt(np.mean(residual**2))) if enough else math.nan
 
 
-def arrival(accuracy: np.ndarray, target: float, window: int = WINDOW) -> float | None:
-    """Position (in evaluations, fractional) where the smoothed curve first reaches ``target``."""
-    smooth = pd.Series(accuracy).rolling(window, min_periods=1).mean().to_numpy()
+def arrival(
+    accuracy: np.ndarray, target: float, window: int = WINDOW, least: int | None = None
+) -> float | None:
+    """Position (in evaluations, fractional) where the smoothed curve first reaches ``target``.
+
+    What is smoothed is the mean of ``window`` evaluations; with ``least``, in the beginning of so
+    many, too.
+    """
+    smooth = pd.Series(accuracy).rolling(window, min_periods=least or window).mean().to_numpy()
     reached = np.flatnonzero(smooth >= target)
     if not len(reached):
         return None
     after = int(reached[0])
-    if after == 0:
-        return 0.0
+    if after == 0 or math.isnan(smooth[after - 1]):
+        return float(after)
     low, high = smooth[after - 1], smooth[after]
     return after - 1 + (target - low) / (high - low)
 
 
 def reached(
-    axis: Sequence[float], accuracy: Sequence[float], target: float, window: int = WINDOW
+    axis: Sequence[float],
+    accuracy: Sequence[float],
+    target: float,
+    window: int = WINDOW,
+    least: int | None = None,
 ) -> float | None:
     """Where on ``axis``, of which every evaluation has a point, the smoothed curve first reaches
-    ``target``, interpolated between evaluations; None where it never does."""
-    at = arrival(np.asarray(accuracy), target, window)
+    ``target``, interpolated between evaluations, as :func:`arrival`; None where it never does."""
+    at = arrival(np.asarray(accuracy), target, window, least)
     return None if at is None else float(np.interp(at, np.arange(len(axis)), axis))
 
 

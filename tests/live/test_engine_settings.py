@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,25 @@ def up(name, **parameters):
 SERVER = dict(exchange=part("parameter_server"))
 FED = SERVER | dict(synchronization=part("fedavg"))
 TEXT = dict(dataset="penn_treebank", model=part("lstm"))
+
+
+@pytest.mark.parametrize(
+    "levels, more, told",
+    [
+        (up("bisparse"), {}, "levels.0.up: bisparse sends all of lenet5 as it is, .* 48000 values"),
+        (up("bisparse", lower_bound=48_000), {}, ""),
+        (up("bisparse", lower_bound=48_001), {}, "fewer than lower_bound=48001"),
+        # Fused, one message has what all layers have together.
+        (up("bisparse", lower_bound=48_001), dict(fusion=part("whole_model")), ""),
+        ([IDENTITY], {}, ""),
+        ([IDENTITY], dict(codecs={"1": part("dgc", lower_bound=10**6)}), "codecs.1: dgc sends"),
+    ],
+)
+def test_a_bound_that_leaves_all_of_the_model_dense_is_told(levels, more, told, caplog):
+    parties = dict(parties=3) if levels[0]["up"]["name"] == "bisparse" else {}
+    levels = [{"up": levels[0]["up"] | parties}]
+    settings.parse(document(training=SERVER | dict(levels=levels) | more))
+    assert [bool(re.search(told, line)) for line in caplog.messages] == [True] * bool(told)
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,8 @@ def test_bsp_on_paper(rolled):
     # 20 ticks of waiting in the first round and 20 in the second, of 2 workers' 111.
     assert told["waited_share"] == pytest.approx(40 / 222)
     assert told["iterations_per_s"] == pytest.approx(4 / t[111]) and told["staleness"] == 0
+    # Iterations of 10 and of 30 ticks.
+    assert told["capacity"] == pytest.approx(1 / t[10] + 1 / t[30])
 
 
 FEDAVG = dict(name="fedavg", min_clients=2, timeout_s=7.3 * TICK_S, fraction=0.7)

@@ -111,6 +111,8 @@ def results(scale: str = "desk", model: str = "resnet50_v1", seeds: int = 3) -> 
         for row in rows
         if row.experiment == "figure6" and row.metric in CONVERGED
     ]
+    add("convergence", "GeoMX-155M BiSparse", "sampled", 0.5 if scale == "paper" else 5.0, "%",
+        model=model, evidence="computed")  # fmt: skip
     for slowest in (1.0, 3.0):
         at = {"slowest": slowest}
         _curve(add, "mixed", "GeoMX-155M", 8, model, seeds, "bsp", at=at)

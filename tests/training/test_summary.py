@@ -34,9 +34,12 @@ def curve(case, seed, accuracies, compression="identity", round_s=2.0):
 
 
 def test_arrival_interpolates_the_mean_of_five_evaluations():
-    # Means of up to five: 0, 10, 20, 30, 40, 60: 45 is a quarter of the way to the last.
+    # The first two means of five are 40 and 60: 45 is a quarter of the way to the last.
     assert arrival(np.array([0.0, 20, 40, 60, 80, 100]), 45.0) == pytest.approx(4.25)
-    assert arrival(np.array([50.0, 60]), 45.0) == 0
+    # Fewer than five are no mean of five, unless fewer are asked for; no time is before the first.
+    assert arrival(np.array([50.0, 60]), 45.0) is None
+    assert arrival(np.array([50.0, 60]), 45.0, least=1) == 0
+    assert arrival(np.array([50.0, 60, 70, 80, 90]), 45.0) == 4
     # One lucky point is no arrival.
     assert arrival(np.array([0.0, 0, 90, 0, 0, 0]), 45.0) is None
 
@@ -124,6 +127,21 @@ def test_in_time_by_hand():
     found = {row.metric: row.value for row in rows}
     assert found["time_to_target"] == pytest.approx(35.0)
     assert found["final_accuracy"] == pytest.approx((90 + 92 + 90) / 3)
+
+
+def test_the_untrained_model_is_no_evaluation_of_a_run():
+    # A mean of three with what was not trained would be there at the third evaluation's 20 s.
+    rows = list(summarise_in_time(in_time((1, [60, 60, 60, 60, 60])), target=50.0, window=3))
+    found = {row.metric: row.value for row in rows}
+    assert found["time_to_target"] == 30
+    assert found["evaluations_to_target"] == found["least_evaluations"] == 3
+    # Means of three are 40, 50 and 60: 55 is halfway from the second to the third.
+    later = list(summarise_in_time(in_time((1, [90, 30, 40, 50, 60, 70])), target=55.0, window=3))
+    found = {row.metric: row.value for row in later}
+    assert found["time_to_target"] == 45 and found["evaluations_to_target"] == 5
+    rows = [*curve("dense", 1, [90] * 7)]
+    summary = frame(summarise(frame(rows), below_dense=1.0)).set_index("metric")["value"]
+    assert summary["rounds_to_target"] == 50  # the fifth evaluation of a model that has trained
 
 
 def test_oscillation_is_what_is_left_around_the_running_mean():

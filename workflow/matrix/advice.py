@@ -162,7 +162,7 @@ def rounds_to(
     for (label, _), curve in points.groupby(["method", "seed"]):
         good = (curve["status"] == "ok") & (curve["round"] <= within)
         curve = curve[good].sort_values("round")
-        at = reached(curve["round"], curve["value"], target, window)
+        at = reached(curve["round"], curve["value"], target, window, least=1)
         if at == 0:
             raise ValueError(
                 f"--target: {target:g} % is met before the first round, by chance; ask for more"

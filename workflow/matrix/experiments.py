@@ -537,7 +537,7 @@ def until_target(run: Iterable[Row], target: float, rounds: int, window: int) ->
             seen.append(row.value)
         # The last row of an evaluation: nothing more is trained.
         if row.metric == "bytes_sent" and row.round >= rounds:
-            at = arrival(np.array(seen), target, window)
+            at = arrival(np.array(seen), target, window, least=1)
             if at is not None and len(_after(seen, at)) >= window:
                 return
 
@@ -575,9 +575,10 @@ def arrivals(curves: Sequence[Row], target: float, rounds: int, window: int) -> 
             goal = dict(metric="target_accuracy", value=target, unit="%", evidence="computed")
             yield _summary(points[judged], **goal)
         done = dict(metric="rounds_to_target", unit="rounds")
-        at = arrival(values, target, window) if points else None
+        at = arrival(values, target, window, least=1) if points else None
         if at is not None:
-            at_round = reached([point.round for point in points], values, target, window)
+            axis = [point.round for point in points]
+            at_round = reached(axis, values, target, window, least=1)
             yield _summary(points[-1], **done, value=at_round)
             after = _after(values, at)[:window]
             if len(after):

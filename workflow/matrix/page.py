@@ -127,7 +127,9 @@ _FOOTING = (
     "sees a whole group as one vector, as its document has it. The global batch is the same on "
     "every cluster. torch's PowerSGD hook sends plain values for 1,000 rounds first unless told "
     "otherwise; it is trained and priced as if it began at once, and a table of its own has what "
-    "its default leaves. "
+    "its default leaves. LPSP is its algorithm to the letter, where the coming of the next "
+    "candidate decides; readings in which the server decides on arrival or by the clock, or "
+    "candidates compute on, are on LPSP's own page, where the first and the last are trained. "
 )
 HOOK, PLAIN_DDP, WARM_UP = "torch DDP + PowerSGD", "torch DDP", 1000
 """torch's hook, what it is in its first rounds, and how many (``start_powerSGD_iter``)."""

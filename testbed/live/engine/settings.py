@@ -31,6 +31,8 @@ import contextlib
 import hashlib
 import inspect
 import json
+import logging
+import math
 import re
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -59,7 +61,7 @@ from slowlink.testbed.live.engine.flow import FINITE
 from slowlink.testbed.prices import default_down, load_codec, load_system, passes
 from slowlink.testbed.training import models
 from slowlink.testbed.training.fetch import read_sources
-from slowlink.testbed.training.learner import IDENTITY, apart, check_text
+from slowlink.testbed.training.learner import IDENTITY, apart, check_text, grouped
 from slowlink.testbed.training.recipe import Link, Part, Recipe
 from slowlink.testbed.training.stragglers import Fixed, Stragglers, Trace
 from slowlink.testbed.training.trainer import GLOBAL, flat, speeds, topology
@@ -95,6 +97,8 @@ PROBED, MET = 24, 4
 as many as are between so many meetings of all."""
 
 Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+
+log = logging.getLogger(__name__)
 
 
 class Own(BaseModel):
@@ -490,6 +494,8 @@ def check(settings: LiveSettings) -> None:
     if settings.state is not None and recipe.seconds:
         raise ValueError("state: a run of so many seconds cannot be resumed; give rounds")
     _check_levels(settings, policy)
+    if not settings.own:
+        _warn_of_bounds(recipe)
 
 
 @contextlib.contextmanager
@@ -512,6 +518,27 @@ def _check_codecs(recipe: Recipe, between: Exchange, depth: int) -> None:
                     "what each worker sends; take parameter_server, and codecs of one round that "
                     "add"
                 )
+
+
+def _warn_of_bounds(recipe: Recipe) -> None:
+    """Tell of codecs that leave all of the model as it is: their usual bounds are of large models,
+    and the run would only seem to compress."""
+    parts = {f"levels.{number}.up": level.up for number, level in enumerate(recipe.levels)}
+    parts |= {f"codecs.{rank}": part for rank, part in recipe.codecs.items()}
+    bounds = {field: getattr(load_codec(part), "lower_bound", 0) for field, part in parts.items()}
+    if not any(bounds.values()):
+        return
+    model = models.make(recipe.model.name, **recipe.model.parameters)
+    shapes = models.gradient_shapes(model, norm=recipe.norm)
+    sizes = list(map(math.prod, shapes.values()))
+    largest = max(sum(sizes[i] for i in group) for group in grouped(recipe, sizes))
+    for field, bound in bounds.items():
+        if largest < bound:
+            log.warning(
+                "training.%s: %s sends all of %s as it is, whose largest tensor has %d values, "
+                "fewer than lower_bound=%d; give a lower one",
+                field, parts[field].name, recipe.model.name, largest, bound,
+            )  # fmt: skip
 
 
 def _check_data(recipe: Recipe) -> None:

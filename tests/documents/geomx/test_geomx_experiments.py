@@ -19,6 +19,7 @@ from slowlink.testbed.network import geo_sites, simulate
 from slowlink.testbed.network.counting import transfer_bytes
 from slowlink.testbed.network.emulated import Measured
 from slowlink.testbed.results import Row, coordinates
+from slowlink.testbed.training import models
 from slowlink.testbed.training.datasets import Dataset
 from slowlink.testbed.training.recipe import Part
 from slowlink.testbed.training.trainer import train
@@ -435,9 +436,23 @@ def test_where_the_documents_own_network_is_trained_its_convergence_counts():
     paper = at("paper")
     given = [*summarised("residual", GeoMX=3600), *summarised("figure6", GeoMX=5)]
     rows = run(paper, "convergence", rows=results.frame(given))
-    assert rows.set_index("metric")["value"].to_dict() == {
+    told = rows.set_index("metric")["value"].drop("sampled")
+    assert told.to_dict() == {
         "final_accuracy": 90.0, "rounds_to_target": 5.0, "time_to_target": 7.0
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("scale", "bound"), [("paper", 200_000), ("desk", 4000)])
+def test_the_share_that_is_sampled_is_that_of_the_network_convergence_is_judged_by(scale, bound):
+    settings = at(scale)
+    given = results.frame([*summarised("residual"), *summarised("figure6", GeoMX=5)])
+    told = run(settings, "convergence", rows=given).set_index("metric").loc["sampled"]
+    network = models.make(told["model"], in_channels=1)
+    sizes = [one.numel() for one in network.parameters() if one.numel() >= bound]
+    # A tensor of 200,000 values is the smallest of which 0.5 % are a thousand.
+    sampled = [max(1000, n * 5 // 1000) for n in sizes]
+    assert told["value"] == pytest.approx(100 * sum(sampled) / sum(sizes))
+    assert (told["value"] <= 0.5) == (scale == "paper")
 
 
 def test_a_smaller_model_has_a_lower_bound_of_its_own(recipe):

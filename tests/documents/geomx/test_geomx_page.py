@@ -272,3 +272,18 @@ def test_the_system_stands_beside_virtual_time(rows, judged):
     (ax,) = draw(page.system, rows).axes
     (alone,) = draw(page.system, without).axes
     assert len(ax.lines) == 2 * 3 and len(alone.lines) == 3
+
+
+def test_any_single_round_of_table_2_says_that_pull_follows_push():
+    """So that no row proves nothing because the set-up was chosen from it."""
+    desk = pd.read_csv(ROOT / "data/recorded/desk_verdicts.csv", dtype=str).set_index("id")
+    rows = desk[desk.index.str.fullmatch("GEO-T2-.*-lat")]
+    ours = rows["ours"].astype(float) / rows["printed"].astype(float)
+    others = {
+        name: rows["reason"].str.extract(rf"\b{name} ([\d.]+)", expand=False).astype(float)
+        for name in ("serial", "overlapped")
+    }
+    away = pd.DataFrame(others | {"ours": ours}).map(lambda ratio: abs(np.log(ratio)))
+    assert len(away) == 9 and away.notna().all(axis=None)
+    assert (away["ours"] < away["overlapped"]).all()
+    assert (away["serial"] < away["overlapped"]).all()

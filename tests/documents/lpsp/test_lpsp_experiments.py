@@ -439,8 +439,13 @@ def test_what_is_not_known_yet_fails_and_the_rest_does_not(recipe, known):
     for method, seed in itertools.product(known, (1, 2)):
         rows += curve(method, "mnist", values, at=dict(method=method), seed=seed)
     made = coordinates(results.frame(training.mnist.summarise(results.frame(rows), recipe)))
-    tried = made[made["experiment"] == training.RATES].set_index(["method", "lr"])["value"]
-    assert dict(tried) == {(m, lr): 90.0 + lr for m in ("BSP", "SSP") for lr in (0.1, 0.2)}
+    tried = made[made["experiment"] == training.RATES].set_index(["metric", "method", "lr"])
+    tried = tried.sort_index()
+    each = [(m, lr) for m in ("BSP", "SSP") for lr in (0.1, 0.2)]
+    assert dict(tried.loc["final_accuracy", "value"]) == {(m, lr): 90.0 + lr for m, lr in each}
+    # No rate got to the target: each was late after its 100 s.
+    assert dict(tried.loc["time_to_target", "value"]) == dict.fromkeys(each, 100.0)
+    assert set(tried.loc["time_to_target", "status"]) == {"late"}
     final = made[(made["experiment"] == "mnist") & (made["metric"] == "final_accuracy")]
     good = final[final["status"] == "ok"]
     assert set(good["method"]) == set(known) and good["value"].eq(98.17).all()
@@ -465,6 +470,10 @@ def test_mnist_is_recorded_at_full_length():
 def test_recorded_runs_are_the_methods_that_they_were(recipe):
     found = run(recipe, "recorded")
     assert set(found["method"]) == {*recipe.ray.methods, *recipe.ray.readings}
+    told = found.pivot_table("value", "method", "metric")
+    used = told["capacity_used"]
+    assert list(used) == pytest.approx(list(100 * told["iterations_per_s"] / told["capacity"]))
+    assert (used < 100).all()
 
 
 def test_charts_have_no_gaps(recipe):

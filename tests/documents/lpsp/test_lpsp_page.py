@@ -165,6 +165,7 @@ def test_accuracies_and_what_lpsp_is_above_them(name, experiment, lpsp_desk, mad
     assert numbers(others["LPSP is higher by"]) == pytest.approx(above, abs=0.06)
     assert set(table.loc[table["method"] == "LPSP", "LPSP is higher by"]) == {""}
     assert list(table["method"][:2]) == ["BSP", "ASP"]
+    assert set(table[f"in the least, {RECIPE[experiment]['window']}"]) == {"2 of 3 runs"}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,16 @@ def test_every_rate_that_was_tried_and_the_best(made):
     table = made("rates")
     assert list(table["method"]) == [name for name in page.METHODS if name in set(table["method"])]
     assert set(table["at 0.05"]) == {97.05} and set(table["best"]) == {0.1}
+    by_method = table.set_index("method")
+    # 500 s less 1,000 s of the rate, of SSP more.
+    assert by_method.loc["SSP", ["to 98 % at 0.05, s", "fastest", "differ"]].tolist() == [
+        "550", 0.05, "yes"
+    ]  # fmt: skip
+    assert by_method.loc["BSP", ["to 98 % at 0.1, s", "fastest", "differ"]].tolist() == [
+        "400", 0.1, ""
+    ]  # fmt: skip
+    assert by_method["to 98 % at 0.1, s"]["LPSP"] == "never" and not by_method["differ"]["LPSP"]
+    assert np.isnan(by_method["fastest"]["LPSP"])
 
 
 def test_which_reading_agrees_with_what(made):

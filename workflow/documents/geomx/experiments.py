@@ -34,8 +34,10 @@ if not PLANNING:
 
     from slowlink.methods import exchange
     from slowlink.testbed.network import geo_sites
+    from slowlink.testbed.prices import load_codec
     from slowlink.testbed.results import row_of
     from slowlink.testbed.rounds import Timing, byte_rows, costs, real_traffic, time_rows
+    from slowlink.testbed.training import models
     from slowlink.testbed.training.summary import summarise
 
 IMAGES = 4
@@ -450,7 +452,7 @@ CONVERGED = {"final_accuracy", "target_accuracy", "rounds_to_target", "time_to_t
 
 @experiment(after=[table2, figure6, residual])
 def convergence(
-    bench: Bench, rows: pd.DataFrame, training: Training, table2: Table
+    bench: Bench, rows: pd.DataFrame, training: Training, table2: Table, residual: Residual
 ) -> Iterator[Row]:
     """Table 2's accuracies, rounds and hours by the nearest to its network that was trained.
 
@@ -459,6 +461,8 @@ def convergence(
     model, so that MXNET's rounds are GeoMX's.
     """
     own = training.stands_for is None
+    nearest = training if own else residual
+    yield _sampled(bench, nearest.model, nearest.lower_bound or bench.settings.bisparse.lower_bound)
     told = rows[rows["experiment"].eq("figure6" if own else "residual")]
     told = told[told["metric"].isin(CONVERGED)].to_dict("records")
     trained = [row_of(one, experiment=bench.experiment) for one in told]
@@ -486,6 +490,18 @@ def convergence(
                 if row.status == "late":
                     hours |= dict(status="failed", value=math.nan)
                 yield row.model_copy(update=here | hours)
+
+
+def _sampled(bench: Bench, model: Part, lower_bound: int) -> Row:
+    """The share of the values of sparse tensors that BiSparse samples for its thresholds: of small
+    tensors more than the recipe's, as a threshold needs so many sampled values above it."""
+    options = bench.settings.bisparse.model_dump() | dict(lower_bound=lower_bound)
+    codec = load_codec(Part(name="bisparse", **options))
+    shapes = models.gradient_shapes(models.make(model.name, **model.parameters))
+    sparse = [n for n in map(math.prod, shapes.values()) if codec.sparse(n)]
+    share = sum(map(codec.sample_size, sparse)) / sum(sparse)
+    return bench.row("sampled", 100 * share, "%", case=model.name, model=model.name,
+                     compression="bisparse", evidence="computed")  # fmt: skip
 
 
 def _runs(bench: Bench, training: Training, table: Cases, **fields: Any) -> Iterator[Recipe]:

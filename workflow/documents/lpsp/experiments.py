@@ -641,6 +641,8 @@ def _run(bench: Bench, label: str, record: Record, evidence: str) -> Iterator[Ro
     )
     told, again = summary(record), replayed(record)
     yield row("iterations_per_s", told["iterations_per_s"], "1/s")
+    yield row("capacity", told["capacity"], "1/s")
+    yield row("capacity_used", 100 * told["iterations_per_s"] / told["capacity"], "%")
     yield row("waiting_share", 100 * told["waited_share"], "%")
     yield row("staleness", told["staleness"], "1")
     yield row("final_accuracy", told["accuracy"], "%")

@@ -60,15 +60,19 @@ def _mnist_12_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
 
 
 def _mnist_summary(curves: pd.DataFrame, recipe: Any) -> Iterator[Row]:
-    """What runs at full length came to, and how every rate that was tried ended."""
+    """What runs at full length came to, and how every rate that was tried ended and when it got to
+    the target that those are compared by."""
     curves = curves[curves["metric"] == "test_accuracy"]
     tried = curves["experiment"] == RATES
     whole = curves[~tried]
     if lost := list(_unknown(curves[tried], whole, recipe)):
         whole = pd.concat([whole, frame(lost)]) if len(whole) else frame(lost)
     yield from summarise_in_time(whole, recipe.mnist.target, recipe.mnist.window)
-    for one in curves[tried].groupby("at", sort=False).tail(1).to_dict("records"):
-        yield row_of(one, metric="final_accuracy")
+    for _, curve in curves[tried].groupby("at", sort=False):
+        yield row_of(curve.iloc[-1].to_dict(), metric="final_accuracy")
+        for row in summarise_in_time(curve, recipe.mnist.target, recipe.mnist.window):
+            if row.metric in ("target_accuracy", "time_to_target"):
+                yield row
 
 
 def _unknown(tried: pd.DataFrame, known: pd.DataFrame, recipe: Any) -> Iterator[Row]:
