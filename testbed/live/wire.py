@@ -300,6 +300,8 @@ class ZmqWire:
         self.keys = keys
         self.heard: dict[str, float] = {}
         self._inbox = Inbox(queue_bytes)
+        self._older: set[str] = set()
+        """Who was once not heard because of the time at which its stream began; it is said once."""
         self._todo: deque[tuple] = deque()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
@@ -580,6 +582,10 @@ class ZmqWire:
         if coming is None or stream > coming.stream:
             coming = self._incoming[sender] = _Incoming(stream, number, dial)
         if stream < coming.stream or dial < coming.dial or number > coming.due:
+            if stream < coming.stream and number == at == 0 and sender not in self._older:
+                self._older.add(sender)
+                before = f"began {(coming.stream - stream) / 1e9:.0f} s before its last process"
+                log.warning("%s is not heard: it %s; was its clock set back?", sender, before)
             return  # this belongs to a channel or a connection that is gone
         # Every message without a receipt is sent again, from its first slice.
         if dial > coming.dial:

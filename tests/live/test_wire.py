@@ -354,6 +354,19 @@ def test_slices_that_do_not_follow_on_each_other_are_dropped(plain):
     assert receipts == [b"1 0", b"1 1", b"1 1", b"2 9"]
 
 
+def test_who_is_not_heard_because_its_clock_was_set_back_is_named_once(plain, caplog):
+    b = plain("b")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as its:
+        its.connect(b.address)
+        for began, mine in ((130, 1), (10, 2), (10, 3), (131, 4)):
+            its.send_multipart(piece(stream=began * 10**9, mine=mine))
+        assert numbers(receive(b, 2)) == [1, 4]
+    said = [one.getMessage() for one in caplog.records if "not heard" in one.getMessage()]
+    assert said == [
+        "a is not heard: it began 120 s before its last process; was its clock set back?"
+    ]
+
+
 def test_slices_of_an_earlier_connection_do_not_mix_with_those_that_come_again(plain):
     b, body = plain("b"), bytes(range(250))
     with zmq.Context() as context, context.socket(zmq.DEALER) as its:
