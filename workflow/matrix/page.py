@@ -136,7 +136,8 @@ HOOK, PLAIN_DDP, WARM_UP = "torch DDP + PowerSGD", "torch DDP", 1000
 _POLICIES = (
     "Policies that look at the clock send whole models, grouped by no fusion, and a round of "
     "theirs is as many iterations as there are workers; of local steps, it is one iteration with "
-    "its share of the meeting. "
+    "its share of the meeting. All of a policy's workers meet at one server, which nobody shards: "
+    "on flat clusters, more servers would be faster. "
 )
 _NORM = (
     "qsgd rounds to levels of the l2 norm of a bucket, as its theory has it; with the largest "
@@ -148,7 +149,9 @@ _TRAINED = (
     "share a run. Accuracies are compared after the same number of rounds, or at the first "
     "evaluation after it; methods that have not reached the target by then train on, up to a "
     "most, and may reach it later (both numbers head the table of all methods). Where all workers"
-    " meet, whatever the clock says, the rounds that are needed are the same on any network. "
+    " meet, whatever the clock says, the rounds that are needed are the same on any network, but "
+    "for codecs that see layers grouped by LayerFusion as one (Sketch-Fusion, RAT + sketch): the "
+    "groups are others elsewhere, and rounds are those with the groups of the trained network. "
     "Those of policies that look at the clock are not: they were trained with uneven speeds at "
     "three ratios of communication to computing, and are compared there and in between, where "
     "their rounds are interpolated, a guess; never beyond. Codecs of local steps and between "
@@ -744,7 +747,8 @@ def extent(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataF
     title="Learning rates",
     shows="Accuracy after the tuning rounds, one seed, with the rates that all methods of a model "
     "were given, on images that no run trains on; the best one trains with every seed. The better "
-    "half of the rates is tried for longer, and that counts here.",
+    "half of the rates is tried for longer, and that counts here. It is the last evaluation that "
+    "decides: where rates lie within a point of each other, chance does.",
     of=[condensed],
 )
 def learning_rates(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
