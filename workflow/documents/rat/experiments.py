@@ -751,7 +751,7 @@ def _side_by_side(
     """A plan in both simulators, and what each cost; where they differ, what made them."""
     tcp, options = ns3.Tcp(**settings), dict(paths=_paths(bench), faults=paused)
     small = _leaves(bench, 2, 1, same["bandwidth"], 2)
-    _completion(bench, _plan(bench, "Ring", small, pieces=1), small)  # compiles
+    _completion(bench, exchange.load("ring")(small), small)  # compiles
     # A process of its own remembers no routes of the cells before.
     with ProcessPoolExecutor(1, get_context("fork")) as fresh:
         first = fresh.submit(_timed, plan, network, nbytes, efficiency=tcp.efficiency, **options)
