@@ -209,7 +209,7 @@ def test_perturbed_results_flip_every_verdict_that_depends_on_them(
         if len(seen) < 2:
             stubborn.append((claim.id, seen))
     assert not stubborn
-    assert checked == 86 + 11 + 5 + 1
+    assert checked == 87 + 11 + 5 + 1
 
 
 def worlds(results: pd.DataFrame, mine: list[Lookup], claims: list[Claim]):
