@@ -1,6 +1,7 @@
 """A live run in one process: its members are threads, and queues between them the wire."""
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -20,9 +21,11 @@ class Queues:
     brings leaves as ``spoils(body)``, and when first it has finished an iteration it says the
     coordinator what ``lie`` is, too."""
 
-    def __init__(self, name, boxes, dies=lambda head: False, spoils=bytes, lie=None):
+    def __init__(
+        self, name, boxes, dies=lambda head: False, spoils=bytes, lie=None, sent=lambda head: None
+    ):
         self.name, self.boxes, self.dies, self.spoils = name, boxes, dies, spoils
-        self.lie = lie
+        self.lie, self.sent = lie, sent
         self.members, self.heard, self.address = frozenset(boxes), {}, f"queue of {name}"
 
     def connect(self, addresses):
@@ -48,6 +51,7 @@ class Queues:
         brings = head.get("tag", [""])[0] in ("push", "all")
         body = self.spoils(body) if brings else bytes(body)
         self.boxes[to].put(Received(self.name, dict(head), body))
+        self.sent(head)
 
     def send_all(self, to, body):
         for name, head in to.items():
@@ -60,7 +64,7 @@ def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False, l
     deaths: by member, whether its process ends instead of sending a message of this head; it does
         so once, and another one follows where the settings let it.
     rogues: by member, what it makes of the bytes that it brings to a meeting.
-    late: by member, how many seconds after the others it comes.
+    late: by member, how many iterations the others have finished when it comes.
     here: what the coordinator is told of where the members are.
     recorded: whether the record is wanted.
     lies: by member, a message that is none of what it does, once.
@@ -77,23 +81,25 @@ def run(given, deaths=None, rogues=None, late=None, here=True, recorded=False, l
         # Made here, one after the other: threads would import a file while another one does.
         spoils = (rogues or {}).get(name, bytes)
         lie = (lies or {}).get(name)
-        node = Node(given, name, Queues(name, boxes, never, spoils, lie))
+        node = Node(given, name, Queues(name, boxes, never, spoils, lie, sent))
         threads.append(threading.Thread(target=live, args=[node], daemon=True))
         threads[-1].start()
 
-    late, timers = late or {}, []
+    late, iterations = late or {}, itertools.count(1)
+
+    def sent(head):
+        if head["kind"] == "finished":
+            done = next(iterations)
+            for name in [name for name, after in late.items() if after == done]:
+                start(name)
+
     for name in given.members[1:]:
-        if name in late:
-            timers.append(threading.Timer(late[name], start, [name]))
-            timers[-1].start()
-        else:
+        if name not in late:
             start(name)
     given.output.mkdir(parents=True, exist_ok=True)
     try:
         options = dict(restart=start, here=here, recorded=recorded)
         return Coordinator(given, Queues(COORDINATOR, boxes), **options).run()
     finally:
-        for timer in timers:
-            timer.cancel()
         for thread in threads:
             thread.join(30)

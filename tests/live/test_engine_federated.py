@@ -80,7 +80,7 @@ def test_who_comes_later_brings_what_the_others_bring(tmp_path, sends):
     policy = dict(name="fedavg", samples=[1, 2, 3])
     training = dict(sends=sends)
     given = described(tmp_path, policy, 3, rounds=60, training=training, **changes)
-    record = in_process.run(given, late={"site1/worker1": 0.5}).record
+    record = in_process.run(given, late={"site1/worker1": 20}).record
     assert len(record.iterations[1]) > 5
     assert final(given) == pytest.approx(on_paper(given, record)[0], rel=1e-5)
 
