@@ -1,5 +1,6 @@
 """Which tests run beside others, which want the machine to themselves, and which come first."""
 
+import gc
 import os
 import re
 import shutil
@@ -8,6 +9,10 @@ from collections import Counter
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
+
+# What imports and collecting make stays to the end: the collector, which would look at all of it
+# again and again, takes a tenth of the time of all tests, and waits until it is set aside.
+gc.disable()
 
 # Beside other tests one thread is enough: torch's would wait for each other on cores that all
 # workers, and the processes that tests start, share.
@@ -80,6 +85,11 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("slow"):
             slow[item.path] += SLOWEST if COPIES & set(item.fixturenames) else 1
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 class Scheduling(LoadFileScheduling):

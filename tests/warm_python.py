@@ -42,10 +42,12 @@ SERVER = """
 import ctypes, gc, json, os, runpy, select, signal, socket, sys
 
 base = [path for path in sys.path if path]
+gc.disable()
 import numba, numpy, pandas, pyarrow.parquet, pydantic, scipy.sparse, scipy.stats, torch, yaml
-import torch._dynamo, torch.distributed, torch.nn.parallel
+import snakemake.cli, torch._dynamo, torch.distributed, torch.nn.parallel
 
 gc.freeze()
+gc.enable()
 listener = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 

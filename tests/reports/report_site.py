@@ -51,10 +51,11 @@ def chapter(
 ) -> html.Chapter:
     """A wing with the files that the targets of its figures and tables make of these rows."""
     wing = settings.wing_of(name)
+    printed = claims_of(wing)
     for kind in ("figures", "tables"):
         (made / kind).mkdir(parents=True)
     for one, figure in wing.figures.items():
-        artifacts.write_figure(figure, rows, claims_of(wing), made / "figures" / f"{one}.svg")
+        artifacts.write_figure(figure, rows, printed, made / "figures" / f"{one}.svg")
     for one, table in wing.tables.items():
         artifacts.write_table(table, rows, verdict_table, made / "tables" / f"{one}.csv")
     return html.Chapter(name, wing.shown, made, wing.claims)
