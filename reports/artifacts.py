@@ -176,7 +176,7 @@ def _described(document: str, name: str, item: Item, rows: pd.DataFrame) -> dict
         "shows": item.shows,
         "says": item.says,
         "basis": "; ".join(_basis(rows)),
-        "evidence": ", ".join(sorted(set(rows["evidence"]))),
+        "evidence": ", ".join(sorted(rows["evidence"].unique())),
         "command": command(document, target(name)),
     }
 
@@ -184,8 +184,8 @@ def _described(document: str, name: str, item: Item, rows: pd.DataFrame) -> dict
 def _basis(rows: pd.DataFrame) -> Sequence[str]:
     """What the rows come from: data, models, and how many seeds."""
     seeded = rows[rows["seed"] >= 0]
-    data = sorted(set(seeded["dataset"]) - {""})
-    trained = sorted(set(seeded.loc[seeded["dataset"] != "", "model"]))
+    data = sorted(set(seeded["dataset"].unique()) - {""})
+    trained = sorted(seeded.loc[seeded["dataset"] != "", "model"].unique())
     told = [f"data: {', '.join(data)}"] * bool(data)
     told += [f"model trained: {', '.join(trained)}"] * bool(trained)
     if len(seeded):
@@ -197,7 +197,7 @@ def _basis(rows: pd.DataFrame) -> Sequence[str]:
         if most < evidence.MIN_SEEDS:
             return [*told, f"{count}: too few for intervals"]
         return [*told, f"{count}, intervals are 95 % of the mean over seeds (Student's t)"]
-    ran = set(rows["evidence"]) & {"emulated", "measured", "recorded"}
+    ran = set(rows["evidence"].unique()) & {"emulated", "measured", "recorded"}
     return [*told, f"{'single runs' if ran else 'deterministic'}: no seeds, no intervals"]
 
 

@@ -10,15 +10,14 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-# What imports and collecting make stays to the end: the collector, which would look at all of it
-# again and again, takes a tenth of the time of all tests, and waits until it is set aside.
-gc.disable()
-
-# Beside other tests one thread is enough: torch's would wait for each other on cores that all
-# workers, and the processes that tests start, share.
 if "PYTEST_XDIST_WORKER" in os.environ:
+    # Beside other tests one thread is enough: torch's would wait for each other on cores that all
+    # workers, and the processes that tests start, share.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+    # What imports and collecting make stays to the end: the collector, which would look at all of
+    # it again and again, waits until it is set aside.
+    gc.disable()
 
 # A shell's background jobs ignore interrupts, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

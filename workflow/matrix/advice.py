@@ -339,9 +339,9 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         rest_s = round_s - compress_s - exchange_s
         text = "".join(map(packed, (bandwidth / 1e9, compress_s, exchange_s, rest_s)))
         curves[*key] = curves.get((*key,), "") + text
-    models_there = list(dict.fromkeys(rows["model"]))
+    models_there = list(rows["model"].unique())
     kinds = [name for name in ("flat", "sites") if (rows["network"] == name).any()]
-    workers = sorted({int(count) for count in rows["workers"]})
+    workers = sorted(map(int, rows["workers"].unique()))
     spans = rows.loc[done, "bandwidth"]
     reasons: dict[str, dict[str, str]] = {}
     for label, network, why in zip(
@@ -372,7 +372,7 @@ def page(results: pd.DataFrame) -> dict[str, Any] | None:
         "least": LEAST,
         "curves": {
             label: [curves.get((label, *key), "") for key in product(models_there, kinds, workers)]
-            for label in dict.fromkeys(rows["method"])
+            for label in rows["method"].unique()
         },
         "reasons": reasons,
         "rounds": {

@@ -238,12 +238,13 @@ def target(rows: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 def warm_up(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row a network and model."""
     lines, round_s = [], metric(rows, "round_time")
+    needs = {model: arrived(rows, "rounds_to_target", model) for model in trained_models(rows)}
     for (model, network, speeds, bandwidth), times in places(rows).items():
         if speeds != EVEN or not {HOOK, PLAIN_DDP} <= times.keys():
             continue
         workers = trainings(rows, model)["workers"].iloc[0]
         one = round_s.loc[(model, network, speeds, workers, bandwidth), PLAIN_DDP]
-        needed = arrived(rows, "rounds_to_target", model)[PLAIN_DDP].by_seed
+        needed = needs[model][PLAIN_DDP].by_seed
         least = duration(needed.clip(upper=WARM_UP) * one)
         lines.append(
             {
@@ -280,19 +281,19 @@ def trained(rows: pd.DataFrame, verdicts: pd.DataFrame | None = None) -> pd.Data
     if not models:
         raise Missing(UNTRAINED)
     every = of(rows, "arrived").drop_duplicates(["model", "trained_as"])
-    made = []
     # A class has the label of one of its methods, and may have another with the other model.
-    for label in dict.fromkeys(every["method"]):
-        line: dict[str, object] = {"method": label}
-        for model in models:
-            name, wanted = model_name(model), target_of(rows, model)
-            accuracy = arrived(rows, "final_accuracy", model).get(label)
-            needed = arrived(rows, "rounds_to_target", model).get(label)
-            p = met(rows, model).get(label, math.nan)
-            line[f"{name}: accuracy (%)"] = _told(accuracy, "diverged")
-            line[f"{name}: rounds to {number(wanted)} %"] = _told(needed)
-            line[f"{name}: p of target met"] = f"{p:.2g}" if math.isfinite(p) else ""
-        made.append(line)
+    labels = list(every["method"].unique())
+    made: dict[str, list] = {"method": labels}
+    for model in models:
+        name, wanted, chances = model_name(model), target_of(rows, model), met(rows, model)
+        accuracy = arrived(rows, "final_accuracy", model)
+        needed = arrived(rows, "rounds_to_target", model)
+        made[f"{name}: accuracy (%)"] = [_told(accuracy.get(one), "diverged") for one in labels]
+        made[f"{name}: rounds to {number(wanted)} %"] = [_told(needed.get(one)) for one in labels]
+        made[f"{name}: p of target met"] = [
+            f"{chances[one]:.2g}" if math.isfinite(chances.get(one, math.nan)) else ""
+            for one in labels
+        ]
     return pd.DataFrame(made)
 
 

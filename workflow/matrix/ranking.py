@@ -12,7 +12,7 @@ Results are tables of the rows that :func:`condense` makes, with a column a coor
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -216,7 +216,7 @@ def closeups(cells: pd.DataFrame, training: pd.DataFrame) -> list[dict[str, Any]
 
 def close_model(cells: pd.DataFrame) -> str:
     """The model that figures of one model show."""
-    models = list(dict.fromkeys(cells["model"]))
+    models = list(cells["model"].unique())
     return _CLOSE["model"] if _CLOSE["model"] in models else models[-1]
 
 
@@ -251,7 +251,7 @@ def metric(results: pd.DataFrame, name: str) -> pd.DataFrame:
     if rows.empty:
         raise Missing(f"no {name} of any cell of the matrix")
     table = rows.pivot(index=CELL, columns="method", values="value")
-    return table[list(dict.fromkeys(rows["method"]))]
+    return table[rows["method"].unique()]
 
 
 def ratios(times: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -327,7 +327,7 @@ def rounds(results: pd.DataFrame) -> tuple[int, int]:
 
 def trained_models(results: pd.DataFrame) -> list[str]:
     """Models that were trained: first the one that every run trains."""
-    return list(dict.fromkeys(of(results, "arrived")["model"]))
+    return list(of(results, "arrived")["model"].unique())
 
 
 def trainings(results: pd.DataFrame, model: str | None = None, name: str = "") -> pd.DataFrame:
@@ -440,9 +440,18 @@ def qualified(results: pd.DataFrame, model: str) -> list[str]:
     Only these are compared by the times of rounds alone, for a round is soon over that teaches
     little. Where none is, as in runs of a few rounds, all methods there are.
     """
-    known, trained = arriving(results), trained_models(results)
-    run = list(metric(results, "round_time"))
-    return [one for one in run if arrives(known.get(one, {}), model, trained)] or run
+    return _qualified(results, metric(results, "round_time").columns, [model])[model]
+
+
+def _qualified(
+    results: pd.DataFrame, run: Iterable[str], models: Iterable[str]
+) -> dict[str, list[str]]:
+    """By model, those of the methods that ``run`` that are :func:`qualified`."""
+    known, trained, run = arriving(results), trained_models(results), list(run)
+    return {
+        model: [one for one in run if arrives(known.get(one, {}), model, trained)] or run
+        for model in models
+    }
 
 
 def comparable(results: pd.DataFrame) -> pd.DataFrame:
@@ -450,7 +459,7 @@ def comparable(results: pd.DataFrame) -> pd.DataFrame:
     NaN in cells of models for which they are not."""
     times = metric(results, "round_time")
     models = times.index.get_level_values("model")
-    known = {model: qualified(results, model) for model in models.unique()}
+    known = _qualified(results, times.columns, models.unique())
     some = [label for label in times if any(label in labels for labels in known.values())]
     there = [[label in known[model] for label in some] for model in models]
     return times[some].where(np.array(there))
@@ -662,11 +671,11 @@ def headline(results: pd.DataFrame) -> str:
 def apart(results: pd.DataFrame) -> str:
     """In a sentence, on how many networks the first on the way to the target differ between the two
     models that were trained, among methods trained with both; empty without a second one."""
-    one, *others = trained_models(results)[:2] or [""]
-    if not others or not times_to_target(results, model=others[0]):
+    two = trained_models(results)[:2]
+    made = {model: times_to_target(results, model=model) for model in two}
+    if len(made) < 2 or not all(made.values()):
         return ""
-    other = others[0]
-    made = {model: times_to_target(results, model=model) for model in (one, other)}
+    one, other = two
     doubtful = {model: holds_not(results, model) for model in made}
     named = {model: classes(results, model) for model in made}
     differ, seen = [], 0
