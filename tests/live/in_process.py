@@ -18,8 +18,8 @@ class Gone(Exception):
 
 class Queues:
     """The wire of one member; ``dies(head)`` says that it ends instead of sending this, what it
-    brings leaves as ``spoils(body)``, and when first it has finished an iteration it says the
-    coordinator what ``lie`` is, too."""
+    brings leaves as ``spoils(body)``, when first it has finished an iteration it says the
+    coordinator what ``lie`` is, too, and ``sent(head)`` hears of all that has left."""
 
     def __init__(
         self, name, boxes, dies=lambda head: False, spoils=bytes, lie=None, sent=lambda head: None
